@@ -1,0 +1,60 @@
+# Needs Python 3.11 or newer, git and make; finds or installs everything else.
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in $(CANDIDATES); do "$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && echo "$$p" && break; done)
+BIN := .venv/bin
+PACKAGES := .venv/packages.stamp
+CODE := $(wildcard txmq jobs)
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r t s; do printf '  make %-8s %s\n' "$$t" "$$s"; done
+
+demo: ready ## run the demo: flights, a crash, and messages that tell the truth
+	$(BIN)/txmq demo
+
+test: lint ready ## check the code and run all tests
+	$(BIN)/pytest
+
+unit: $(PACKAGES) ## run the tests that need no Spark
+	$(BIN)/pytest tests/unit
+
+lint: $(PACKAGES) ## ruff, mypy --strict, layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict $(CODE)
+	$(BIN)/lint-imports
+
+bench: ready ## measure; results in bench/
+	$(BIN)/pytest bench
+
+ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
+	@$(BIN)/python -m txmq.environment
+
+clean: ## remove the virtual environment and all caches of this folder
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(PACKAGES): setup.cfg pyproject.toml | $(BIN)/python
+	@echo "install  packages (600 MB, once)"
+	@$(BIN)/python -m pip install -e '.[demo,spark,dev]' || { \
+	  echo "missing  packages: pip could not fetch them, see above"; \
+	  echo "to do    check the network; behind a mirror, set PIP_INDEX_URL; then run make again"; \
+	  exit 1; }
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { \
+	  echo "missing  Python 3.11 or newer (tried $(CANDIDATES))"; \
+	  echo "to do    install one, or run make PYTHON=/path/to/python3"; \
+	  exit 1; }
+	@if "$(PYTHON)" -c 'import ensurepip' 2>/dev/null; then "$(PYTHON)" -m venv .venv; \
+	elif "$(PYTHON)" -m virtualenv --version >/dev/null 2>&1; then "$(PYTHON)" -m virtualenv -q .venv; \
+	elif command -v uv >/dev/null; then uv venv -q --seed --python "$(PYTHON)" .venv; \
+	else \
+	  echo "missing  the modules venv and ensurepip of $(PYTHON)"; \
+	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
+	  exit 1; fi
+
+.PHONY: help demo test unit lint bench ready clean

@@ -1,0 +1,131 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # txmq in five minutes
+# MAGIC A job changes its own table **and** tells others about it. The message becomes visible if and
+# MAGIC only if the change took place.
+# MAGIC
+# MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
+# MAGIC On a laptop: run this file with Python.
+
+# COMMAND ----------
+
+import tempfile
+
+from pyspark.sql import functions as F  # noqa: N812
+
+from txmq import (
+    Broker,
+    Consumer,
+    HalfMessage,
+    LocalTransactionState,
+    Message,
+    Store,
+    TransactionProducer,
+    verify,
+)
+from txmq.session import local_session
+
+try:
+    spark  # noqa: B018 - Databricks gives one
+except NameError:
+    spark = local_session("quickstart")
+
+folder = tempfile.mkdtemp()
+store = Store.create(f"{folder}/store")
+orders = f"{folder}/orders"
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The local transaction and the listener
+# MAGIC Our own data is a Delta table of orders. The listener answers when a producer died between the
+# MAGIC local transaction and its end: is the order there or not?
+
+# COMMAND ----------
+
+
+def save_order(order_id: str, transaction_id: str) -> None:
+    """The local transaction: one row in our own table."""
+    row = spark.createDataFrame([(order_id, transaction_id)], "order_id string, transaction_id string")
+    row.write.format("delta").mode("append").save(orders)
+
+
+class OrderListener:
+    """Answers from the orders table."""
+
+    def execute_local_transaction(
+        self, message: HalfMessage, argument: object
+    ) -> LocalTransactionState:
+        """Called by send_message_in_transaction when the half message is durable."""
+        save_order(str(argument), message.transaction_id)
+        return LocalTransactionState.COMMIT
+
+    def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
+        """Called by the check service when no end came."""
+        rows = spark.read.format("delta").load(orders)
+        found = rows.filter(F.col("transaction_id") == message.transaction_id).count()
+        return LocalTransactionState.COMMIT if found else LocalTransactionState.ROLLBACK
+
+
+listener = OrderListener()
+producer = TransactionProducer(store, producer_group="order-service", listener=listener)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Send
+# MAGIC One call as in RocketMQ, or a block with many messages for many topics.
+
+# COMMAND ----------
+
+result = producer.send_message_in_transaction(Message("order-paid", b"42", keys="order-42"), "42")
+
+with producer.begin_transaction() as transaction:
+    transaction.send(Message("order-paid", b"43", keys="order-43"))
+    transaction.send(Message("stock-reserved", b"43", keys="order-43"))
+    transaction.prepare()
+    save_order("43", transaction.id)
+    transaction.commit()
+
+with producer.begin_transaction() as transaction:
+    transaction.send(Message("order-paid", b"44", keys="order-44"))
+    transaction.prepare()
+    transaction.rollback()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Publish and read
+# MAGIC `Broker(...).start()` runs for ever; `run_once()` does what is due and returns.
+
+# COMMAND ----------
+
+print(Broker(store, spark=spark, listeners={"order-service": listener}).run_once())
+
+seen = (
+    Consumer(store, consumer_group="billing")
+    .read_stream("order-paid", spark=spark)
+    .selectExpr("keys", "cast(body AS string) AS body", "queue_id", "queue_offset")
+)
+query = (
+    seen.writeStream.format("memory")
+    .queryName("seen")
+    .option("checkpointLocation", f"{folder}/checkpoint")
+    .trigger(availableNow=True)
+    .start()
+)
+query.awaitTermination()
+spark.table("seen").orderBy("keys").show()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Is it right?
+# MAGIC `verify` reads all tables with other code than the broker's.
+
+# COMMAND ----------
+
+report = verify(store.location)
+print(f"{len(report.violations)} violations")
+assert report.is_clean
+producer.close()

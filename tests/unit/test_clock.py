@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.clock import SystemClock, milliseconds, timestamp
+from txmq.testing import START_MS, ManualClock
+
+YEAR_3000_MS = 32_503_680_000_000
+
+
+def test_system_clock_shows_the_time_in_milliseconds() -> None:
+    before = time.time_ns() // 1_000_000
+    shown = SystemClock().now_ms()
+    after = time.time_ns() // 1_000_000
+
+    assert before <= shown <= after
+
+
+def test_manual_clock_stands_still_until_it_is_moved() -> None:
+    clock = ManualClock()
+
+    assert clock.now_ms() == clock.now_ms() == START_MS
+
+    clock.advance(1.25)
+
+    assert clock.now_ms() == START_MS + 1250
+
+
+def test_manual_clock_can_be_set_back() -> None:
+    clock = ManualClock(now_ms=10_000)
+
+    clock.advance(-4)
+
+    assert clock.now_ms() == 6_000
+
+
+def test_start_of_the_manual_clock_is_a_round_date() -> None:
+    assert timestamp(START_MS) == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@given(st.integers(-YEAR_3000_MS, YEAR_3000_MS))
+def test_milliseconds_survive_the_way_through_a_timestamp(now_ms: int) -> None:
+    moment = timestamp(now_ms)
+
+    assert moment.utcoffset() == timedelta(0)
+    assert moment.microsecond % 1000 == 0
+    assert milliseconds(moment) == now_ms
+
+
+def test_timestamp_of_another_zone_is_the_same_instant() -> None:
+    moment = datetime(2026, 1, 1, 3, tzinfo=timezone(timedelta(hours=3)))
+
+    assert milliseconds(moment) == START_MS
+
+
+def test_naive_time_is_not_taken_for_utc() -> None:
+    with pytest.raises(TypeError):
+        milliseconds(datetime(2026, 1, 1))  # noqa: DTZ001

@@ -1,0 +1,140 @@
+"""The broker: settle, publish and check in one driver."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from txmq.check_service import CheckService
+from txmq.clock import Clock, SystemClock
+from txmq.publisher import Publisher, PublishResult
+from txmq.recheck import RecheckResult
+from txmq.service import ServiceHandle
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from txmq.listeners import TransactionListener
+    from txmq.store import Store
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerResult:
+    """What one `run_once()` did."""
+
+    published: PublishResult
+    checked: RecheckResult
+
+
+class Broker:
+    """All services of a store in one driver; several brokers may serve one store.
+
+    Args:
+        store: where the logs are.
+        spark: the session that the services run on.
+        listeners: who answers for a producer group, beside those that the settings name.
+
+    Example:
+        >>> result = Broker(store, spark=spark).run_once()
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        spark: SparkSession | None = None,
+        listeners: Mapping[str, TransactionListener] | None = None,
+        clock: Clock | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Build the services; nothing runs yet.
+
+        Raises: ListenerError.
+        """
+        self.store = store
+        clock = clock or SystemClock()
+        self.publisher = Publisher(store, spark=spark, clock=clock, name=name)
+        self.check_service = CheckService(
+            store, spark=spark, listeners=dict(listeners or {}), clock=clock
+        )
+
+    def run_once(self) -> BrokerResult:
+        """For schedules: settle and publish what is there, ask what is due, publish the answers."""
+        first = self.publisher.run_once()
+        checked = self.check_service.run_once()
+        return BrokerResult(first + self.publisher.run_once(), checked)
+
+    def start(self) -> BrokerHandle:
+        """Start all services; they run until `stop()`."""
+        publishing = self.publisher.start()
+        try:
+            checking = self.check_service.start()
+        except BaseException:
+            publishing.stop()
+            raise
+        return BrokerHandle({"publisher": publishing, "check service": checking})
+
+
+class BrokerHandle:
+    """Services that run."""
+
+    def __init__(self, services: Mapping[str, ServiceHandle]) -> None:
+        """Made by `Broker.start()`."""
+        self._services = dict(services)
+
+    def stop(self) -> None:
+        """Stop asking first, then publish what was answered; each between two micro-batches."""
+        for name in reversed(self._services):
+            logger.info("stopping the %s", name)
+            self._services[name].stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether every service runs."""
+        return all(service.is_alive for service in self._services.values())
+
+    @property
+    def exception(self) -> BaseException | None:
+        """Why the first service that failed ended."""
+        failures = (service.exception for service in self._services.values())
+        return next((failure for failure in failures if failure is not None), None)
+
+    def wait(self, stopping: threading.Event | None = None) -> None:
+        """Return when told to stop or when a service ended; then all are stopped.
+
+        Raises: what ended the service.
+        """
+        event = stopping or threading.Event()
+        try:
+            while self.is_alive and not event.wait(LOOK_INTERVAL_S):
+                pass
+        finally:
+            failure = self.exception
+            self.stop()
+        if failure is not None:
+            raise failure
+
+
+def run_until_signal(start: Callable[[], BrokerHandle]) -> None:
+    """Run services until SIGTERM or SIGINT, then stop them cleanly: the body of a job."""
+    stopping = threading.Event()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        logger.info("signal %s: stopping after the micro-batch on its way", number)
+        stopping.set()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        start().wait(stopping)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,143 @@
+"""Parquet files that are written first and committed afterwards: their names and statistics."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+
+# Bodies are often random bytes: a dictionary or statistics on them cost time and give nothing.
+WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue_offset")
+COMPRESSION = "snappy"
+STAGING_PREFIX = "staging-"
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A Parquet file beside the log, waiting for its commit; `path` is relative to the table."""
+
+    path: str
+    size_bytes: int
+    num_records: int
+    stats_json: str
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def new_file_path() -> str:
+    """A name that no other file has."""
+    return f"part-{uuid.uuid4()}.{COMPRESSION}.parquet"
+
+
+def staging_folder() -> str:
+    """A folder for what Spark writes; VACUUM removes what is left in it.
+
+    A name that begins with an underscore would hide such leftovers from VACUUM.
+    """
+    return f"{STAGING_PREFIX}{uuid.uuid4()}"
+
+
+def parquet_writer(
+    path: str, schema: pa.Schema, filesystem: pa_fs.FileSystem, statistics: Sequence[str]
+) -> pq.ParquetWriter:
+    """A writer with the settings that suit messages."""
+    with_dictionary = [name for name in schema.names if name not in WITHOUT_DICTIONARY]
+    return pq.ParquetWriter(
+        path, schema, filesystem=filesystem, compression=COMPRESSION,
+        use_dictionary=with_dictionary, write_statistics=list(statistics),
+    )  # fmt: skip
+
+
+def write_file(
+    rows: Iterable[pa.Table],
+    schema: pa.Schema,
+    filesystem: pa_fs.FileSystem,
+    statistics: Sequence[str],
+    partition: Mapping[str, str | None] | None = None,
+) -> NewFile:
+    """Write tables one after the other into one new file; memory holds one of them."""
+    path = new_file_path()
+    with parquet_writer(path, schema, filesystem, statistics) as writer:
+        for part in rows:
+            writer.write_table(part)
+    return described(path, filesystem, statistics, partition or {})
+
+
+def described(
+    path: str,
+    filesystem: pa_fs.FileSystem,
+    statistics: Sequence[str],
+    partition: Mapping[str, str | None],
+) -> NewFile:
+    """A written file with what its own footer says about it."""
+    with filesystem.open_input_file(path) as source:
+        size_bytes = source.size()
+        metadata = pq.ParquetFile(source).metadata
+    return NewFile(
+        path, size_bytes, metadata.num_rows, _stats_json(metadata, statistics), dict(partition)
+    )
+
+
+@contextmanager
+def microsecond_timestamps(spark: Any) -> Iterator[None]:
+    """Let Spark write Parquet's own timestamps: its default, INT96, is read by few engines."""
+    key = "spark.sql.parquet.outputTimestampType"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.set(key, before)
+
+
+def written_by_spark(
+    folder: str,
+    filesystem: pa_fs.FileSystem,
+    statistics: Sequence[str],
+    partition: Mapping[str, str | None],
+) -> list[NewFile]:
+    """The Parquet files of a folder that Spark wrote, in the order of its partitions."""
+    found = filesystem.get_file_info(pa_fs.FileSelector(folder))
+    paths = sorted(info.path for info in found if info.path.endswith(".parquet"))
+    files = [described(path, filesystem, statistics, partition) for path in paths]
+    return [file for file in files if file.num_records]
+
+
+def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name in statistics:
+        found = list(_column_statistics(metadata, name))
+        if not found or not all(stats.has_null_count for stats in found):
+            continue
+        nulls[name] = sum(stats.null_count for stats in found)
+        bounded = [stats for stats in found if stats.has_min_max]
+        if bounded:
+            low[name] = _plain(min(stats.min for stats in bounded))
+            high[name] = _plain(max(stats.max for stats in bounded))
+    return json.dumps(
+        {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
+    )
+
+
+def _column_statistics(metadata: pq.FileMetaData, name: str) -> Iterator[Any]:
+    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    if name not in names:
+        return
+    index = names.index(name)
+    for group in range(metadata.num_row_groups):
+        stats = metadata.row_group(group).column(index).statistics
+        if stats is not None:
+            yield stats
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date | datetime) else value

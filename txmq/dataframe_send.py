@@ -1,0 +1,204 @@
+"""A DataFrame as one transaction: Spark writes the files of its halves, one commit shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from txmq.clock import timestamp
+from txmq.data_files import (
+    COMPRESSION,
+    WITHOUT_DICTIONARY,
+    NewFile,
+    microsecond_timestamps,
+    staging_folder,
+    written_by_spark,
+)
+from txmq.errors import (
+    EnvironmentProblemError,
+    InvalidMessageError,
+    InvalidMessageTypeError,
+    SchemaMismatchError,
+)
+from txmq.half_log import HalfOrigin, store_date
+from txmq.message import MAX_FIELD_BYTES
+from txmq.schemas import HALF
+from txmq.storage import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# DataFrames of one transaction get ranges of sequences that cannot meet.
+SEQUENCES_PER_DATAFRAME = 1 << 56
+_COLUMN_TYPES = {
+    "body": ("binary", "string"),
+    "tags": ("string",),
+    "keys": ("string",),
+    "sharding_key": ("string",),
+    "properties": ("map<string,string>",),
+}
+
+
+class DataFrameSend:
+    """A checked DataFrame and the topic it goes to; nothing is computed yet."""
+
+    def __init__(self, dataframe: DataFrame, topic: str) -> None:
+        """Raise SchemaMismatchError with every difference at once."""
+        self.topic = topic
+        self.dataframe = dataframe
+        _check_dataframe(dataframe)
+
+    def write(
+        self, half: Table, origin: HalfOrigin, first_sequence: int, limits: SendLimits
+    ) -> list[NewFile]:
+        """Compute the DataFrame once and write its halves beside the half log; 0 commits.
+
+        Raises: InvalidMessageError with the number of rows that cannot be messages; their files
+            are removed.
+        """
+        import pyspark.sql.functions as F  # noqa: N812, PLC0415
+        from pyspark.sql import Observation  # noqa: PLC0415
+
+        folder = staging_folder()
+        observation = Observation(folder)
+        rows = self._half_rows(origin, first_sequence, limits.queue_count)
+        observed = rows.observe(observation, *_problem_counts(F, limits))
+        writer = observed.write.option("compression", COMPRESSION)
+        for name in WITHOUT_DICTIONARY:
+            writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
+        with microsecond_timestamps(self.dataframe.sparkSession):
+            writer.parquet(f"{half.location}/{folder}")
+        try:
+            _refuse(observation.get)
+        except InvalidMessageError:
+            half.filesystem.delete_dir(folder)
+            raise
+        partition = partition_of(origin)
+        return written_by_spark(folder, half.filesystem, HALF.statistics_columns, partition)
+
+    def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
+        import pyspark.sql.functions as F  # noqa: N812, PLC0415
+
+        numbered = self.dataframe.withColumn(
+            "sequence", F.monotonically_increasing_id() + F.lit(first_sequence)
+        )
+        columns = _half_columns(F, self, origin, queue_count)
+        return numbered.select([column.alias(name) for name, column in columns.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """What a row may hold, and how many queues its topic has."""
+
+    max_message_size_bytes: int
+    max_properties_size_bytes: int
+    queue_count: int
+
+
+def partition_of(origin: HalfOrigin) -> dict[str, str | None]:
+    """The partition values of the half log for this transaction, as Delta writes them."""
+    return {
+        "queue_id": str(origin.queue_id),
+        "store_date": store_date(origin.transaction_id).isoformat(),
+    }
+
+
+def _half_columns(
+    functions: Any, send: DataFrameSend, origin: HalfOrigin, queue_count: int
+) -> dict[str, Column]:
+    given = set(send.dataframe.columns)
+
+    def optional(name: str, kind: str) -> Column:
+        return (functions.col(name) if name in given else functions.lit(None)).cast(kind)
+
+    sequence = functions.col("sequence")
+    key = optional("sharding_key", "string")
+    by_key = functions.crc32(key.cast("binary")) % queue_count
+    return {
+        "transaction_id": functions.lit(origin.transaction_id),
+        "sequence": sequence,
+        "message_id": functions.concat(functions.lit(origin.transaction_id + ":"), sequence),
+        "producer_group": functions.lit(origin.producer_group),
+        "real_topic": functions.lit(send.topic),
+        "real_queue_id": functions.coalesce(by_key, sequence % queue_count).cast("int"),
+        "tags": optional("tags", "string"),
+        "keys": optional("keys", "string"),
+        "body": functions.col("body").cast("binary"),
+        "properties": functions.coalesce(
+            optional("properties", "map<string,string>"),
+            functions.create_map().cast("map<string,string>"),
+        ),
+        "sharding_key": key,
+        "born_timestamp": functions.lit(timestamp(origin.born_timestamp_ms)),
+        "ordinary": functions.lit(False),  # noqa: FBT003
+    }
+
+
+def _check_dataframe(dataframe: Any) -> None:
+    # Connect has a DataFrame class of its own, so the shape is asked, not the class.
+    if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
+        problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
+        raise InvalidMessageTypeError("dataframe", problem)
+    faults = _schema_faults(dataframe.dtypes)
+    if dataframe.isStreaming:
+        faults.append("it is a stream; call send_dataframe inside foreachBatch")
+    if faults:
+        raise SchemaMismatchError(faults)
+
+
+def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
+    types = dict(dtypes)
+    faults = [] if "body" in types else ["column body is missing"]
+    if len(types) != len(dtypes):
+        faults.append("a column name stands twice")
+    for name, kind in dtypes:
+        if name not in _COLUMN_TYPES:
+            faults.append(f"column {name!r} is not one of {', '.join(_COLUMN_TYPES)}")
+        elif kind not in _COLUMN_TYPES[name]:
+            faults.append(f"column {name!r} is {kind}, not {' or '.join(_COLUMN_TYPES[name])}")
+    return faults
+
+
+def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
+    """Counts of rows that cannot be messages, taken while they are written."""
+    F = functions  # noqa: N806
+    body_bytes = F.octet_length("body")
+    texts = [F.coalesce(F.octet_length(name), F.lit(0)) for name in ("tags", "keys", "sharding_key")]
+    pairs = F.aggregate(
+        F.coalesce(F.map_entries("properties"), F.array()),
+        F.lit(0),
+        lambda total, pair: total + F.octet_length(pair["key"]) + F.octet_length(pair["value"]),
+    )
+    properties_bytes = texts[0] + texts[1] + texts[2] + pairs
+    counts = {
+        "body is null": F.col("body").isNull(),
+        f"body above {limits.max_message_size_bytes:,} bytes": (
+            body_bytes > limits.max_message_size_bytes
+        ),
+        f"properties above {limits.max_properties_size_bytes:,} bytes": (
+            properties_bytes > limits.max_properties_size_bytes
+        ),
+        "a property without a value": properties_bytes.isNull(),
+        "tags with |": F.col("tags").contains("|"),
+        f"keys, tags or sharding_key above {MAX_FIELD_BYTES:,} bytes": (
+            F.greatest(*texts) > MAX_FIELD_BYTES
+        ),
+        "keys, tags or sharding_key blank": F.least(
+            *[
+                F.coalesce(F.length(F.trim(name)), F.lit(1))
+                for name in ("tags", "keys", "sharding_key")
+            ]
+        )
+        == 0,
+    }
+    return [
+        F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
+        for name, problem in counts.items()
+    ]
+
+
+def _refuse(counts: dict[str, int]) -> None:
+    found = [f"{name}: {count:,} rows" for name, count in counts.items() if count]
+    if found:
+        raise InvalidMessageError("dataframe", "has rows that cannot be sent; " + "; ".join(found))

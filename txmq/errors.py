@@ -1,0 +1,308 @@
+"""Every error txmq raises, in one tree: each says what to do next and carries its facts as fields.
+
+What the protocol foresees (an UNKNOWN answer, a lost race, an exhausted check) is a value,
+not an error, until a caller asked for something else than what happened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SHOWN_CHARACTERS = 64
+
+
+def shown(value: object) -> str:
+    """A value as an error may show it: cut short, so that no body ever reaches a log."""
+    # Cut first, for the value may be a body of any size.
+    text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | bytes) else value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+
+
+class TxmqError(Exception):
+    """Root of the tree; `retryable` says whether the same call may succeed later."""
+
+    retryable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """An error that leaves its process arrives with its fields."""
+        return _error_again, (type(self), self.args, self.__dict__)
+
+
+def _error_again(
+    kind: type[TxmqError], arguments: tuple[object, ...], fields: dict[str, object]
+) -> TxmqError:
+    error = kind.__new__(kind, *arguments)
+    error.args = arguments
+    error.__dict__.update(fields)
+    return error
+
+
+# --- what the caller passed in -------------------------------------------------------------
+
+
+class ConfigError(TxmqError, ValueError):
+    """The settings cannot work; `faults` lists every one of them, by key."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        """Keep all faults, so that one start shows all of them."""
+        self.faults = tuple(faults)
+        super().__init__("settings refused; correct these keys: " + "; ".join(self.faults))
+
+
+class MessageError(TxmqError, ValueError):
+    """A message or a name cannot be accepted; nothing was written."""
+
+
+class InvalidNameError(MessageError):
+    """A topic or group name is not allowed."""
+
+    def __init__(self, kind: str, name: object, rule: str) -> None:
+        """Say which rule `name` breaks; `kind` is topic, producer_group or consumer_group."""
+        self.kind, self.name, self.rule = kind, name, rule
+        super().__init__(f"{kind} {shown(name)} is refused: {rule}")
+
+
+class InvalidNameTypeError(InvalidNameError, TypeError):
+    """A name is not a string at all."""
+
+
+class ReservedNameError(InvalidNameError):
+    """The name belongs to txmq itself."""
+
+
+class TopicConflictError(InvalidNameError):
+    """Another topic has the same name but for upper and lower case."""
+
+
+class InvalidMessageError(MessageError):
+    """A field of a message cannot be stored as it is."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        """`problem` says what to pass instead."""
+        self.field, self.problem = field, problem
+        super().__init__(f"message refused: {field} {problem}")
+
+
+class InvalidMessageTypeError(InvalidMessageError, TypeError):
+    """A field of a message has the wrong type."""
+
+
+class InvalidPropertyError(InvalidMessageError):
+    """A property's name or value cannot be stored."""
+
+
+class ReservedPropertyError(InvalidPropertyError):
+    """The property belongs to txmq itself."""
+
+
+class InvalidDelayError(InvalidMessageError):
+    """The delay cannot be kept."""
+
+
+class TooLargeError(MessageError):
+    """Something is larger than its limit; `size` and `limit` have the unit that `field` names."""
+
+    def __init__(self, field: str, size: int, limit: int) -> None:
+        """Show both numbers, so that the caller can split or raise the limit."""
+        self.field, self.size, self.limit = field, size, limit
+        super().__init__(f"{field} is {size:,}, the limit is {limit:,}: split it or raise the limit")
+
+
+class MessageTooLargeError(TooLargeError):
+    """One message is larger than `max_message_size_bytes`."""
+
+
+class BatchTooLargeError(TooLargeError):
+    """The messages of one transaction are larger than `max_transaction_size_bytes`."""
+
+
+class PropertyLimitError(TooLargeError):
+    """The properties of one message are larger than `max_properties_size_bytes`."""
+
+
+class SchemaMismatchError(MessageError):
+    """A DataFrame does not have the columns of a message; `faults` lists each difference."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        """List all differences at once."""
+        self.faults = tuple(faults)
+        super().__init__("DataFrame refused: " + "; ".join(self.faults))
+
+
+# --- the life of a transaction --------------------------------------------------------------
+
+
+class TransactionError(TxmqError):
+    """A call does not fit the state of its transaction."""
+
+    def __init__(self, transaction_id: str, problem: str) -> None:
+        """`problem` says what to do instead."""
+        self.transaction_id = transaction_id
+        super().__init__(f"transaction {shown(transaction_id)}: {problem}")
+
+
+class AlreadyResolvedError(TransactionError):
+    """The transaction has another end than the one asked for; that end stands for good."""
+
+    def __init__(self, transaction_id: str, resolution: str, source: str) -> None:
+        """`resolution` is the state that took effect, `source` who asked for it."""
+        self.resolution, self.source = resolution, source
+        super().__init__(
+            transaction_id,
+            f"is already {resolution} (ended by {source}); compare it with your local transaction",
+        )
+
+
+class TransactionNotFoundError(TransactionError):
+    """No half message of this id is durable."""
+
+    def __init__(self, transaction_id: object) -> None:
+        """The id may be mistyped, or its half was never acknowledged."""
+        super().__init__(str(transaction_id), "has no half message; check the id and the store")
+
+
+class ProducerGroupMismatchError(TransactionError):
+    """Only the group that prepared a transaction may end it (R37)."""
+
+    def __init__(self, transaction_id: str, expected: str, given: str) -> None:
+        """`expected` is the group of the half."""
+        self.expected, self.given = expected, given
+        super().__init__(transaction_id, f"belongs to group {shown(expected)}, not {shown(given)}")
+
+
+class NotPreparedError(TransactionError):
+    """An end was asked for before `prepare()`."""
+
+    def __init__(self, transaction_id: str) -> None:
+        """Nothing is durable yet, so there is nothing to end."""
+        super().__init__(transaction_id, "call prepare() before the local transaction and its end")
+
+
+class AlreadyPreparedError(TransactionError):
+    """A message was added after `prepare()` had fixed their number."""
+
+    def __init__(self, transaction_id: str) -> None:
+        """The halves are durable; more messages need another transaction."""
+        super().__init__(transaction_id, "is prepared; send before prepare(), or begin another")
+
+
+class NotEndedError(TransactionError):
+    """A `with` block was left normally without commit() or rollback()."""
+
+    def __init__(self, transaction_id: str) -> None:
+        """If the halves are durable, the check service asks for its end."""
+        super().__init__(transaction_id, "left without an end; call commit() or rollback()")
+
+
+class IncompleteTransactionError(TransactionError):
+    """Halves are missing or contradict each other; nothing of the transaction is shown."""
+
+    def __init__(self, transaction_id: str, expected: int | None, found: int) -> None:
+        """`expected` is None when the head itself is missing."""
+        self.expected, self.found = expected, found
+        wanted = "an unknown number" if expected is None else str(expected)
+        super().__init__(transaction_id, f"has {found} of {wanted} messages; repair, then resume")
+
+
+class NotAcceptedError(TxmqError):
+    """The store does not take transactional messages now (`reject_transaction_message`, R25)."""
+
+
+# --- the store -------------------------------------------------------------------------------
+
+
+class StorageError(TxmqError):
+    """A table could not be read or written."""
+
+    def __init__(self, table: str, problem: str) -> None:
+        """`problem` says what to do."""
+        self.table = table
+        super().__init__(f"{table}: {problem}")
+
+
+class StoreNotFoundError(StorageError):
+    """There is no store at this location."""
+
+
+class StoreExistsError(StorageError):
+    """There is a store already at this location."""
+
+
+class StoreFormatError(StorageError):
+    """The location holds something that is not a txmq store."""
+
+
+class IncompatibleVersionError(StorageError):
+    """The store was written by a newer txmq."""
+
+
+class TopicNotFoundError(StorageError):
+    """The topic has no table: nothing was published to it yet."""
+
+
+class CommitConflictError(StorageError):
+    """Other writers won every try; nothing was written."""
+
+    retryable = True
+
+
+class UnknownCommitError(StorageError):
+    """A commit got no answer and could not be looked up; it may or may not be there."""
+
+    retryable = True
+
+
+class StoreFullError(StorageError):
+    """No space is left; nothing was acknowledged."""
+
+    retryable = True
+
+
+class ReadOnlyStoreError(StorageError):
+    """The store refuses writes."""
+
+
+class SourceRestoredError(StorageError):
+    """The op log was restored or made anew: its history is not the one already settled."""
+
+
+class PayloadMissingError(StorageError):
+    """Committed halves cannot be found, so the topic is parked and nothing is skipped."""
+
+
+class CheckpointCorruptError(StorageError):
+    """A streaming checkpoint cannot be read."""
+
+
+class CommitRefusedError(StorageError):
+    """A compare-and-swap lost against another writer; the caller computes again."""
+
+    retryable = True
+
+
+# --- services and environment ----------------------------------------------------------------
+
+
+class ClosedError(TxmqError):
+    """The producer or service was closed, or its process was forked."""
+
+
+class ListenerError(TxmqError):
+    """A listener could not be loaded; `reference` is what the settings name."""
+
+    def __init__(self, reference: str, problem: str) -> None:
+        """`problem` says what was looked for."""
+        self.reference = reference
+        super().__init__(f"listener {shown(reference)}: {problem}")
+
+
+class EnvironmentProblemError(TxmqError):
+    """Something outside txmq is missing: Java, Spark, a jar."""
+
+    def __init__(self, what: str, next_step: str) -> None:
+        """`next_step` is a sentence a person can follow."""
+        self.what, self.next_step = what, next_step
+        super().__init__(f"{what}. {next_step}")

@@ -1,0 +1,100 @@
+"""Group commit: the callers of one process share commits, for a commit costs more than its rows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from txmq.errors import ClosedError
+
+Row = TypeVar("Row")
+Answer = TypeVar("Answer")
+
+
+class GroupCommitter(Generic[Row, Answer]):
+    """One thread that commits for all others.
+
+    While one commit is on its way the next callers gather, so commits grow with the load and a
+    single caller never waits for others.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[list[Row]], Sequence[Answer]],
+        *,
+        name: str,
+        max_rows: int,
+    ) -> None:
+        """`commit` makes rows durable and answers each of them; it runs in one thread only."""
+        self._commit = commit
+        self._name = name
+        self._max_rows = max_rows
+        self._waiting: deque[tuple[list[Row], Future[list[Answer]]]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    def submit(self, rows: list[Row]) -> Future[list[Answer]]:
+        """Put rows into the next commit; all of them go into one."""
+        future: Future[list[Answer]] = Future()
+        with self._changed:
+            self.check_usable()
+            self._waiting.append((rows, future))
+            self._start()
+            self._changed.notify()
+        return future
+
+    def close(self) -> None:
+        """Commit what waits, then end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join()
+
+    def check_usable(self) -> None:
+        """Raise ClosedError where nothing more can be committed."""
+        if self._closed:
+            message = f"{self._name} is closed; make a new producer"
+            raise ClosedError(message)
+        if self._pid != os.getpid():
+            message = f"{self._name} belongs to the process before the fork; make a new producer"
+            raise ClosedError(message)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while group := self._next_group():
+            rows = [row for entry, _ in group for row in entry]
+            try:
+                answers = list(self._commit(rows))
+            except BaseException as error:  # noqa: BLE001 - each caller gets it
+                for _, future in group:
+                    future.set_exception(error)
+            else:
+                _answer(group, answers)
+
+    def _next_group(self) -> list[tuple[list[Row], Future[list[Answer]]]]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            group: list[tuple[list[Row], Future[list[Answer]]]] = []
+            count = 0
+            while self._waiting and (not group or count + len(self._waiting[0][0]) <= self._max_rows):
+                group.append(self._waiting.popleft())
+                count += len(group[-1][0])
+            return group
+
+
+def _answer(group: list[tuple[list[Row], Future[list[Answer]]]], answers: list[Answer]) -> None:
+    position = 0
+    for rows, future in group:
+        future.set_result(answers[position : position + len(rows)])
+        position += len(rows)

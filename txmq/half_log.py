@@ -1,0 +1,210 @@
+"""The half log: messages that nobody sees yet, one row each (RocketMQ's half topic, R24, R26)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import timestamp
+from txmq.lifecycle import Halves
+from txmq.message import Message, message_id, transaction_time_ms
+from txmq.schemas import HALF, HEAD_SEQUENCE
+from txmq.storage import Table
+
+# Two rows of one append that was retried differ in these alone.
+IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date")
+SUMMARY_COLUMNS = ("transaction_id", "sequence", "producer_group", "real_topic", "message_count")
+COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
+
+HalfRow = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HalfOrigin:
+    """What the rows of one transaction share."""
+
+    transaction_id: str
+    producer_group: str
+    queue_id: int
+    check_immunity_time_s: float
+    born_timestamp_ms: int
+
+
+def store_date(transaction_id: str) -> date:
+    """The partition of a half: the UTC date of its id's time, whoever appends it and when."""
+    return timestamp(transaction_time_ms(transaction_id)).date()
+
+
+def half_rows(
+    origin: HalfOrigin,
+    messages: Sequence[Message],
+    queues: Sequence[int],
+    message_count: int,
+) -> list[HalfRow]:
+    """The rows of a transaction in the order of HALF's columns; the first one is the head."""
+    born, day = timestamp(origin.born_timestamp_ms), store_date(origin.transaction_id)
+    return [
+        (
+            origin.transaction_id,
+            sequence,
+            message_id(origin.transaction_id, sequence),
+            origin.queue_id,
+            origin.producer_group,
+            message.topic,
+            queues[sequence],
+            message.tags,
+            message.joined_keys,
+            message.body,
+            list(message.properties.items()),
+            message.sharding_key,
+            born,
+            None,
+            None,
+            False,
+            message_count if sequence == HEAD_SEQUENCE else None,
+            origin.check_immunity_time_s if sequence == HEAD_SEQUENCE else None,
+            day,
+        )
+        for sequence, message in enumerate(messages)
+    ]
+
+
+def head_row(origin: HalfOrigin, message_count: int) -> HalfRow:
+    """A head without payload, for messages that Spark wrote into files of their own."""
+    values = {
+        "transaction_id": origin.transaction_id,
+        "sequence": HEAD_SEQUENCE,
+        "message_id": message_id(origin.transaction_id, HEAD_SEQUENCE),
+        "queue_id": origin.queue_id,
+        "producer_group": origin.producer_group,
+        "born_timestamp": timestamp(origin.born_timestamp_ms),
+        "ordinary": False,
+        "message_count": message_count,
+        "check_immunity_time_s": origin.check_immunity_time_s,
+        "store_date": store_date(origin.transaction_id),
+    }
+    return tuple(values.get(name) for name in HALF.columns.names)
+
+
+def half_table(rows: Iterable[HalfRow]) -> pa.Table:
+    """Rows as Arrow, in one pass over the columns."""
+    columns = zip(*rows, strict=True)
+    return pa.table(
+        [
+            pa.array(column, field.type)
+            for column, field in zip(columns, HALF.columns, strict=True)
+        ],
+        schema=HALF.columns,
+    )
+
+
+class HalfLog:
+    """Reads the half log; the producer appends to it."""
+
+    def __init__(self, table: Table) -> None:
+        """Hold a table of our own."""
+        self.table = table
+
+    def summaries(self, transaction_ids: pa.Array) -> pa.Table:
+        """SUMMARY_COLUMNS of all rows of these transactions, doubled rows included."""
+        return self.table.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
+
+    def rows(self, transaction_ids: pa.Array) -> pa.Table:
+        """All columns of all rows of these transactions, doubled rows included."""
+        return self.table.rows_of("transaction_id", transaction_ids, HALF.columns.names)
+
+    def halves(self, transaction_id: str) -> Halves | None:
+        """What is durable of one transaction, or None; 0 commits."""
+        return self.halves_of([transaction_id]).get(transaction_id)
+
+    def halves_of(self, transaction_ids: Sequence[str]) -> dict[str, Halves]:
+        """What is durable of each transaction that has anything; 0 commits.
+
+        Bodies are read only where a place is taken twice, to tell a retried append from a conflict.
+        """
+        grouped = grouped_summaries(self.summaries(pa.array(transaction_ids, pa.string())))
+        once = pc.and_(
+            pc.equal(grouped["rows"], grouped["places"]),
+            pc.equal(grouped["first_group"], grouped["last_group"]),
+        )
+        halves = {
+            row["transaction_id"]: Halves(row["first_group"], row["message_count"], row["messages"])
+            for row in grouped.filter(once).to_pylist()
+        }
+        doubled = grouped.filter(pc.invert(once))["transaction_id"].combine_chunks()
+        return halves | (halves_by_id(self.rows(doubled)) if len(doubled) else {})
+
+
+def grouped_summaries(summaries: pa.Table) -> pa.Table:
+    """One row a transaction: its rows, distinct places, messages, heads, groups, message_count."""
+    carries = pc.cast(pc.is_valid(summaries["real_topic"]), pa.int64())
+    is_head = pc.cast(pc.equal(summaries["sequence"], HEAD_SEQUENCE), pa.int64())
+    counted = summaries.append_column("carries", carries).append_column("is_head", is_head)
+    grouped = counted.group_by("transaction_id").aggregate(
+        [
+            ("sequence", "count"),
+            ("sequence", "count_distinct"),
+            ("carries", "sum"),
+            ("is_head", "sum"),
+            ("producer_group", "min"),
+            ("producer_group", "max"),
+            ("message_count", "max"),
+        ]
+    )
+    return grouped.rename_columns(
+        {
+            "sequence_count": "rows",
+            "sequence_count_distinct": "places",
+            "carries_sum": "messages",
+            "is_head_sum": "heads",
+            "producer_group_min": "first_group",
+            "producer_group_max": "last_group",
+            "message_count_max": "message_count",
+        }
+    )
+
+
+def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
+    """What each transaction has, told from its rows with all columns (COMPARED_COLUMNS)."""
+    grouped: dict[str, dict[int, dict[str, object]]] = {}
+    conflicting: set[str] = set()
+    heads: dict[str, int | None] = {}
+    groups: dict[str, set[str]] = {}
+    for row in rows.select(list(COMPARED_COLUMNS)).to_pylist():
+        transaction_id, sequence = row["transaction_id"], row["sequence"]
+        seen = grouped.setdefault(transaction_id, {})
+        if sequence in seen and seen[sequence] != row:
+            conflicting.add(transaction_id)
+        seen.setdefault(sequence, row)
+        groups.setdefault(transaction_id, set()).add(row["producer_group"])
+        if sequence == HEAD_SEQUENCE:
+            heads[transaction_id] = row["message_count"]
+    return {
+        transaction_id: Halves(
+            # Every reader must name the same one, in whichever order it sees the files.
+            min(groups[transaction_id]),
+            heads.get(transaction_id),
+            sum(row["real_topic"] is not None for row in seen.values()),
+            transaction_id in conflicting or len(groups[transaction_id]) > 1,
+        )
+        for transaction_id, seen in grouped.items()
+    }
+
+
+def without_doubles(rows: pa.Table) -> pa.Table:
+    """One row of each (transaction_id, sequence), for an append may have been made twice."""
+    order = pa.array(range(rows.num_rows), pa.int64())
+    numbered = rows.select(["transaction_id", "sequence"]).append_column("row", order)
+    first = numbered.group_by(["transaction_id", "sequence"]).aggregate([("row", "min")])
+    if first.num_rows == rows.num_rows:
+        return rows
+    return rows.take(first["row_min"].sort())
+
+
+def payload_only(rows: pa.Table) -> pa.Table:
+    """Without the heads of DataFrame transactions, which carry no message."""
+    return rows.filter(pc.is_valid(rows["real_topic"]))

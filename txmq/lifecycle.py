@@ -1,0 +1,192 @@
+"""The life of a transaction: one fold over claims, pure and without Spark (DESIGN section 3).
+
+Claims are what somebody asked for, facts are what took effect. Everything that decides anything
+(producer, settle, check, status) calls `fold`; `verify` has its own, on purpose.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+class ClaimKind(enum.StrEnum):
+    """What a row of the op log asks for."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+    DISCARD = "DISCARD"
+    RESUME = "RESUME"
+    EXPIRE = "EXPIRE"
+    DELIVER = "DELIVER"
+    RECALL = "RECALL"
+
+
+class ClaimSource(enum.StrEnum):
+    """Who wrote a row of the op log."""
+
+    PRODUCER = "producer"
+    CHECK = "check"
+    RECHECK = "recheck"
+    DELAY = "delay"
+    OPERATOR = "operator"
+    MAINTENANCE = "maintenance"
+
+
+class TransactionState(enum.StrEnum):
+    """Where a transaction stands; COMMITTED, ROLLED_BACK and EXPIRED are for good."""
+
+    PENDING = "PENDING"
+    COMMITTED = "COMMITTED"
+    ROLLED_BACK = "ROLLED_BACK"
+    DISCARDED = "DISCARDED"
+    INCOMPLETE = "INCOMPLETE"
+    EXPIRED = "EXPIRED"
+
+
+FINAL_STATES = frozenset(
+    {TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.EXPIRED}
+)
+CONFLICT = "CONFLICT"
+MISSING = "MISSING"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One row of the op log, with its place in the order of all claims.
+
+    `life` is the number of RESUMEs its writer had seen (a RESUME: the life that it opens);
+    it is None on COMMIT and ROLLBACK, which fit any life. Timestamps are milliseconds.
+    """
+
+    transaction_id: str
+    kind: ClaimKind
+    producer_group: str
+    op_version: int
+    ordinal: int
+    source: ClaimSource = ClaimSource.PRODUCER
+    life: int | None = None
+    check_times: int | None = None
+    next_check_timestamp_ms: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What the half log holds of one transaction: `message_count` is None without its head."""
+
+    producer_group: str
+    message_count: int | None
+    found: int
+    conflicting: bool = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why a COMMIT cannot take effect, if it cannot."""
+        if self.conflicting:
+            return CONFLICT
+        return None if self.found == self.message_count else MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The state of a transaction, the number of its life and its counted checks in that life."""
+
+    state: TransactionState = TransactionState.PENDING
+    life: int = 0
+    check_times: int = 0
+    next_check_timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A change of state that took effect: one row of the settled log."""
+
+    claim: Claim
+    state: TransactionState
+    life: int
+    reason: str | None
+
+
+PENDING = Standing()
+
+
+def order_of(claim: Claim) -> tuple[int, int, str]:
+    """The order of claims: commit, place in it, then all the rest so that no two readers differ."""
+    return claim.op_version, claim.ordinal, repr(claim)
+
+
+def fold(
+    claims: Iterable[Claim], halves: Halves, standing: Standing = PENDING
+) -> tuple[Standing, tuple[Fact, ...]]:
+    """Where a transaction stands after `claims`, and what took effect on the way.
+
+    Claims of another group and claims that do not fit the state have no effect (R37, R38).
+    """
+    facts = []
+    for claim in sorted(claims, key=order_of):
+        if claim.producer_group != halves.producer_group:
+            continue
+        standing, fact = step(standing, claim, halves)
+        if fact is not None:
+            facts.append(fact)
+    return standing, tuple(facts)
+
+
+def step(standing: Standing, claim: Claim, halves: Halves) -> tuple[Standing, Fact | None]:
+    """The standing after one claim of the right group, and the fact if it took effect."""
+    if claim.kind is ClaimKind.UNKNOWN:
+        return _count_check(standing, claim), None
+    state = next_state(standing, claim, halves)
+    if state is None:
+        return standing, None
+    reason = halves.problem if state is TransactionState.INCOMPLETE else claim.reason
+    if claim.kind is ClaimKind.RESUME:
+        after = Standing(state, standing.life + 1)
+    else:
+        after = replace(standing, state=state)
+    return after, Fact(claim, state, after.life, reason)
+
+
+def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionState | None:
+    """The state that a claim leads to, or None where it does not fit: the state machine itself."""
+    states = TransactionState
+    this_life, next_life = claim.life == standing.life, claim.life == standing.life + 1
+    match standing.state, claim.kind:
+        case states.PENDING, ClaimKind.COMMIT:
+            return states.INCOMPLETE if halves.problem else states.COMMITTED
+        case states.PENDING | states.INCOMPLETE, ClaimKind.ROLLBACK:
+            return states.ROLLED_BACK
+        case states.PENDING, ClaimKind.DISCARD if this_life:
+            return states.DISCARDED
+        case states.DISCARDED | states.INCOMPLETE, ClaimKind.RESUME if next_life:
+            return states.PENDING
+        case states.PENDING | states.DISCARDED | states.INCOMPLETE, ClaimKind.EXPIRE if this_life:
+            return states.EXPIRED
+    return None
+
+
+def _count_check(standing: Standing, claim: Claim) -> Standing:
+    """Checks count by their number, so a row written twice counts once; an uncounted one re-arms."""
+    times = claim.check_times or 0
+    if standing.state is not TransactionState.PENDING or claim.life != standing.life:
+        return standing
+    if times < standing.check_times:
+        return standing
+    return replace(
+        standing, check_times=times, next_check_timestamp_ms=claim.next_check_timestamp_ms
+    )
+
+
+def end_asked_for(kind: ClaimKind) -> TransactionState:
+    """The end that a caller of commit or rollback wants to see."""
+    match kind:
+        case ClaimKind.COMMIT:
+            return TransactionState.COMMITTED
+        case ClaimKind.ROLLBACK:
+            return TransactionState.ROLLED_BACK
+        case _:
+            message = f"{kind} does not end a transaction"
+            raise ValueError(message)

@@ -1,0 +1,341 @@
+"""Payload: which messages a topic still needs, and the two engines that copy their bodies.
+
+A plan is made from narrow columns: for each half file the rows that are wanted, each with the
+offset it gets. The engines differ only in who reads and writes the bodies: *arrow* streams record
+batches in this process, *spark* joins the plan to the files by row number, without any sort.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import timestamp
+from txmq.data_files import (
+    COMPRESSION,
+    WITHOUT_DICTIONARY,
+    NewFile,
+    staging_folder,
+    write_file,
+    written_by_spark,
+)
+from txmq.errors import EnvironmentProblemError, PayloadMissingError
+from txmq.half_log import HalfLog, without_doubles
+from txmq.lifecycle import TransactionState
+from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.schemas import MICROSECONDS_UTC, TOPIC
+from txmq.storage import DataFile, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH_ROWS = 8192
+READ_AHEAD_BATCHES = 3
+SHOWN_STATES = (TransactionState.COMMITTED.value, TransactionState.DISCARDED.value)
+_PLAN_COLUMNS = ("transaction_id", "sequence", "real_topic", "real_queue_id", "message_count")
+# A topic's column and the half's column that it is copied from.
+COPIED = {
+    "message_id": "message_id",
+    "topic": "real_topic",
+    "queue_id": "real_queue_id",
+    "tags": "tags",
+    "keys": "keys",
+    "body": "body",
+    "properties": "properties",
+    "sharding_key": "sharding_key",
+    "born_timestamp": "born_timestamp",
+    "producer_group": "producer_group",
+    "transaction_id": "transaction_id",
+    "sequence": "sequence",
+}
+_GIVEN = ("queue_offset", "life", "op_version")
+# One broadcast of the spark engine holds at most this many rows.
+SPARK_PLAN_ROWS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Messages that facts make visible, in their order; `rows` has one row for each.
+
+    `rows`: topic, queue_id, op_version, life, file (number in `files`), row (number in its file).
+    """
+
+    files: Sequence[DataFile]
+    rows: pa.Table
+
+    def topics(self) -> list[str]:
+        """The topics that get something."""
+        return sorted(pc.unique(self.rows["topic"]).to_pylist())
+
+    def of_topic(self, topic: str, after: int) -> Plan:
+        """The part of one topic that comes after a mark."""
+        wanted = pc.and_(
+            pc.equal(self.rows["topic"], topic), pc.greater(self.rows["op_version"], after)
+        )
+        return Plan(self.files, self.rows.filter(wanted))
+
+    def size_bytes(self) -> int:
+        """The size of the files that hold the bodies."""
+        numbers = pc.unique(self.rows["file"]).to_pylist()
+        return sum(self.files[number].size_bytes for number in numbers)
+
+
+class PayloadEngine(Protocol):
+    """Copies the bodies of a plan into new files of a topic; 0 commits."""
+
+    def write(
+        self, half: Table, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int
+    ) -> list[NewFile]:
+        """`offsets` has the queue_offset of each row of the plan."""
+        ...
+
+
+def make_plan(half: HalfLog, facts: pa.Table) -> Plan:
+    """What the COMMITTED and DISCARDED among `facts` show, ordered by claim and sequence.
+
+    Raises: PayloadMissingError if a committed transaction has fewer halves than it was settled
+        with: nothing is skipped.
+    """
+    shown = facts.filter(pc.is_in(facts["state"], value_set=pa.array(SHOWN_STATES)))
+    ids = pc.unique(shown["transaction_id"]).sort()
+    files = half.table.files_holding("transaction_id", ids)
+    halves = _numbered(half.table, files)
+    halves = halves.filter(pc.is_in(halves["transaction_id"], value_set=ids))
+    halves = without_doubles(halves)
+    _check_complete(shown, halves)
+    messages = halves.filter(pc.is_valid(halves["real_topic"]))
+    return Plan(files, _ordered(messages, shown))
+
+
+def _numbered(table: Table, files: Sequence[DataFile]) -> pa.Table:
+    """The narrow columns of all files, each row with its file and its place in it."""
+    rows = table.read(files, _PLAN_COLUMNS)
+    lengths = [file.num_records for file in files]
+    file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), lengths)
+    row_numbers = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths] or [[]])
+    return rows.append_column("file", pa.array(file_numbers, pa.int32())).append_column(
+        "row", pa.array(row_numbers, pa.int64())
+    )
+
+
+def _check_complete(facts: pa.Table, halves: pa.Table) -> None:
+    committed = facts.filter(pc.equal(facts["state"], TransactionState.COMMITTED.value))
+    carries = pc.cast(pc.is_valid(halves["real_topic"]), pa.int64())
+    found = (
+        halves.append_column("carries", carries)
+        .group_by("transaction_id")
+        .aggregate([("carries", "sum"), ("message_count", "max")])
+    )
+    whole = found.filter(
+        pc.fill_null(pc.equal(found["carries_sum"], found["message_count_max"]), False)  # noqa: FBT003
+    )
+    there = pc.is_in(committed["transaction_id"], value_set=whole["transaction_id"])
+    missing = committed.filter(pc.invert(there))["transaction_id"]
+    if len(missing):
+        problem = f"halves of {len(missing):,} committed transactions are gone, first {missing[0]}"
+        raise PayloadMissingError("half", f"{problem}; restore them, nothing is skipped")
+
+
+def _ordered(messages: pa.Table, facts: pa.Table) -> pa.Table:
+    """One row for each showing of a message: a discarded life and a later commit are two."""
+    keys = ["transaction_id"]
+    wanted = facts.select(["transaction_id", "state", "op_version", "ordinal", "life"])
+    joined = messages.join(wanted, keys, join_type="inner", use_threads=False)
+    is_dead = pc.equal(joined["state"], TransactionState.DISCARDED.value)
+    topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, joined["real_topic"])
+    rows = joined.append_column("topic", topic).sort_by(
+        [(name, "ascending") for name in ("op_version", "ordinal", "sequence")]
+    )
+    return rows.select(
+        ["topic", "real_queue_id", "op_version", "life", "file", "row"]
+    ).rename_columns(["topic", "queue_id", "op_version", "life", "file", "row"])
+
+
+# --- arrow -------------------------------------------------------------------------------------
+
+
+class ArrowEngine:
+    """Streams the files through this process: one new file, memory of a few record batches."""
+
+    def write(
+        self, half: Table, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int
+    ) -> list[NewFile]:
+        """See PayloadEngine."""
+        numbered = plan.rows.append_column("queue_offset", offsets)
+        parts = _read_ahead(_copied(half, plan.files, numbered, now_ms))
+        columns = TOPIC.columns
+        return [write_file(parts, columns, topic.filesystem, TOPIC.statistics_columns)]
+
+
+def _copied(
+    half: Table, files: Sequence[DataFile], rows: pa.Table, now_ms: int
+) -> Iterator[pa.Table]:
+    by_file = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
+    numbers = by_file["file"].to_numpy()
+    for number in pc.unique(rows["file"]).to_pylist():
+        first, last = np.searchsorted(numbers, [number, number + 1])
+        yield from _copied_file(half, files[number], by_file.slice(first, last - first), now_ms)
+
+
+def _copied_file(half: Table, file: DataFile, wanted: pa.Table, now_ms: int) -> Iterator[pa.Table]:
+    places = wanted["row"].to_numpy()
+    start = 0
+    for batch in half.batches(file, list(COPIED.values()), BATCH_ROWS):
+        first, last = np.searchsorted(places, [start, start + batch.num_rows])
+        if last > first:
+            part = batch
+            if last - first < batch.num_rows:
+                part = batch.take(pa.array(places[first:last] - start))
+            yield _topic_rows(pa.table(part), wanted.slice(first, last - first), now_ms)
+        start += batch.num_rows
+
+
+def _topic_rows(halves: pa.Table, given: pa.Table, now_ms: int) -> pa.Table:
+    """Rows of a topic from rows of the half log and what the plan gives them."""
+    stored = set(halves.column_names)
+    now = pa.repeat(pa.scalar(timestamp(now_ms), MICROSECONDS_UTC), halves.num_rows)
+    columns = []
+    for column in TOPIC.columns:
+        if column.name == "store_timestamp":
+            columns.append(now)
+        elif column.name in _GIVEN:
+            columns.append(given[column.name])
+        elif COPIED[column.name] in stored:
+            columns.append(halves[COPIED[column.name]].cast(column.type))
+        else:
+            columns.append(pa.nulls(halves.num_rows, column.type))
+    return pa.table(columns, schema=TOPIC.columns)
+
+
+def _read_ahead(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Read in another thread while this one writes; an error there is raised here."""
+    first = next(parts, None)
+    second = next(parts, None)
+    if first is not None:
+        yield first
+    if second is None:
+        return
+    yield second
+    yield from _from_thread(parts)
+
+
+def _from_thread(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    ready: queue.Queue[tuple[pa.Table | None, BaseException | None]] = queue.Queue(
+        READ_AHEAD_BATCHES
+    )
+    stopped = threading.Event()
+
+    def read() -> None:
+        failure: BaseException | None = None
+        try:
+            for part in parts:
+                if stopped.is_set():
+                    return
+                ready.put((part, None))
+        except BaseException as error:  # noqa: BLE001 - raised in the consuming thread
+            failure = error
+        ready.put((None, failure))
+
+    threading.Thread(target=read, name="txmq-read-ahead", daemon=True).start()
+    try:
+        while (item := ready.get())[0] is not None:
+            yield item[0]
+        if item[1] is not None:
+            raise item[1]
+    finally:
+        stopped.set()
+        # A reader that waits for room must see the flag.
+        while not ready.empty():
+            ready.get_nowait()
+
+
+# --- spark -------------------------------------------------------------------------------------
+
+
+class SparkEngine:
+    """Spark reads the half files and writes the topic's files; the driver holds no body."""
+
+    def __init__(self, spark: SparkSession | None) -> None:
+        """Raise at once where there is no session."""
+        if spark is None:
+            what = "payload_engine is spark, but the publisher has no Spark session"
+            raise EnvironmentProblemError(what, "Pass spark=, or set payload_engine to arrow.")
+        self._spark = spark
+        # Spark's default, INT96, is read by few engines.
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+    def write(
+        self, half: Table, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int
+    ) -> list[NewFile]:
+        """See PayloadEngine."""
+        numbered = plan.rows.append_column("queue_offset", offsets)
+        files: list[NewFile] = []
+        for start in range(0, numbered.num_rows, SPARK_PLAN_ROWS):
+            part = numbered.slice(start, SPARK_PLAN_ROWS)
+            files += self._write_part(half, topic, plan.files, part, now_ms)
+        written = sum(file.num_records for file in files)
+        if written != numbered.num_rows:
+            problem = f"Spark wrote {written:,} of {numbered.num_rows:,} messages; trying again"
+            raise PayloadMissingError(topic.schema.name, problem)
+        return files
+
+    def _write_part(
+        self, half: Table, topic: Table, files: Sequence[DataFile], rows: pa.Table, now_ms: int
+    ) -> list[NewFile]:
+        folder = staging_folder()
+        writer = self._copied(half, files, rows, now_ms).write.option("compression", COMPRESSION)
+        for name in WITHOUT_DICTIONARY:
+            writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
+        writer.parquet(f"{topic.location}/{folder}")
+        return written_by_spark(folder, topic.filesystem, TOPIC.statistics_columns, {})
+
+    def _copied(
+        self, half: Table, files: Sequence[DataFile], rows: pa.Table, now_ms: int
+    ) -> DataFrame:
+        import pyspark.sql.functions as F  # noqa: N812, PLC0415
+
+        used = [int(number) for number in pc.unique(rows["file"]).to_pylist()]
+        numbers = {files[number].path.rpartition("/")[2]: number for number in used}
+        literals = [F.lit(item) for pair in numbers.items() for item in pair]
+        paths = [f"{half.location}/{files[number].path}" for number in used]
+        source = self._spark.read.schema(_stored_schema()).parquet(*paths)
+        file_number = F.create_map(*literals)[F.col("_metadata.file_name")]
+        keyed = source.withColumn(
+            "place", _place(F, file_number, F.col("_metadata.row_index"))
+        )
+        plan = self._spark.createDataFrame(_keyed_plan(rows))
+        joined = keyed.join(F.broadcast(plan), "place", how="inner")
+        return joined.select(_topic_columns(F, now_ms))
+
+
+def _place(functions: Any, file_number: Any, row: Any) -> Any:
+    """One number for a row of a file: a join on one long is Spark's fastest."""
+    return functions.shiftleft(file_number.cast("long"), 40) + row
+
+
+def _keyed_plan(rows: pa.Table) -> pa.Table:
+    place = rows["file"].to_numpy().astype(np.int64) * (1 << 40) + rows["row"].to_numpy()
+    return pa.table({"place": place, **{name: rows[name] for name in _GIVEN}})
+
+
+def _stored_schema() -> str:
+    kinds = {"real_queue_id": "int", "body": "binary", "properties": "map<string,string>",
+             "born_timestamp": "timestamp", "sequence": "bigint"}  # fmt: skip
+    return ", ".join(f"{name} {kinds.get(name, 'string')}" for name in COPIED.values())
+
+
+def _topic_columns(functions: Any, now_ms: int) -> list[Any]:
+    now = functions.lit(timestamp(now_ms))
+    return [
+        now.alias(name)
+        if name == "store_timestamp"
+        else functions.col(COPIED.get(name, name)).alias(name)
+        for name in TOPIC.columns.names
+    ]

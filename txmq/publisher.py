@@ -1,0 +1,395 @@
+"""Settle and publish: claims become facts, facts become visible messages, each exactly once.
+
+One method, `advance`, does it all; the streaming query is only the bell that calls it. Nothing
+depends on a checkpoint: every table says by itself how far it follows the op log.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from txmq.clock import Clock, SystemClock
+from txmq.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    EnvironmentProblemError,
+    SourceRestoredError,
+    TopicConflictError,
+    TxmqError,
+)
+from txmq.payload import ArrowEngine, PayloadEngine, Plan, SparkEngine, make_plan
+from txmq.progress import ParkedTopic, Progress
+from txmq.service import StreamHandle
+from txmq.settlement import settle
+from txmq.topic_log import TopicLog, offsets_in_order
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from txmq.store import Store
+
+logger = logging.getLogger(__name__)
+
+FIRST_SPAN_VERSIONS = 64
+MAX_SPAN_VERSIONS = 4096
+PROGRESS_INTERVAL_S = 1.0
+MAX_FILES_PER_TRIGGER = 100_000
+ERROR_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """What one call did; `refused` counts appends that another publisher was faster with."""
+
+    settled: int = 0
+    published: int = 0
+    settled_commits: int = 0
+    topic_commits: int = 0
+    refused: int = 0
+    parked: int = 0
+
+    def __add__(self, other: PublishResult) -> PublishResult:
+        """The sum of two."""
+        return PublishResult(
+            self.settled + other.settled,
+            self.published + other.published,
+            self.settled_commits + other.settled_commits,
+            self.topic_commits + other.topic_commits,
+            self.refused + other.refused,
+            self.parked + other.parked,
+        )
+
+
+class Publisher:
+    """Follows the op log. Several may run on one store: one of them is always first.
+
+    Args:
+        store: where the logs are.
+        spark: needed by `start()` and by the spark engine.
+        name: in the commits that it makes, so that people can tell publishers apart.
+
+    Reads: op, half, settled. Writes: settled, topics, state/publisher.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        spark: SparkSession | None = None,
+        clock: Clock | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Open nothing yet."""
+        self.store = store
+        self.name = name or f"publisher-{uuid.uuid4().hex[:8]}"
+        self.total = PublishResult()
+        self.last_error: TxmqError | None = None
+        self._spark = spark
+        self._clock: Clock = clock or SystemClock()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._round: _Round | None = None
+
+    def run_once(self) -> PublishResult:
+        """Settle and publish all that is in the op log now, then return."""
+        with self._lock:
+            result = self._advance()
+            self._rounds().keep_progress()
+        return result
+
+    def start(self) -> StreamHandle:
+        """Follow the op log until `stop()`; catches up before it returns."""
+        if self._spark is None:
+            what = "Publisher.start() needs a Spark session"
+            raise EnvironmentProblemError(what, "Pass spark=, or call run_once() on a schedule.")
+        self._stopping.clear()
+        self.run_once()
+        # The bell keeps no promise, so each start has a checkpoint of its own.
+        checkpoint = self.store.checkpoint_location(f"{self.name}-{uuid.uuid4().hex[:8]}")
+        bell = (
+            self._spark.readStream.format("delta")
+            .option("startingVersion", "latest")
+            .option("skipChangeCommits", "true")
+            .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
+            .load(self.store.op_log().table.location)
+        )
+        query = (
+            bell.writeStream.foreachBatch(self._on_bell)
+            .queryName(f"txmq-{self.name}")
+            .option("checkpointLocation", checkpoint)
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        return StreamHandle(query, self._stopping, lambda: self._ended(checkpoint))
+
+    def _ended(self, checkpoint: str) -> None:
+        if "://" not in checkpoint:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+
+    def _on_bell(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - only the bell
+        """Go on for a while, for Spark's next trigger costs more than our next look."""
+        with self._lock:
+            self._drain()
+
+    def _drain(self) -> None:
+        config = self.store.config
+        deadline_s = time.monotonic() + config.publish_drain_s
+        while not self._stopping.is_set():
+            self._advance_or_wait()
+            if time.monotonic() >= deadline_s:
+                break
+            self._rounds().wait_for_news(self._stopping, deadline_s)
+        self._rounds().keep_progress()
+
+    def _advance_or_wait(self) -> None:
+        """What another look may heal is logged and tried again; the rest ends the query."""
+        try:
+            self._advance()
+            self.last_error = None
+        except SourceRestoredError:
+            raise
+        except TxmqError as error:
+            logger.exception("%s could not go on", self.name)
+            self.last_error = error
+            self._round = None
+            self._stopping.wait(ERROR_PAUSE_S)
+
+    def _advance(self) -> PublishResult:
+        result = self._rounds().advance(self._stopping)
+        self.total = self.total + result
+        return result
+
+    def _rounds(self) -> _Round:
+        if self._round is None:
+            self._round = _Round(self.store, self._clock, self._engines(), self.name)
+        return self._round
+
+    def _engines(self) -> _Engines:
+        return _Engines(
+            self.store.config.payload_engine,
+            self.store.config.payload_engine_spark_bytes,
+            self._spark,
+        )
+
+
+class _Engines:
+    """Which engine copies a plan."""
+
+    def __init__(self, setting: str, spark_bytes: int, spark: SparkSession | None) -> None:
+        self._arrow = ArrowEngine()
+        self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
+        self._setting, self._spark_bytes = setting, spark_bytes
+
+    def engine_for(self, plan: Plan) -> PayloadEngine:
+        if self._spark is None or self._setting == "arrow":
+            return self._arrow
+        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
+            return self._spark
+        return self._arrow
+
+
+class _Round:
+    """The handles of one publisher and what it knows to be done."""
+
+    def __init__(self, store: Store, clock: Clock, engines: _Engines, name: str) -> None:
+        self._store, self._clock, self._engines, self._name = store, clock, engines, name
+        self._op = store.op_log()
+        self._half = store.half_log()
+        self._settled = store.settled_log(self._op.table.table_id)
+        self._register = store.register("publisher")
+        self._topics: dict[str, TopicLog] = {}
+        self._span = FIRST_SPAN_VERSIONS
+        self._kept = self._register.read()
+        self._progress = Progress.from_value(self._kept.value, self._op.table)
+        self._kept_at_s = time.monotonic()
+        self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
+
+    # --- the op log ---------------------------------------------------------------------------
+
+    def wait_for_news(self, stopping: threading.Event, deadline_s: float) -> None:
+        """Return when the op log has a new commit, at the deadline, or to stop."""
+        interval_s = self._store.config.publish_poll_interval_s
+        while not self._op.table.has_news() and time.monotonic() < deadline_s:
+            if stopping.wait(interval_s):
+                return
+
+    def advance(self, stopping: threading.Event) -> PublishResult:
+        """Settle and publish, range after range, up to the op log's version of now."""
+        self._op.table.refresh()
+        self._progress.check_source(self._op.table)
+        latest = self._op.table.version
+        self._settled.table.refresh()
+        if self._settled.mark > latest:
+            raise SourceRestoredError("op", f"ends at {latest}, but more of it was settled")
+        result = self._publish()
+        while self._settled.mark < latest and not stopping.is_set():
+            result = result + self._settle(latest) + self._publish()
+        self._retry_parked()
+        return result
+
+    def _settle(self, latest: int) -> PublishResult:
+        after = self._settled.mark
+        end = min(latest, after + self._span)
+        claims = self._op.between(after, end)
+        self._half.table.refresh()
+        settlement = settle(claims, self._half, self._settled, self._clock.now_ms())
+        self._adapt_span(claims.num_rows, end - after)
+        try:
+            self._settled.swap(settlement.facts, end)
+        except CommitRefusedError:
+            self._settled.table.refresh()
+            return PublishResult(refused=1)
+        return PublishResult(settled=settlement.facts.num_rows, settled_commits=1)
+
+    def _adapt_span(self, rows: int, versions: int) -> None:
+        """Ranges of about `publish_batch_rows`, so that memory stays bounded."""
+        if rows > self._store.config.publish_batch_rows:
+            self._span = max(1, versions // 2)
+        elif versions >= self._span:
+            self._span = min(self._span * 2, MAX_SPAN_VERSIONS)
+
+    # --- topics -------------------------------------------------------------------------------
+
+    def _publish(self) -> PublishResult:
+        """Bring every topic from the low-water mark to the settled log's mark."""
+        mark, low = self._settled.mark, self._progress.low_water_version
+        if mark <= low:
+            return PublishResult()
+        facts = self._settled.between(low, mark)
+        result = PublishResult()
+        if facts.num_rows:
+            self._half.table.refresh()
+            plan = make_plan(self._half, facts)
+            names = [name for name in plan.topics() if name not in self._progress.parked]
+            result = self._write_topics(names, plan, mark)
+        self._progress = self._progress.advanced(mark, self._op.table)
+        self._keep_progress_sometimes(urgent=result.parked > 0)
+        return result
+
+    def _write_topics(self, names: Iterable[str], plan: Plan, mark: int) -> PublishResult:
+        low = self._progress.low_water_version
+        tasks = {
+            name: self._writers.submit(self._write_topic, name, plan, low, mark) for name in names
+        }
+        result = PublishResult()
+        for name, task in tasks.items():
+            try:
+                result = result + task.result()
+            except (TxmqError, OSError, pa.ArrowException) as error:
+                self._park(name, low, error)
+                result = result + PublishResult(parked=1)
+        return result
+
+    def _write_topic(self, name: str, plan: Plan, after: int, mark: int) -> PublishResult:
+        """Append what the topic still needs, once, whoever else tries the same."""
+        topic = self._topic(name)
+        refused = 0
+        for _ in range(self._store.config.commit_attempts):
+            topic.table.refresh()
+            part = plan.of_topic(name, max(after, topic.mark))
+            if mark <= topic.mark or part.rows.num_rows == 0:
+                return PublishResult(refused=refused)
+            try:
+                self._append(topic, part, mark)
+            except CommitRefusedError:
+                refused += 1
+            else:
+                count = part.rows.num_rows
+                return PublishResult(published=count, topic_commits=1, refused=refused)
+        raise CommitConflictError(name, f"other publishers won {refused} times")
+
+    def _append(self, topic: TopicLog, part: Plan, mark: int) -> None:
+        queues = part.rows["queue_id"]
+        begin = topic.next_offsets(pa.compute.unique(queues).to_pylist())
+        offsets, after = offsets_in_order(queues, begin)
+        engine = self._engines.engine_for(part)
+        files = engine.write(
+            self._half.table, topic.table, part, pa.array(offsets), self._clock.now_ms()
+        )
+        topic.swap_files(files, mark, after)
+
+    def _topic(self, name: str) -> TopicLog:
+        if name not in self._topics:
+            self._check_case(name)
+            topic = self._store.topic_log(name, self._op.table.table_id)
+            if not topic.table.exists():
+                self._store.create_topic(name)
+            self._topics[name] = topic
+        return self._topics[name]
+
+    def _check_case(self, name: str) -> None:
+        for other in self._store.topics():
+            if other != name and other.lower() == name.lower():
+                raise TopicConflictError("topic", name, f"the topic {other} differs only in case")
+
+    # --- parked topics ------------------------------------------------------------------------
+
+    def _park(self, name: str, from_version: int, error: Exception) -> None:
+        before = self._progress.parked.get(name)
+        parked = ParkedTopic(
+            before.from_version if before else from_version,
+            f"{type(error).__name__}: {error}"[:500],
+            self._clock.now_ms(),
+            before.attempts + 1 if before else 1,
+        )
+        logger.error("topic %s is parked: %s", name, parked.reason)
+        self._topics.pop(name, None)
+        self._progress = self._progress.with_parked(name, parked)
+
+    def _retry_parked(self) -> None:
+        """Parked topics catch up from where they stopped; the others never wait for them."""
+        now_ms, interval_s = self._clock.now_ms(), self._store.config.park_retry_interval_s
+        for name, parked in list(self._progress.parked.items()):
+            if parked.is_due(now_ms, interval_s):
+                self._catch_up(name, parked)
+                self.keep_progress()
+
+    def _catch_up(self, name: str, parked: ParkedTopic) -> None:
+        mark = min(self._settled.mark, self._progress.low_water_version)
+        try:
+            facts = self._settled.between(parked.from_version, mark)
+            plan = make_plan(self._half, facts)
+            self._write_topic(name, plan, parked.from_version, mark)
+        except (TxmqError, OSError, pa.ArrowException) as error:
+            self._park(name, parked.from_version, error)
+        else:
+            logger.info("topic %s is back", name)
+            self._progress = self._progress.without_parked(name)
+
+    # --- progress -----------------------------------------------------------------------------
+
+    def _keep_progress_sometimes(self, *, urgent: bool) -> None:
+        """A late low-water mark only means that more is looked at again after a restart."""
+        if urgent or time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
+            self.keep_progress()
+
+    def keep_progress(self) -> None:
+        """Write the low-water mark and the parked topics: one commit, if they changed."""
+        value = self._progress.to_value()
+        if value == self._kept.value:
+            return
+        try:
+            self._kept = self._register.swap(self._kept, value, self._clock.now_ms())
+        except CommitRefusedError:
+            self._kept = self._register.read()
+            self._progress = _merged(self._progress, self._kept.value, self._op.table)
+        self._kept_at_s = time.monotonic()
+
+
+def _merged(own: Progress, value: dict[str, Any], op: Any) -> Progress:
+    """Another publisher wrote its progress: both are true, so the further one counts."""
+    other = Progress.from_value(value, op)
+    further = own if own.low_water_version >= other.low_water_version else other
+    return replace(further, parked={**other.parked, **own.parked})
+
+

@@ -1,0 +1,111 @@
+"""The one look after a claim was written: which end does the transaction really have?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.errors import AlreadyResolvedError
+from txmq.half_log import HalfLog
+from txmq.lifecycle import (
+    Claim,
+    ClaimKind,
+    ClaimSource,
+    Halves,
+    Standing,
+    TransactionState,
+    end_asked_for,
+    fold,
+)
+from txmq.op_log import OpLog, OpRow
+from txmq.settled_log import SettledLog, last_facts
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The state of a transaction and who brought it about."""
+
+    state: TransactionState
+    source: str
+
+    def confirm(self, transaction_id: str, asked: ClaimKind) -> None:
+        """Return if this is the end asked for, else raise what it is instead.
+
+        Raises: AlreadyResolvedError.
+        """
+        if self.state is not end_asked_for(asked):
+            raise AlreadyResolvedError(transaction_id, self.state.value, self.source)
+
+
+class Resolver:
+    """Reads the logs for the callers of one commit together; writes nothing."""
+
+    def __init__(self, half: HalfLog, op: OpLog, settled: SettledLog) -> None:
+        """`op` must be the log that the claims were appended through: its handle shows them."""
+        self._half, self._op, self._settled = half, op, settled
+
+    def resolutions(self, written: Sequence[OpRow]) -> list[Resolution]:
+        """The end of each transaction whose claim was just written; 0 commits.
+
+        Where every claim names the same end, that is the answer; else the settled row decides,
+        or the order of the claims that are not settled yet.
+        """
+        contested = self._contested(written)
+        decided = self._decided(contested) if contested else {}
+        return [
+            decided.get(row.transaction_id)
+            or Resolution(end_asked_for(row.kind), row.source.value)
+            for row in written
+        ]
+
+    def resolution(self, transaction_id: str) -> Resolution:
+        """Where one transaction stands now."""
+        self._op.table.refresh()
+        return self._decided([transaction_id])[transaction_id]
+
+    def _contested(self, written: Sequence[OpRow]) -> list[str]:
+        ids = pa.array([row.transaction_id for row in written], pa.string())
+        rows = self._op.rows_about(ids)
+        rows = rows.filter(pc.not_equal(rows["kind"], ClaimKind.UNKNOWN.value))
+        kinds = rows.group_by("transaction_id").aggregate([("kind", "count_distinct")])
+        several = kinds.filter(pc.greater(kinds["kind_count_distinct"], 1))
+        return [str(transaction_id) for transaction_id in several["transaction_id"].to_pylist()]
+
+    def _decided(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
+        ids = pa.array(transaction_ids, pa.string())
+        self._settled.table.refresh()
+        settled = _settled(last_facts(self._settled.facts_of(ids)))
+        claims = self._op.claims_between(
+            self._settled.mark, self._op.table.version, transaction_ids
+        )
+        self._half.table.refresh()
+        halves = self._half.halves_of(transaction_ids)
+        return {
+            transaction_id: _resolution(
+                settled.get(transaction_id), claims[transaction_id], halves.get(transaction_id)
+            )
+            for transaction_id in transaction_ids
+        }
+
+
+def _settled(facts: pa.Table) -> dict[str, tuple[Standing, str]]:
+    return {
+        row["transaction_id"]: (
+            Standing(TransactionState(row["state"]), row["life"]),
+            row["source"],
+        )
+        for row in facts.to_pylist()
+    }
+
+
+def _resolution(
+    settled: tuple[Standing, str] | None, claims: Iterable[Claim], halves: Halves | None
+) -> Resolution:
+    standing, source = settled or (Standing(), ClaimSource.PRODUCER.value)
+    if halves is None:
+        return Resolution(standing.state, source)
+    standing, facts = fold(claims, halves, standing)
+    return Resolution(standing.state, facts[-1].claim.source.value if facts else source)

@@ -1,0 +1,63 @@
+"""What every service shares: a handle that stops between micro-batches, and says how it went."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+STOP_WAIT_S = 120.0
+STOP_POLL_S = 0.02
+
+
+class ServiceHandle(Protocol):
+    """A service that runs."""
+
+    def stop(self) -> None:
+        """End between two rounds; returns when nothing runs any more."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        ...
+
+    @property
+    def exception(self) -> BaseException | None:
+        """Why it ended, if it failed."""
+        ...
+
+
+class StreamHandle:
+    """A streaming query whose batches look at a stop flag."""
+
+    def __init__(self, query: Any, stopping: threading.Event, after: Callable[[], None]) -> None:
+        """`after` runs once, when the query has ended."""
+        self._query = query
+        self._stopping = stopping
+        self._after = after
+
+    def stop(self) -> None:
+        """Let the batch on its way end, then stop the query: inside a batch it can overflow."""
+        self._stopping.set()
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        while self._in_batch() and time.monotonic() < deadline_s:
+            time.sleep(STOP_POLL_S)
+        if self._query.isActive:
+            self._query.stop()
+        self._after()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the query still runs."""
+        return bool(self._query.isActive)
+
+    @property
+    def exception(self) -> BaseException | None:
+        """Why the query ended, if it failed."""
+        failure = self._query.exception()
+        return failure if isinstance(failure, BaseException) else None
+
+    def _in_batch(self) -> bool:
+        return bool(self._query.isActive and self._query.status["isTriggerActive"])

@@ -1,0 +1,98 @@
+"""The settled log: facts, each a change of a transaction's state that took effect, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import timestamp
+from txmq.lifecycle import Fact, Standing, TransactionState
+from txmq.schemas import SETTLED
+from txmq.storage import Table
+
+NOTHING = -1
+FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
+
+
+def mark_id(op_table_id: str) -> str:
+    """The name under which a table keeps how far it follows one op log.
+
+    An op log made anew has another id, so its versions are never compared with the old ones.
+    """
+    return f"txmq/{op_table_id}"
+
+
+def settled_table(facts: Sequence[Fact], now_ms: int, op_timestamps: Sequence[object]) -> pa.Table:
+    """Facts as rows of the settled log."""
+    now = timestamp(now_ms)
+    claims = [fact.claim for fact in facts]
+    columns = {
+        "transaction_id": [claim.transaction_id for claim in claims],
+        "state": [fact.state.value for fact in facts],
+        "sequences": [None] * len(facts),
+        "op_version": [claim.op_version for claim in claims],
+        "ordinal": [claim.ordinal for claim in claims],
+        "settled_timestamp": [now] * len(facts),
+        "source": [claim.source.value for claim in claims],
+        "producer_group": [claim.producer_group for claim in claims],
+        "life": [fact.life for fact in facts],
+        "reason": [fact.reason for fact in facts],
+        "op_timestamp": list(op_timestamps),
+        "store_date": [now.date()] * len(facts),
+    }
+    return pa.table(columns, schema=SETTLED.columns)
+
+
+class SettledLog:
+    """Reads facts and appends them exactly once."""
+
+    def __init__(self, table: Table, op_table_id: str) -> None:
+        """`op_table_id` names the op log whose versions the mark counts."""
+        self.table = table
+        self.mark_id = mark_id(op_table_id)
+
+    @property
+    def mark(self) -> int:
+        """The op version up to which this handle's facts are complete; NOTHING before the first."""
+        found = self.table.mark(self.mark_id)
+        return NOTHING if found is None else found
+
+    def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
+        """FACT_COLUMNS of all facts about these transactions."""
+        return self.table.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
+
+    def standings(self, transaction_ids: pa.Array) -> dict[str, Standing]:
+        """The last settled state of each transaction that has one."""
+        newest = last_facts(self.facts_of(transaction_ids))
+        return {
+            row["transaction_id"]: Standing(TransactionState(row["state"]), row["life"])
+            for row in newest.to_pylist()
+        }
+
+    def between(self, after: int, through: int, columns: Sequence[str] = FACT_COLUMNS) -> pa.Table:
+        """Facts whose claim is in the commits after `after` up to `through`."""
+        rows = self.table.read(self.table.files_beyond("op_version", after), columns)
+        version = rows["op_version"]
+        return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
+
+    def swap(self, rows: pa.Table, mark: int) -> None:
+        """Facts and how far they reach, in one commit; CommitRefusedError if another was first.
+
+        It is committed also without rows: the mark is a fact of its own.
+        """
+        self.table.swap(rows, {self.mark_id: mark})
+
+
+def last_facts(facts: pa.Table) -> pa.Table:
+    """The newest fact of each transaction."""
+    ordered = facts.sort_by([("op_version", "descending"), ("ordinal", "descending")])
+    rows = pa.array(range(ordered.num_rows), pa.int64())
+    first = (
+        ordered.select(["transaction_id"])
+        .append_column("row", rows)
+        .group_by("transaction_id")
+        .aggregate([("row", "min")])
+    )
+    return ordered.take(first["row_min"])

@@ -1,0 +1,500 @@
+"""The one door to Delta: open, read, append, compare-and-swap. Nothing above it knows delta-rs.
+
+All commits of a path store are made by delta-rs, which creates a log file only if it does not
+exist yet; Spark's default on local disk ends in a plain rename and can overwrite (DESIGN 9).
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction
+
+from txmq.data_files import NewFile
+from txmq.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    IncompatibleVersionError,
+    ReadOnlyStoreError,
+    StorageError,
+    StoreFormatError,
+    StoreFullError,
+    StoreNotFoundError,
+    UnknownCommitError,
+)
+from txmq.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
+
+READ_ATTEMPTS = 8
+LARGE_FILE_BYTES = 1_000_000
+RETRY_PAUSE_S = 0.01
+_INSERT = "insert"
+_COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
+Result = TypeVar("Result")
+_NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
+_WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
+_NO_SPACE = ("No space left", "os error 28", "StorageFull")
+_READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A live file: `path` is relative to the table, `partition` holds its partition values."""
+
+    path: str
+    num_records: int
+    size_bytes: int
+    partition: Mapping[str, Any]
+
+
+class Table:
+    """A Delta table at one location and the handle this object reads through.
+
+    Not safe for several threads: each service and each committing thread holds its own.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        schema: TableSchema,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        commit_attempts: int = 20,
+    ) -> None:
+        """Open nothing yet; the first use does."""
+        self.location = location
+        self.schema = schema
+        self._options = dict(storage_options or {})
+        self._attempts = commit_attempts
+        self._handle: DeltaTable | None = None
+        self._filesystem: pa_fs.FileSystem | None = None
+
+    # --- opening ---------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether a Delta table is there."""
+        try:
+            return DeltaTable.is_deltatable(self.location, self._options or None)
+        except (DeltaError, OSError) as error:
+            problem = f"cannot be looked up at {self.location} ({type(error).__name__})"
+            raise StorageError(self.schema.name, problem) from error
+
+    def create(self, checkpoint_interval: int, extra: Mapping[str, str] | None = None) -> None:
+        """Make the table if it is not there (one commit); two makers at once are fine."""
+        try:
+            self._create(checkpoint_interval, extra or {})
+        except CommitRefusedError:
+            # The other maker was first, and made the same table.
+            if not self.exists():
+                raise
+        self._handle = None
+
+    def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:
+        with _translated(self.schema.name):
+            DeltaTable.create(
+                self.location,
+                schema=self.schema.columns,
+                mode="ignore",
+                partition_by=list(self.schema.partition_by) or None,
+                configuration={**self.schema.properties(checkpoint_interval), **extra},
+                storage_options=self._options or None,
+                raise_if_key_not_exists=False,
+            )
+
+    @property
+    def handle(self) -> DeltaTable:
+        """The delta-rs table this object is pinned to."""
+        if self._handle is None:
+            self._handle = self._opened()
+        return self._handle
+
+    def refresh(self) -> Table:
+        """Move to the newest version; the object itself is returned."""
+        if self._handle is None:
+            self._handle = self._opened()
+            return self
+        try:
+            self._handle.update_incremental()
+        except (DeltaError, OSError):
+            # Fast writers can make delta-rs see a gap; a fresh open succeeds.
+            self._handle = self._opened()
+        return self
+
+    def reopen(self) -> Table:
+        """A fresh handle at the newest version."""
+        self._handle = self._opened()
+        return self
+
+    def _opened(self) -> DeltaTable:
+        handle = _read_again(self.schema.name, lambda: DeltaTable(
+            self.location, storage_options=self._options or None))  # fmt: skip
+        _check_schema_version(self.schema.name, handle)
+        return handle
+
+    @property
+    def version(self) -> int:
+        """The version this object is pinned to."""
+        return int(self.handle.version())
+
+    @property
+    def table_id(self) -> str:
+        """The id of the table; a table made anew has another."""
+        return str(self.handle.metadata().id)
+
+    def properties(self) -> dict[str, str]:
+        """The table's own property values."""
+        return {key: str(value) for key, value in self.handle.metadata().configuration.items()}
+
+    def mark(self, app_id: str) -> int | None:
+        """The newest number committed under `app_id` in this version of the table."""
+        found = self.handle.transaction_version(app_id)
+        return None if found is None else int(found)
+
+    def has_news(self) -> bool:
+        """Whether a version after this one exists; one look at one file name."""
+        path = f"_delta_log/{self.version + 1:020d}.json"
+        return self.filesystem.get_file_info(path).type is not pa_fs.FileType.NotFound
+
+    @property
+    def filesystem(self) -> pa_fs.FileSystem:
+        """A file system rooted at the table."""
+        if self._filesystem is None:
+            self._filesystem = rooted_filesystem(self.location, self._options)
+        return self._filesystem
+
+    def commit_bytes(self, version: int) -> bytes | None:
+        """The commit file of one version, or None where it was cleaned away."""
+        path = f"_delta_log/{version:020d}.json"
+        try:
+            with self.filesystem.open_input_file(path) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def commit_times_ms(self) -> dict[int, int]:
+        """When the store received each commit that it still keeps: its file's modification time.
+
+        It is the store's clock, unlike what delta-rs's change feed shows: that is the writer's.
+        """
+        selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
+        return {
+            int(found.base_name[:20]): int(found.mtime_ns) // 1_000_000
+            for found in self.filesystem.get_file_info(selector)
+            if _COMMIT_FILE.fullmatch(found.base_name) and found.mtime_ns is not None
+        }
+
+    # --- reading ---------------------------------------------------------------------------
+
+    def files(self) -> list[DataFile]:
+        """All live files."""
+        return self._chosen(lambda actions: np.ones(actions.num_rows, dtype=bool))
+
+    def files_holding(self, column: str, values: pa.Array) -> list[DataFile]:
+        """Live files whose range of `column` covers at least one of the sorted `values`.
+
+        Each value is looked up by itself, so one old id does not widen the range to all files.
+        """
+        if len(values) == 0:
+            return []
+        return self._chosen(lambda actions: _covering(actions, column, values))
+
+    def files_beyond(self, column: str, value: int) -> list[DataFile]:
+        """Live files that may hold rows with `column` above `value`."""
+        return self._chosen(lambda actions: _above(actions, column, value))
+
+    def files_up_to(self, column: str, value: int) -> list[DataFile]:
+        """Live files that may hold rows with `column` at `value` or below."""
+        return self._chosen(lambda actions: _not_above(actions, column, value))
+
+    def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
+        actions = pa.table(self.handle.get_add_actions(flatten=True))
+        kept = actions.filter(pa.array(keep(actions)))
+        partitions = [
+            kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by
+        ]
+        return [
+            DataFile(path, records or 0, size, dict(zip(self.schema.partition_by, keys, strict=True)))
+            for path, records, size, *keys in zip(
+                kept["path"].to_pylist(),
+                kept["num_records"].to_pylist(),
+                kept["size_bytes"].to_pylist(),
+                *partitions,
+                strict=True,
+            )
+        ]
+
+    def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
+        """The rows of `files`, in the order of the files."""
+        schema = pa.schema([self.schema.columns.field(name) for name in columns])
+        if not files:
+            return schema.empty_table()
+        stored = [name for name in columns if name not in self.schema.partition_by]
+        return pa.concat_tables(
+            [_with_partition(self._stored_again(file, stored), file, schema) for file in files]
+        )
+
+    def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
+        """All rows whose `column` is one of `values`, reading only the files that may hold them."""
+        wanted = values.unique().sort()
+        wanted_columns = columns if column in columns else [column, *columns]
+        found = self.read(self.files_holding(column, wanted), wanted_columns)
+        return found.filter(pc.is_in(found[column], value_set=wanted)).select(list(columns))
+
+    def changes(self, start: int, end: int, columns: Sequence[str]) -> pa.Table:
+        """Rows appended by the versions `start` to `end`, with `_commit_version`.
+
+        Raises: StorageError where `end` is not there; delta-rs would clamp it in silence.
+        """
+        schema = pa.schema([self.schema.columns.field(name) for name in columns])
+        full = schema.append(pa.field("_commit_version", pa.int64()))
+        if start > end:
+            return full.empty_table()
+        self._reach(end)
+        wanted = full.append(pa.field("_change_type", pa.string()))
+        found = _read_again(
+            self.schema.name,
+            lambda: pa.table(self.handle.load_cdf(start, end, columns=wanted.names)),
+        )
+        rows = found.select(wanted.names).cast(wanted)
+        return rows.filter(pc.equal(rows["_change_type"], _INSERT)).select(full.names)
+
+    def _reach(self, version: int) -> None:
+        if version > self.version and version > self.refresh().version:
+            problem = f"has no version {version}, only {self.version}; was it restored?"
+            raise StorageError(self.schema.name, problem)
+
+    def _stored_again(self, file: DataFile, stored: list[str]) -> pa.Table:
+        return _read_again(self.schema.name, lambda: self._stored(file, stored))
+
+    def _stored(self, file: DataFile, stored: list[str]) -> pa.Table:
+        with self.filesystem.open_input_file(file.path) as source:
+            parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+            return parquet.read(stored, use_threads=file.size_bytes > LARGE_FILE_BYTES)
+
+    def batches(self, file: DataFile, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of one file in its own order, `rows` at a time, with bounded memory."""
+        stored = [name for name in columns if name not in self.schema.partition_by]
+        with self.filesystem.open_input_file(file.path) as source:
+            reader = pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us")
+            yield from reader.iter_batches(rows, columns=stored, use_threads=False)
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def append(self, rows: pa.Table, *, app_id: str, number: int) -> int:
+        """Append `rows` in one commit, once, under a number that only this writer counts up.
+
+        After an unknown answer the number is looked up before the next try, so that a commit
+        whose answer was lost is not made twice. Returns the version that holds it.
+
+        Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
+            StorageError.
+        """
+        return self._once(app_id, number, lambda marks: self._write(rows, marks))
+
+    def append_files(self, files: Sequence[NewFile], *, app_id: str, number: int) -> int:
+        """As `append`, for Parquet files that are written already."""
+        return self._once(app_id, number, lambda marks: self.swap_files(files, marks))
+
+    def _once(self, app_id: str, number: int, write: Callable[[Mapping[str, int]], None]) -> int:
+        for attempt in range(self._attempts):
+            try:
+                write({app_id: number})
+            except StorageError as error:
+                if self._has_landed(app_id, number):
+                    return self.version
+                if not isinstance(error, CommitRefusedError):
+                    raise
+                _pause(attempt)
+            else:
+                return self.refresh().version
+        raise CommitConflictError(
+            self.schema.name, f"other writers won {self._attempts} times; write less often"
+        )
+
+    def _has_landed(self, app_id: str, number: int) -> bool:
+        try:
+            self.reopen()
+        except StorageError as error:
+            problem = "gave no answer to a commit and cannot be read; it may or may not be there"
+            raise UnknownCommitError(self.schema.name, problem) from error
+        return (self.mark(app_id) or 0) >= number
+
+    def swap(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        """Append `rows` and `marks` in one commit, only if nobody moved these marks meanwhile.
+
+        It goes through the pinned handle, so the marks that were read from it are the ones that
+        are compared. Raises CommitRefusedError where another writer was first.
+        """
+        self._write(rows, marks)
+
+    def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
+        """As `swap`, for Parquet files that are written already."""
+        actions: list[Any] = [_add_action(file) for file in files]
+        with _translated(self.schema.name):
+            self.handle.create_write_transaction(
+                actions, "append", self.schema.columns,
+                partition_by=list(self.schema.partition_by) or None,
+                commit_properties=_commit_properties(marks),
+                post_commithook_properties=_NO_CLEANUP,
+            )  # fmt: skip
+
+    def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        """As `swap`, but `rows` become all that the table holds."""
+        with _translated(self.schema.name):
+            write_deltalake(
+                self.handle, rows, mode="overwrite", writer_properties=_WRITER,
+                commit_properties=_commit_properties(marks),
+            )  # fmt: skip
+
+    def _write(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        with _translated(self.schema.name):
+            write_deltalake(
+                self.handle, rows, mode="append", writer_properties=_WRITER,
+                commit_properties=_commit_properties(marks),
+                post_commithook_properties=_NO_CLEANUP,
+            )  # fmt: skip
+
+
+# --- helpers ------------------------------------------------------------------------------------
+
+
+def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
+    """A file system whose root is `location`."""
+    if "://" not in location:
+        return pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
+    return pa_fs.PyFileSystem(DeltaStorageHandler(location, dict(options) or None))
+
+
+def _commit_properties(marks: Mapping[str, int]) -> CommitProperties:
+    # Spark ignores a transaction without last_updated once a retention is set.
+    now_ms = time.time_ns() // 1_000_000
+    transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]
+    return CommitProperties(app_transactions=transactions or None)
+
+
+def _add_action(file: NewFile) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size_bytes,
+        partition_values=dict(file.partition),
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=True,
+        stats=file.stats_json,
+    )
+
+
+def _check_schema_version(table: str, handle: DeltaTable) -> None:
+    written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)
+    if written is None or not str(written).isdecimal():
+        raise StoreFormatError(table, "is a Delta table but not one of txmq; check the location")
+    if int(str(written)) > SCHEMA_VERSION:
+        problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
+        raise IncompatibleVersionError(table, problem)
+
+
+def _covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any, Any]:
+    wanted = values.drop_null().to_pylist()
+    low, high = _bounds(actions, column)
+    covers = [_covers(smallest, largest, wanted) for smallest, largest in zip(low, high, strict=True)]
+    return np.array(covers, dtype=bool)
+
+
+def _covers(smallest: Any, largest: Any, wanted: list[Any]) -> bool:
+    """Whether a file with these bounds may hold one of the sorted values; unknown bounds may."""
+    if smallest is None or largest is None:
+        return True
+    place = bisect.bisect_left(wanted, smallest)
+    return place < len(wanted) and bool(wanted[place] <= largest)
+
+
+def _above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any]:
+    _, high = _bounds(actions, column)
+    return np.array([bound is None or bound > value for bound in high], dtype=bool)
+
+
+def _not_above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any]:
+    low, _ = _bounds(actions, column)
+    return np.array([bound is None or bound <= value for bound in low], dtype=bool)
+
+
+def _bounds(actions: pa.Table, column: str) -> tuple[list[Any], list[Any]]:
+    """Smallest and largest value of each file; None where the statistics do not say."""
+    missing = [None] * actions.num_rows
+    names = set(actions.column_names)
+    low, high = f"min.{column}", f"max.{column}"
+    return (
+        actions[low].to_pylist() if low in names else missing,
+        actions[high].to_pylist() if high in names else missing,
+    )
+
+
+def _with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema`: from the file, from its partition, or null where it has none."""
+    stored = set(part.column_names)
+    columns = [
+        part[field.name].cast(field.type)
+        if field.name in stored
+        else pa.repeat(pa.scalar(file.partition.get(field.name), field.type), part.num_rows)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _pause(attempt: int) -> None:
+    # Losers that wait at random do not meet again.
+    time.sleep(RETRY_PAUSE_S * random.random() * min(2**attempt, 32))  # noqa: S311
+
+
+def _read_again(table: str, read: Callable[[], Result]) -> Result:
+    for attempt in range(READ_ATTEMPTS):
+        try:
+            return read()
+        except TableNotFoundError as error:
+            raise StoreNotFoundError(table, "is not there; run txmq init") from error
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            failure = error
+            _pause(attempt)
+    raise StorageError(table, f"cannot be read ({type(failure).__name__}: {failure})") from failure
+
+
+@contextmanager
+def _translated(table: str) -> Iterator[None]:
+    """Delta's and the system's errors as ours; CommitFailedError has four causes and one class."""
+    try:
+        yield
+    except CommitFailedError as error:
+        raise CommitRefusedError(table, "another writer was first; computing again") from error
+    except (DeltaError, OSError) as error:
+        raise _storage_error(table, error) from error
+
+
+def _storage_error(table: str, error: Exception) -> StorageError:
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _NO_SPACE):
+        return StoreFullError(table, "no space left; free some, then call again")
+    if number in (errno.EROFS, errno.EACCES) or any(sign in text for sign in _READ_ONLY):
+        return ReadOnlyStoreError(table, "cannot be written; check its rights")
+    return StorageError(table, f"cannot be written ({type(error).__name__}: {text[:200]})")

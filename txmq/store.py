@@ -1,0 +1,228 @@
+"""A store: one location, its tables and its settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+import pyarrow.fs as pa_fs
+
+from txmq.clock import Clock, SystemClock
+from txmq.config import FIXED_KEYS, Config
+from txmq.errors import (
+    CommitRefusedError,
+    ConfigError,
+    StoreExistsError,
+    StoreFormatError,
+    StoreNotFoundError,
+    TopicNotFoundError,
+    shown,
+)
+from txmq.half_log import HalfLog
+from txmq.names import check_readable_topic
+from txmq.op_log import OpLog
+from txmq.register import Register
+from txmq.schemas import COMMITTER_PROPERTY, HALF, OP, REGISTER, SETTLED, TOPIC, TableSchema
+from txmq.settled_log import SettledLog, mark_id
+from txmq.storage import Table, rooted_filesystem
+from txmq.topic_log import TopicLog
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
+_BENDS_PATHS = re.compile(r"[%\\\x00-\x1f\x7f\ud800-\udfff]")
+
+REGISTERS = ("config", "publisher", "check_lease")
+
+
+class Store:
+    """The tables under one location.
+
+    Each call of `half_log()` and its like gives a new object with a handle of its own, for
+    handles are not shared between threads.
+
+    Example:
+        >>> store = Store.create(location)
+        >>> store.topics()
+        []
+    """
+
+    def __init__(
+        self, location: str, config: Config, *, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        """Use `create` or `open`."""
+        self.location = location
+        self.config = config
+        self.storage_options = dict(storage_options or {})
+
+    @classmethod
+    def create(
+        cls,
+        location: str | os.PathLike[str],
+        config: Config | None = None,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> Store:
+        """Make a new store: six tables, one commit each, and one for its settings.
+
+        Raises: StoreExistsError, ReadOnlyStoreError, StoreFullError.
+        """
+        store = cls(_plain(location), config or Config(), storage_options=storage_options)
+        settings = store.register("config")
+        if store.table(OP, "op").exists() and settings.table.exists() and settings.read().revision:
+            raise StoreExistsError(store.location, "holds a store already; open it")
+        for schema, path in ((HALF, "half"), (OP, "op"), (SETTLED, "settled")):
+            store._create(schema, path)
+        for name in REGISTERS:
+            store._create(REGISTER, f"state/{name}")
+        store._keep_settings(settings, (clock or SystemClock()).now_ms())
+        return store
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        config: Config | None = None,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> Store:
+        """The store at `location` with the settings it was made with, or `config` in their place.
+
+        Raises: StoreNotFoundError, StoreFormatError, IncompatibleVersionError, ConfigError.
+        """
+        store = cls(_plain(location), Config(), storage_options=storage_options)
+        settings = store.register("config")
+        if not settings.table.exists():
+            raise StoreNotFoundError(store.location, "holds no store; make one with txmq init")
+        seen = settings.read()
+        if not seen.revision:
+            raise StoreFormatError(store.location, "was not made to its end; create it again")
+        kept = Config.from_dict(seen.value)
+        store.config = kept if config is None else _agreeing(kept, config)
+        return store
+
+    # --- tables ------------------------------------------------------------------------------
+
+    def table(self, schema: TableSchema, path: str) -> Table:
+        """A new handle on one table of the store."""
+        return Table(
+            f"{self.location}/{path}",
+            schema,
+            self.storage_options,
+            commit_attempts=self.config.commit_attempts,
+        )
+
+    def half_log(self) -> HalfLog:
+        """The half log."""
+        return HalfLog(self.table(HALF, "half"))
+
+    def op_log(self) -> OpLog:
+        """The op log."""
+        return OpLog(self.table(OP, "op"))
+
+    def settled_log(self, op_table_id: str) -> SettledLog:
+        """The settled log, as it follows the op log of this id."""
+        return SettledLog(self.table(SETTLED, "settled"), op_table_id)
+
+    def topic_log(self, topic: str, op_table_id: str) -> TopicLog:
+        """A topic, which may not be there yet; see `create_topic`."""
+        table = self.table(TOPIC, f"topics/{check_readable_topic(topic)}")
+        return TopicLog(topic, table, mark_id(op_table_id))
+
+    def create_topic(self, topic: str) -> None:
+        """Make the table of a topic if it is not there."""
+        self._create(TOPIC, f"topics/{check_readable_topic(topic)}")
+
+    def register(self, name: str) -> Register:
+        """One of REGISTERS."""
+        return Register(self.table(REGISTER, f"state/{name}"))
+
+    def topics(self) -> list[str]:
+        """Names of the topics that have a table."""
+        filesystem = rooted_filesystem(self.location, self.storage_options)
+        selector = pa_fs.FileSelector("topics", allow_not_found=True)
+        try:
+            found = [info.base_name for info in filesystem.get_file_info(selector)]
+        except FileNotFoundError:
+            # Another process made the first topic while we looked.
+            found = filesystem.get_file_info(selector)
+        names = [info.base_name for info in found if info.type is pa_fs.FileType.Directory]
+        return sorted(name for name in names if self.table(TOPIC, f"topics/{name}").exists())
+
+    def topic_location(self, topic: str) -> str:
+        """Where `spark.readStream.format("delta").load(…)` finds a topic.
+
+        Raises: TopicNotFoundError before the first message was published to it.
+        """
+        table = self.table(TOPIC, f"topics/{check_readable_topic(topic)}")
+        if not table.exists():
+            problem = "has no table yet; it is made with its first committed message"
+            raise TopicNotFoundError(topic, problem)
+        return table.location
+
+    def checkpoint_location(self, service: str) -> str:
+        """Where a service keeps its streaming checkpoint."""
+        return f"{self.location}/checkpoints/{service}"
+
+    def _keep_settings(self, settings: Register, now_ms: int) -> None:
+        """The last step of a creation; of several creators at once it is the first that wins."""
+        try:
+            seen = settings.read()
+            if seen.revision:
+                raise CommitRefusedError("config", "is there already")
+            settings.swap(seen, self.config.to_dict(), now_ms)
+        except CommitRefusedError as error:
+            raise StoreExistsError(self.location, "was made by another process; open it") from error
+
+    def _create(self, schema: TableSchema, path: str) -> None:
+        extra = {COMMITTER_PROPERTY: self.config.committer}
+        self.table(schema, path).create(self.config.checkpoint_interval, extra)
+
+
+def _plain(location: str | os.PathLike[str]) -> str:
+    """One name for one store: an absolute path without links, or a URI without a last slash."""
+    text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
+    if text.lower().startswith("file:"):
+        return _absolute(unquote(_path_of_file_uri(text)), text)
+    if _SCHEME.match(text) is None:
+        return _absolute(text, text)
+    if not text.partition("://")[2].strip("/"):
+        raise ConfigError([f"location {shown(text)} must be a path or scheme://bucket/folder"])
+    return _checked(text, text).rstrip("/")
+
+
+def _path_of_file_uri(text: str) -> str:
+    rest = text[len("file:") :]
+    if not rest.startswith("//"):
+        return rest
+    host, slash, path = rest[2:].partition("/")
+    if host not in ("", "localhost"):
+        raise ConfigError([f"location {shown(text)} names the host {shown(host)}; use file:///path"])
+    return slash + path
+
+
+def _absolute(path: str, text: str) -> str:
+    absolute = os.path.realpath(_checked(path, text))
+    return "/" + absolute.lstrip("/")
+
+
+def _checked(path: str, text: str) -> str:
+    # delta-rs decodes a path twice, so these would end in another folder than Spark's.
+    if not path or _BENDS_PATHS.search(path):
+        problem = "must name a folder, without %, backslash and control characters"
+        raise ConfigError([f"location {shown(text)} {problem}"])
+    return path
+
+
+def _agreeing(kept: Config, given: Config) -> Config:
+    faults = [
+        f"{key} is fixed at creation ({getattr(kept, key)!r}), not {getattr(given, key)!r}"
+        for key in FIXED_KEYS
+        if getattr(kept, key) != getattr(given, key)
+    ]
+    if faults:
+        raise ConfigError(faults)
+    return given

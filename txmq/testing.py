@@ -1,0 +1,118 @@
+"""Helpers for tests, of users and our own: a clock that only moves when told, and faults on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from txmq import storage
+
+START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
+
+
+class ManualClock:
+    """A clock for tests: time stands still until `advance`.
+
+    Example:
+        >>> clock = ManualClock(now_ms=1_000)
+        >>> clock.advance(2.5)
+        >>> clock.now_ms()
+        3500
+    """
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        """Start at `now_ms`."""
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC."""
+        return self._now_ms
+
+    def advance(self, seconds: float) -> None:
+        """Move on; a negative number is a clock that was set back."""
+        self._now_ms += round(seconds * 1000)
+
+
+@contextmanager
+def failing_commits(
+    count: int,
+    *,
+    error: Exception | None = None,
+    after_commit: bool = False,
+    table: str | None = None,
+) -> Iterator[list[str]]:
+    """Make the next `count` Delta commits of this process raise `error`.
+
+    Args:
+        count: how many commits fail; later ones work.
+        error: what they raise; a lost race (CommitFailedError) if left out.
+        after_commit: the commit is made and only its answer is lost.
+        table: the end of the location, such as "half"; all tables if left out.
+
+    Yields:
+        The locations of the commits that failed so far.
+    """
+    failed: list[str] = []
+    failure = error or CommitFailedError("another writer was first (injected)")
+
+    def around(location: str, commit: Callable[[], None]) -> None:
+        fails = len(failed) < count and _is_of(location, table)
+        if after_commit or not fails:
+            commit()
+        if fails:
+            failed.append(location)
+            raise failure
+
+    with _around_commits(around):
+        yield failed
+
+
+@contextmanager
+def before_commit(action: Callable[[], None], *, table: str | None = None) -> Iterator[None]:
+    """Run `action` once, right before the next Delta commit of this process: a rival writer."""
+    waiting = [action]
+
+    def around(location: str, commit: Callable[[], None]) -> None:
+        if waiting and _is_of(location, table):
+            waiting.pop()()
+        commit()
+
+    with _around_commits(around):
+        yield
+
+
+def _is_of(location: str, table: str | None) -> bool:
+    return table is None or location.rstrip("/").endswith(f"/{table}")
+
+
+@contextmanager
+def _around_commits(around: Callable[[str, Callable[[], None]], None]) -> Iterator[None]:
+    """Put `around` between txmq and both of delta-rs's ways to commit."""
+    append = vars(storage)["write_deltalake"]
+    commit_files = DeltaTable.create_write_transaction
+
+    def write(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
+        around(handle.table_uri, lambda: append(handle, *arguments, **options))
+
+    def write_files(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
+        around(handle.table_uri, lambda: commit_files(handle, *arguments, **options))
+
+    with (
+        _replaced(storage, "write_deltalake", write),
+        _replaced(DeltaTable, "create_write_transaction", write_files),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,151 @@
+"""The checker's picture of the half log: which transactions there are and what each holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.schemas import HEAD_SEQUENCE
+from txmq.verify_tables import DIGEST, HALF_COLUMNS
+
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+# An append that was made twice may differ in these.
+_MAY_DIFFER = ("born_timestamp",)
+ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Transactions and messages as columns; a message's number is its place in `rows`.
+
+    Attributes:
+        ids: the transactions, each once; its place is its number.
+        rows: HALF_COLUMNS and DIGEST, one row for each (transaction, sequence), sorted by them.
+        transaction: the transaction's number of each row.
+        carries: rows that are messages; heads of DataFrame transactions are not.
+        agreed: rows whose doubles, if any, hold the same.
+        once: rows that have no double at all.
+        complete: transactions whose messages are all there and agree.
+        disputed: transactions whose rows name several groups.
+        groups: the producer group of each transaction.
+    """
+
+    ids: pa.Array
+    rows: pa.Table
+    transaction: Integers
+    carries: Flags
+    agreed: Flags
+    once: Flags
+    complete: Flags
+    disputed: Flags
+    groups: pa.Array
+    doubled_rows: int
+    sequences: Integers
+
+    def numbers_of(self, transaction_ids: pa.ChunkedArray) -> Integers:
+        """The number of each transaction, ABSENT where there is no half."""
+        return positions(transaction_ids, self.ids)
+
+    def find(self, transactions: Integers, sequences: Integers) -> Integers:
+        """The message's number for each pair, ABSENT where there is no such half."""
+        keys = self._keys(self.transaction, self.rows["sequence"].to_numpy())
+        wanted = self._keys(transactions, sequences)
+        if len(keys) == 0:
+            return np.full(len(wanted), ABSENT)
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        known = (transactions != ABSENT) & np.isin(sequences, self.sequences)
+        return np.where(known & (keys[place] == wanted), place, ABSENT)
+
+    def _keys(self, transactions: Integers, sequences: Integers) -> Integers:
+        # Sequences go up to 2**56 and more, so they are numbered before both become one integer.
+        width = len(self.sequences) + 1
+        return transactions * width + np.searchsorted(self.sequences, sequences)
+
+
+def halves_of(rows: pa.Table) -> Halves:
+    """The picture of all half rows, doubles included."""
+    ids = pc.unique(rows["transaction_id"])
+    ids = ids.take(pc.array_sort_indices(ids))
+    numbers = positions(rows["transaction_id"], ids)
+    sequences = rows["sequence"].to_numpy()
+    order = np.lexsort((sequences, numbers))
+    is_first = _changes(numbers[order]) | _changes(sequences[order])
+    first_rows = order[is_first]
+    distinct = rows.take(pa.array(first_rows))
+    owner = numbers[first_rows]
+    agreed, once = _doubles(rows, order, is_first)
+    carries = pc.is_valid(distinct["real_topic"]).to_numpy()
+    disputed, groups = _groups(rows, numbers, distinct, owner, len(ids))
+    counted = np.bincount(owner, weights=carries, minlength=len(ids)).astype(np.int64)
+    conflicting = np.bincount(owner, weights=~agreed, minlength=len(ids)) > 0
+    complete = (counted == _promised(distinct, owner, len(ids))) & ~conflicting & ~disputed
+    return Halves(
+        ids, distinct, owner, carries, agreed, once, complete, disputed, groups,
+        rows.num_rows - distinct.num_rows, np.unique(sequences),
+    )  # fmt: skip
+
+
+def positions(values: pa.ChunkedArray, known: pa.Array) -> Integers:
+    """Where each value stands in `known`, ABSENT where it does not."""
+    place = pc.fill_null(pc.index_in(values, value_set=known), ABSENT)
+    result: Integers = place.to_numpy().astype(np.int64)
+    return result
+
+
+def _changes(values: Integers) -> Flags:
+    """Whether a value differs from the one before it; the first one does."""
+    flags = np.ones(len(values), dtype=bool)
+    flags[1:] = values[1:] != values[:-1]
+    return flags
+
+
+def _doubles(rows: pa.Table, order: Integers, is_first: Flags) -> tuple[Flags, Flags]:
+    """For each first row: whether its doubles hold the same, and whether it has none."""
+    key_numbers = np.cumsum(is_first) - 1
+    agreed = np.ones(int(is_first.sum()), dtype=bool)
+    doubled_keys = key_numbers[~is_first]
+    doubles, originals = order[~is_first], order[is_first][doubled_keys]
+    once = np.ones(len(agreed), dtype=bool)
+    once[doubled_keys] = False
+    compared = [name for name in (*HALF_COLUMNS, *DIGEST) if name not in _MAY_DIFFER]
+    for name in compared:
+        agreed[doubled_keys[_differs(rows[name], doubles, originals)]] = False
+    return agreed, once
+
+
+def _differs(column: pa.ChunkedArray, left: Integers, right: Integers) -> Flags:
+    first, second = column.take(pa.array(left)), column.take(pa.array(right))
+    equal = pc.fill_null(pc.equal(first, second), False)  # noqa: FBT003
+    both_null = pc.and_(pc.is_null(first), pc.is_null(second))
+    result: Flags = ~pc.or_(equal, both_null).to_numpy()
+    return result
+
+
+def _groups(
+    rows: pa.Table, numbers: Integers, distinct: pa.Table, owner: Integers, count: int
+) -> tuple[Flags, pa.Array]:
+    """The group of each transaction's first row, and whether another row names another."""
+    names = pc.unique(rows["producer_group"])
+    group_of_row = positions(rows["producer_group"], names)
+    group_of_distinct = positions(distinct["producer_group"], names)
+    group = np.zeros(count, dtype=np.int64)
+    starts = _changes(owner)
+    group[owner[starts]] = group_of_distinct[starts]
+    differs = group_of_row != group[numbers]
+    disputed = np.bincount(numbers, weights=differs, minlength=count) > 0
+    return disputed, names.take(pa.array(group)) if count else names
+
+
+def _promised(distinct: pa.Table, owner: Integers, count: int) -> Integers:
+    """The message_count of each head; ABSENT without one."""
+    promised = np.full(count, ABSENT, dtype=np.int64)
+    heads = distinct["sequence"].to_numpy() == HEAD_SEQUENCE
+    counts: Any = pc.fill_null(distinct["message_count"], ABSENT).to_numpy()
+    promised[owner[heads]] = counts[heads]
+    return promised
