@@ -1,4 +1,7 @@
-"""spark-submit --properties-file conf/spark-defaults.conf jobs/broker.py LOCATION: all services of a store in one driver."""
+"""All services of a store in one driver.
+
+spark-submit --properties-file conf/spark-defaults.conf jobs/broker.py LOCATION [--once]
+"""
 
 import sys
 

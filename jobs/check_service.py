@@ -1,4 +1,7 @@
-"""spark-submit --properties-file conf/spark-defaults.conf jobs/check_service.py LOCATION: ask the listeners what is due."""
+"""Ask the listeners what is due.
+
+spark-submit --properties-file conf/spark-defaults.conf jobs/check_service.py LOCATION [--once]
+"""
 
 import sys
 

@@ -1,4 +1,7 @@
-"""spark-submit --properties-file conf/spark-defaults.conf jobs/publisher.py LOCATION: settle and publish."""
+"""Settle and publish.
+
+spark-submit --properties-file conf/spark-defaults.conf jobs/publisher.py LOCATION [--once]
+"""
 
 import sys
 

@@ -46,7 +46,9 @@ orders = f"{folder}/orders"
 
 def save_order(order_id: str, transaction_id: str) -> None:
     """The local transaction: one row in our own table."""
-    row = spark.createDataFrame([(order_id, transaction_id)], "order_id string, transaction_id string")
+    row = spark.createDataFrame(
+        [(order_id, transaction_id)], "order_id string, transaction_id string"
+    )
     row.write.format("delta").mode("append").save(orders)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +14,10 @@ from txmq.store import Store
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
+_TESTS = Path(__file__).parent
+_TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=50, **_COMMON)
 settings.register_profile("ci", max_examples=1_000, **_COMMON)
@@ -24,14 +25,13 @@ settings.register_profile("night", max_examples=20_000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "spark: needs a SparkSession")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, which is its folder, and with `spark` where it needs one."""
     for item in items:
+        if item.path.parent.parent == _TESTS and item.path.parent.name in _TIERS:
+            item.add_marker(item.path.parent.name)
         if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.spark)
+            item.add_marker("spark")
 
 
 @pytest.fixture

@@ -78,25 +78,33 @@ class RoundResult:
 
 def claim_of(action: Action, source: ClaimSource, now_ms: int, config: Config) -> OpRow:
     """The row in which an action ends; it ends the transaction or says when to look again."""
-    times, uncounted = action.now.standing.check_times, action.now.uncounted
-    unknown = replace(_row(action, source, now_ms), life=action.now.standing.life, check_times=times)
+    due, standing = action.due, action.now.standing
+    row = OpRow(due.transaction_id, ClaimKind.UNKNOWN, due.producer_group, source, now_ms)
+    counted = replace(row, life=standing.life, check_times=standing.check_times)
     match action.decision:
-        case Answered(state=state, reason=reason) if state in _ENDS:
-            return replace(_row(action, source, now_ms), kind=_ENDS[state], reason=reason)
+        case Answered(state=state) if state in _ENDS:
+            return replace(row, kind=_ENDS[state])
+        case RollBack():
+            return replace(row, kind=ClaimKind.ROLLBACK, reason=Reason.NOT_ACKNOWLEDGED)
+        case Discard():
+            return replace(counted, kind=ClaimKind.DISCARD, reason=Reason.CHECK_MAX)
+        case _:
+            return _rearmed(counted, action, now_ms, config)
+
+
+def _rearmed(row: OpRow, action: Action, now_ms: int, config: Config) -> OpRow:
+    """An UNKNOWN row: counted if the question reached a listener (R61, R78)."""
+    again_ms = next_try_ms(now_ms, action.now.uncounted, config)
+    reason: str | None = Reason.BUSY
+    match action.decision:
         case Answered(reason=reason):
             again_ms = next_check_ms(now_ms, config)
-            return _armed(replace(unknown, check_times=times + 1), again_ms, reason)
+            row = replace(row, check_times=action.now.standing.check_times + 1)
         case NotReached(reason=reason):
-            return _armed(unknown, next_try_ms(now_ms, uncounted, config), reason)
-        case Discard():
-            return replace(unknown, kind=ClaimKind.DISCARD, reason=Reason.CHECK_MAX)
-        case RollBack():
-            row = _row(action, source, now_ms)
-            return replace(row, kind=ClaimKind.ROLLBACK, reason=Reason.NOT_ACKNOWLEDGED)
+            pass
         case Rearm(next_check_timestamp_ms=again_ms):
-            return _armed(unknown, again_ms, Reason.NOT_DUE)
-        case Ask():
-            return _armed(unknown, next_try_ms(now_ms, uncounted, config), Reason.BUSY)
+            reason = Reason.NOT_DUE
+    return replace(row, next_check_timestamp_ms=again_ms, reason=reason)
 
 
 def late_claim(answer: LateAnswer, now_ms: int) -> OpRow:
@@ -149,12 +157,3 @@ def _became(action: Action) -> str:
             return "discarded"
         case RollBack():
             return "never_acknowledged"
-
-
-def _row(action: Action, source: ClaimSource, now_ms: int) -> OpRow:
-    due = action.due
-    return OpRow(due.transaction_id, ClaimKind.UNKNOWN, due.producer_group, source, now_ms)
-
-
-def _armed(row: OpRow, next_check_timestamp_ms: int, reason: str | None) -> OpRow:
-    return replace(row, next_check_timestamp_ms=next_check_timestamp_ms, reason=reason)

@@ -50,9 +50,7 @@ class CheckRound:
         self._standings = CheckStandings(store)
         self._listeners = frozenset(listeners)
         self._threads = ListenerThreads(listeners, config.check_threads)
-        self._lease = CheckLease(
-            store.register("check_lease"), str(session), config.check_lease_s
-        )
+        self._lease = CheckLease(store.register("check_lease"), str(session), config.check_lease_s)
         self._app_id = f"txmq-check/{session}"
         self._numbers = itertools.count(1)
         self._queue_id = session.int % config.half_queues

@@ -48,7 +48,7 @@ class CheckStandings:
         """Handles of our own."""
         self.op: OpLog = store.op_log()
         self._config = config or store.config
-        self._settled: SettledLog = store.settled_log(self.op.table.table_id)
+        self.settled: SettledLog = store.settled_log(self.op.table.table_id)
 
     def of(self, groups: Mapping[str, str], clock_ms: int) -> dict[str, CheckStanding]:
         """The standing of each transaction in `groups` (transaction to producer group).
@@ -56,15 +56,28 @@ class CheckStandings:
         Reads: settled, op (files that may hold these ids; the change feed only for those that
         several claims contend for). Commits: 0.
         """
-        self._settled.table.refresh()
-        self.op.table.refresh()
+        self.refresh()
         ids = pa.array(groups, pa.string())
-        settled = self._settled.standings(ids)
-        rows = self.op.rows_about(ids)
-        standings = self._folded(groups, settled, rows)
+        settled = self.settled.standings(ids)
+        return self.folded(groups, settled, self.op.rows_about(ids), clock_ms)
+
+    def refresh(self) -> None:
+        """Move to what is there now; settled first, so that its mark is not beyond the claims."""
+        self.settled.table.refresh()
+        self.op.table.refresh()
+
+    def folded(
+        self,
+        groups: Mapping[str, str],
+        settled: Mapping[str, Standing],
+        rows: pa.Table,
+        clock_ms: int,
+    ) -> dict[str, CheckStanding]:
+        """As `of`, from settled standings and all claims that were read already."""
+        standings = self._states(groups, settled, rows)
         return _checked(standings, groups, rows, clock_ms, self._config)
 
-    def _folded(
+    def _states(
         self, groups: Mapping[str, str], settled: Mapping[str, Standing], rows: pa.Table
     ) -> dict[str, Standing]:
         """States and lives. A COMMIT folds to COMMITTED even where settle finds halves missing.
@@ -91,7 +104,7 @@ class CheckStandings:
         contested = [key for key, several in claims.items() if len(several) > 1 or key in settled]
         if contested:
             # Only the change feed knows their order, and which of them are settled already.
-            mark, version = self._settled.mark, self.op.table.version
+            mark, version = self.settled.mark, self.op.table.version
             claims.update(self.op.claims_between(mark, version, contested))
         return claims
 
@@ -110,25 +123,21 @@ def _checked(
         key = str(row["transaction_id"])
         if row["producer_group"] == groups[key] and row["life"] == standings[key].life:
             by_id.setdefault(key, []).append(_arming(row, clock_ms, config))
-    return {
-        key: _with_checks(standing, by_id.get(key, ())) for key, standing in standings.items()
-    }
+    return {key: _with_checks(standing, by_id.get(key, ())) for key, standing in standings.items()}
 
 
 def _with_checks(standing: Standing, armings: Sequence[_Arming]) -> CheckStanding:
     """Rows count by their number, so one written twice counts once; the latest deadline holds."""
-    if not armings or standing.state is not TransactionState.PENDING:
+    if not armings:
         return CheckStanding(standing)
     check_times = max(arming.check_times for arming in armings)
     last = [arming for arming in armings if arming.check_times == check_times]
-    deadlines = [arming.next_check_ms for arming in last if arming.next_check_ms is not None]
-    checked = replace(
-        standing,
-        check_times=check_times,
-        next_check_timestamp_ms=max(deadlines, default=None),
-    )
+    standing = replace(standing, check_times=check_times)
+    if standing.state is TransactionState.PENDING:
+        deadlines = [arming.next_check_ms for arming in last if arming.next_check_ms is not None]
+        standing = replace(standing, next_check_timestamp_ms=max(deadlines, default=None))
     unasked = sum(not arming.is_resume for arming in last) - (check_times > 0)
-    return CheckStanding(checked, unasked)
+    return CheckStanding(standing, unasked)
 
 
 def _arming(row: Mapping[str, Any], clock_ms: int, config: Config) -> _Arming:

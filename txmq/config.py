@@ -201,8 +201,8 @@ class Config:
         faults = []
         if checks_s > reserved_s:
             faults.append(
-                f"transaction_check_max x transaction_check_interval_s is {checks_s:,.0f} s, "
-                f"longer than file_reserved_time_h ({reserved_s:,.0f} s)"
+                f"transaction_timeout_s and transaction_check_max x transaction_check_interval_s "
+                f"are {checks_s:,.0f} s, longer than file_reserved_time_h ({reserved_s:,.0f} s)"
             )
         if self.max_transaction_size_bytes < self.max_message_size_bytes:
             faults.append(

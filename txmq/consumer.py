@@ -26,7 +26,8 @@ class Consumer:
     The stream's checkpoint keeps the place of the group, as for any Delta stream.
 
     Example:
-        >>> stream = Consumer(store, consumer_group="billing").read_stream("order-paid", spark=spark)
+        >>> consumer = Consumer(store, consumer_group="billing")
+        >>> stream = consumer.read_stream("order-paid", spark=spark)
     """
 
     def __init__(self, store: Store, *, consumer_group: str) -> None:

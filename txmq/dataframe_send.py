@@ -16,7 +16,6 @@ from txmq.data_files import (
     written_by_spark,
 )
 from txmq.errors import (
-    EnvironmentProblemError,
     InvalidMessageError,
     InvalidMessageTypeError,
     SchemaMismatchError,
@@ -57,8 +56,8 @@ class DataFrameSend:
         Raises: InvalidMessageError with the number of rows that cannot be messages; their files
             are removed.
         """
-        import pyspark.sql.functions as F  # noqa: N812, PLC0415
-        from pyspark.sql import Observation  # noqa: PLC0415
+        import pyspark.sql.functions as F  # noqa: N812
+        from pyspark.sql import Observation
 
         folder = staging_folder()
         observation = Observation(folder)
@@ -78,7 +77,7 @@ class DataFrameSend:
         return written_by_spark(folder, half.filesystem, HALF.statistics_columns, partition)
 
     def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
-        import pyspark.sql.functions as F  # noqa: N812, PLC0415
+        import pyspark.sql.functions as F  # noqa: N812
 
         numbered = self.dataframe.withColumn(
             "sequence", F.monotonically_increasing_id() + F.lit(first_sequence)
@@ -164,7 +163,9 @@ def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
     """Counts of rows that cannot be messages, taken while they are written."""
     F = functions  # noqa: N806
     body_bytes = F.octet_length("body")
-    texts = [F.coalesce(F.octet_length(name), F.lit(0)) for name in ("tags", "keys", "sharding_key")]
+    texts = [
+        F.coalesce(F.octet_length(name), F.lit(0)) for name in ("tags", "keys", "sharding_key")
+    ]
     pairs = F.aggregate(
         F.coalesce(F.map_entries("properties"), F.array()),
         F.lit(0),

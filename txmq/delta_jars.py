@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from txmq.certificates import trusted_by_python, write_trust_store
 from txmq.errors import EnvironmentProblemError
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ _SHIPPED_BY_SPARK = (
 )
 _FETCH_SECONDS = 900
 _TELLING_LINES = 3
+_TELLING_WORDS = ("Exception", "Host ", "Server access error", "proxy server", "PKIX")
 
 
 def cache_folder() -> Path:
@@ -87,11 +89,7 @@ def fetch_jars(cache: Path, java_home: Path) -> None:
     folder = jar_folder(cache)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
-        said = _resolve(Path(work), java_home)
-        fetched = Path(work) / "jars"
-        missing = missing_jars(fetched)
-        if missing:
-            raise EnvironmentProblemError(_what_is_missing(missing, said), _what_to_do(folder))
+        fetched = _fetched_jars(Path(work), java_home, folder)
         for name in JARS:
             (fetched / name).replace(folder / name)
 
@@ -110,17 +108,37 @@ def _digest(path: Path) -> str | None:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _resolve(work: Path, java_home: Path) -> str:
+def _fetched_jars(work: Path, java_home: Path, folder: Path) -> Path:
+    """Try with Java's certificates, then with Python's: a proxy's own may be known to one only."""
+    trust_store = work / "trusted"
+    write_trust_store(trust_store, trusted_by_python())
+    fetched = work / "jars"
+    said = ""
+    for option in ("", f"-Djavax.net.ssl.trustStore={trust_store}"):
+        said += _resolve(work, java_home, option)
+        if not missing_jars(fetched):
+            return fetched
+    raise EnvironmentProblemError(_what_is_missing(said), _what_to_do(folder))
+
+
+def _resolve(work: Path, java_home: Path, option: str) -> str:
     """Submit an empty program, since Spark resolves packages only on the way to one."""
     program = work / "nothing.py"
     program.touch()
     home = spark_home()
     command = [str(home / "bin" / "spark-submit"), "--master", "local[1]"]
-    for key, value in _resolver_settings(work).items():
+    for key, value in _resolver_settings(work, option).items():
         command += ["--conf", f"{key}={value}"]
+    try:
+        return _output([*command, str(program)], JAVA_HOME=str(java_home), SPARK_HOME=str(home))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"Exception: {error}\n"
+
+
+def _output(command: list[str], **variables: str) -> str:
     finished = subprocess.run(
-        [*command, str(program)],
-        env={**os.environ, "JAVA_HOME": str(java_home), "SPARK_HOME": str(home)},
+        command,
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -130,27 +148,32 @@ def _resolve(work: Path, java_home: Path) -> str:
     return finished.stdout
 
 
-def _resolver_settings(work: Path) -> Mapping[str, str]:
+def _resolver_settings(work: Path, option: str) -> Mapping[str, str]:
     return {
         "spark.jars.packages": COORDINATE,
         "spark.jars.excludes": ",".join(_SHIPPED_BY_SPARK),
         "spark.jars.ivy": str(work),
+        "spark.driver.extraJavaOptions": option,
     }
 
 
-def _what_is_missing(missing: tuple[str, ...], said: str) -> str:
-    telling = [line.strip() for line in said.splitlines() if _is_telling(line)]
-    reason = "; ".join(telling[:_TELLING_LINES]) or "the bytes are not the expected ones"
-    return f"Delta's jars could not be fetched ({', '.join(missing)}): {reason}"
+def _what_is_missing(said: str) -> str:
+    telling = dict.fromkeys(_shortened(line) for line in said.splitlines() if _is_telling(line))
+    reason = "; ".join(list(telling)[:_TELLING_LINES]) or "their bytes are not the expected ones"
+    return f"Delta's {len(JARS)} jars could not be fetched: {reason}"
 
 
 def _is_telling(line: str) -> bool:
-    return any(word in line for word in ("Exception", "not found", "Server access error"))
+    return any(word in line for word in _TELLING_WORDS)
+
+
+def _shortened(line: str) -> str:
+    return line.strip().partition(" url=")[0]
 
 
 def _what_to_do(folder: Path) -> str:
     return (
-        "Check the network; behind a mirror, set DEFAULT_ARTIFACT_REPOSITORY to its address, "
+        "Check the network; behind a mirror, set DEFAULT_ARTIFACT_REPOSITORY to its address "
         "or spark.jars.ivySettings in spark-defaults.conf; "
-        f"without a network, copy the jars from another machine into {folder}"
+        f"without a network, copy this folder from another machine: {folder}"
     )

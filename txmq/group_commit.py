@@ -87,7 +87,9 @@ class GroupCommitter(Generic[Row, Answer]):
             self._changed.wait_for(lambda: self._waiting or self._closed)
             group: list[tuple[list[Row], Future[list[Answer]]]] = []
             count = 0
-            while self._waiting and (not group or count + len(self._waiting[0][0]) <= self._max_rows):
+            while self._waiting and (
+                not group or count + len(self._waiting[0][0]) <= self._max_rows
+            ):
                 group.append(self._waiting.popleft())
                 count += len(group[-1][0])
             return group

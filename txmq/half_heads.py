@@ -42,7 +42,9 @@ def half_messages(half: HalfLog, check_times: dict[str, int]) -> dict[str, HalfM
         try:
             messages[key] = half_message(row, check_times[key])
         except (TypeError, ValueError, KeyError) as error:
-            logger.warning("transaction %s: its half cannot be parsed (%s)", key, type(error).__name__)
+            logger.warning(
+                "transaction %s: its half cannot be parsed (%s)", key, type(error).__name__
+            )
     return messages
 
 

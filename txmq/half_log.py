@@ -142,8 +142,12 @@ class HalfLog:
 def grouped_summaries(summaries: pa.Table) -> pa.Table:
     """One row a transaction: its rows, distinct places, messages, heads, groups, message_count."""
     carries = pc.cast(pc.is_valid(summaries["real_topic"]), pa.int64())
-    is_head = pc.cast(pc.equal(summaries["sequence"], HEAD_SEQUENCE), pa.int64())
+    first = pc.equal(summaries["sequence"], HEAD_SEQUENCE)
+    is_head = pc.cast(first, pa.int64())
+    # Only the head says how many messages there are.
+    said = pc.if_else(first, summaries["message_count"], None)
     counted = summaries.append_column("carries", carries).append_column("is_head", is_head)
+    counted = counted.append_column("said", said)
     grouped = counted.group_by("transaction_id").aggregate(
         [
             ("sequence", "count"),
@@ -152,7 +156,7 @@ def grouped_summaries(summaries: pa.Table) -> pa.Table:
             ("is_head", "sum"),
             ("producer_group", "min"),
             ("producer_group", "max"),
-            ("message_count", "max"),
+            ("said", "max"),
         ]
     )
     return grouped.rename_columns(
@@ -163,7 +167,7 @@ def grouped_summaries(summaries: pa.Table) -> pa.Table:
             "is_head_sum": "heads",
             "producer_group_min": "first_group",
             "producer_group_max": "last_group",
-            "message_count_max": "message_count",
+            "said_max": "message_count",
         }
     )
 

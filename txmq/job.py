@@ -39,7 +39,7 @@ def run_job(
 
     Raises: TxmqError, so that the scheduler sees a failed job.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+    from pyspark.sql import SparkSession
 
     options = _parser(name).parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)

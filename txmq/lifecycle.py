@@ -170,14 +170,15 @@ def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionS
 
 def _count_check(standing: Standing, claim: Claim) -> Standing:
     """Checks count by their number, so a row written twice counts once; an uncounted one re-arms."""
-    times = claim.check_times or 0
+    times, due_ms = claim.check_times or 0, claim.next_check_timestamp_ms
     if standing.state is not TransactionState.PENDING or claim.life != standing.life:
         return standing
     if times < standing.check_times:
         return standing
-    return replace(
-        standing, check_times=times, next_check_timestamp_ms=claim.next_check_timestamp_ms
-    )
+    if times == standing.check_times and standing.next_check_timestamp_ms is not None:
+        # The older of two rows may have been written again: it does not bring the check forward.
+        due_ms = max(due_ms or 0, standing.next_check_timestamp_ms)
+    return replace(standing, check_times=times, next_check_timestamp_ms=due_ms)
 
 
 def end_asked_for(kind: ClaimKind) -> TransactionState:

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 FIRST_SPAN_VERSIONS = 64
 MAX_SPAN_VERSIONS = 4096
 PROGRESS_INTERVAL_S = 1.0
-MAX_FILES_PER_TRIGGER = 100_000
+BELLS_PER_S = 1
 ERROR_PAUSE_S = 1.0
 
 
@@ -116,13 +116,8 @@ class Publisher:
         self.run_once()
         # The bell keeps no promise, so each start has a checkpoint of its own.
         checkpoint = self.store.checkpoint_location(f"{self.name}-{uuid.uuid4().hex[:8]}")
-        bell = (
-            self._spark.readStream.format("delta")
-            .option("startingVersion", "latest")
-            .option("skipChangeCommits", "true")
-            .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
-            .load(self.store.op_log().table.location)
-        )
+        # A stream over the op log itself would plan its commits a second time for nothing.
+        bell = self._spark.readStream.format("rate").option("rowsPerSecond", BELLS_PER_S).load()
         query = (
             bell.writeStream.foreachBatch(self._on_bell)
             .queryName(f"txmq-{self.name}")
@@ -391,5 +386,3 @@ def _merged(own: Progress, value: dict[str, Any], op: Any) -> Progress:
     other = Progress.from_value(value, op)
     further = own if own.low_water_version >= other.low_water_version else other
     return replace(further, parked={**other.parked, **own.parked})
-
-

@@ -56,8 +56,7 @@ class Resolver:
         contested = self._contested(written)
         decided = self._decided(contested) if contested else {}
         return [
-            decided.get(row.transaction_id)
-            or Resolution(end_asked_for(row.kind), row.source.value)
+            decided.get(row.transaction_id) or Resolution(end_asked_for(row.kind), row.source.value)
             for row in written
         ]
 

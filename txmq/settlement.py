@@ -33,9 +33,7 @@ class Settlement:
     without_effect: int
 
 
-def settle(
-    claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int
-) -> Settlement:
+def settle(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> Settlement:
     """What took effect of `claims` (CLAIM_COLUMNS and `_commit_version`), in their order.
 
     Reads: half and settled through the handles as they are pinned: half must have been opened

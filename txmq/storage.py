@@ -49,7 +49,9 @@ from txmq.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 
 READ_ATTEMPTS = 8
 LARGE_FILE_BYTES = 1_000_000
+LARGE_FILE_ROWS = 1_000
 RETRY_PAUSE_S = 0.01
+SHOWN_CHARACTERS_OF_A_CAUSE = 200
 _INSERT = "insert"
 _COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
 Result = TypeVar("Result")
@@ -259,8 +261,15 @@ class Table:
         """All rows whose `column` is one of `values`, reading only the files that may hold them."""
         wanted = values.unique().sort()
         wanted_columns = columns if column in columns else [column, *columns]
-        found = self.read(self.files_holding(column, wanted), wanted_columns)
+        files = [f for f in self.files_holding(column, wanted) if self._holds(f, column, wanted)]
+        found = self.read(files, wanted_columns)
         return found.filter(pc.is_in(found[column], value_set=wanted)).select(list(columns))
+
+    def _holds(self, file: DataFile, column: str, wanted: pa.Array) -> bool:
+        """Statistics are a range; of a large file one column is read before all the others are."""
+        if file.num_records < LARGE_FILE_ROWS:
+            return True
+        return bool(pc.any(pc.is_in(self.read([file], [column])[column], value_set=wanted)).as_py())
 
     def changes(self, start: int, end: int, columns: Sequence[str]) -> pa.Table:
         """Rows appended by the versions `start` to `end`, with `_commit_version`.
@@ -318,6 +327,9 @@ class Table:
         return self._once(app_id, number, lambda marks: self.swap_files(files, marks))
 
     def _once(self, app_id: str, number: int, write: Callable[[Mapping[str, int]], None]) -> int:
+        if self._handle is None:
+            # A table that cannot be opened got no commit.
+            self.reopen()
         for attempt in range(self._attempts):
             try:
                 write({app_id: number})
@@ -476,7 +488,7 @@ def _read_again(table: str, read: Callable[[], Result]) -> Result:
         except (DeltaError, OSError, pa.ArrowException) as error:
             failure = error
             _pause(attempt)
-    raise StorageError(table, f"cannot be read ({type(failure).__name__}: {failure})") from failure
+    raise StorageError(table, f"cannot be read ({_in_one_line(failure)})") from failure
 
 
 @contextmanager
@@ -497,4 +509,10 @@ def _storage_error(table: str, error: Exception) -> StorageError:
         return StoreFullError(table, "no space left; free some, then call again")
     if number in (errno.EROFS, errno.EACCES) or any(sign in text for sign in _READ_ONLY):
         return ReadOnlyStoreError(table, "cannot be written; check its rights")
-    return StorageError(table, f"cannot be written ({type(error).__name__}: {text[:200]})")
+    return StorageError(table, f"cannot be written ({_in_one_line(error)})")
+
+
+def _in_one_line(error: Exception) -> str:
+    """Without the Rust backtrace and the colours that may follow."""
+    first = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first[:SHOWN_CHARACTERS_OF_A_CAUSE]}"

@@ -30,7 +30,8 @@ from txmq.storage import Table, rooted_filesystem
 from txmq.topic_log import TopicLog
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
-_BENDS_PATHS = re.compile(r"[%\\\x00-\x1f\x7f\ud800-\udfff]")
+# delta-rs decodes % twice, so that its folder is not Spark's, and panics at the others.
+_BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 
 REGISTERS = ("config", "publisher", "check_lease")
 
@@ -143,7 +144,7 @@ class Store:
         filesystem = rooted_filesystem(self.location, self.storage_options)
         selector = pa_fs.FileSelector("topics", allow_not_found=True)
         try:
-            found = [info.base_name for info in filesystem.get_file_info(selector)]
+            found = filesystem.get_file_info(selector)
         except FileNotFoundError:
             # Another process made the first topic while we looked.
             found = filesystem.get_file_info(selector)
@@ -206,13 +207,12 @@ def _path_of_file_uri(text: str) -> str:
 
 def _absolute(path: str, text: str) -> str:
     absolute = os.path.realpath(_checked(path, text))
-    return "/" + absolute.lstrip("/")
+    return "/" + _checked(absolute, text).lstrip("/")
 
 
 def _checked(path: str, text: str) -> str:
-    # delta-rs decodes a path twice, so these would end in another folder than Spark's.
     if not path or _BENDS_PATHS.search(path):
-        problem = "must name a folder, without %, backslash and control characters"
+        problem = "must name a folder, without % \\ ^ | [ ] and control characters"
         raise ConfigError([f"location {shown(text)} {problem}"])
     return path
 

@@ -10,18 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify_fold import (
+from txmq.verify.fold import (
     COMMITTED,
     INCOMPLETE,
     KINDS,
     PENDING,
     ROLLED_BACK,
+    SOURCES,
     STATES,
     SeenClaim,
     facts_of,
 )
-from txmq.verify_halves import ABSENT, Flags, Halves, Integers
-from txmq.verify_tables import PinnedTable, microseconds
+from txmq.verify.halves import ABSENT, Flags, Halves, Integers
+from txmq.verify.tables import PinnedTable, microseconds
 
 FACT_KEY = ("transaction", "op_version", "ordinal", "state", "life")
 _STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
@@ -35,7 +36,8 @@ class Fates:
 
     Attributes:
         facts: FACT_KEY as integers (`state` is a place in STATES), sorted by them.
-        state, op_version, life: of the last fact of each transaction; 0 for PENDING.
+        state, op_version, life: of the last fact of each transaction. One more entry stands at
+            their end, so that ABSENT leads to no state at all.
         claims_without_half: claims about transactions that are not in the half log.
         claims_without_effect: claims that changed nothing, UNKNOWN not counted.
     """
@@ -59,14 +61,14 @@ class Fates:
 
 def fates_of(claims: pa.Table, halves: Halves, settled: pa.Table, half: PinnedTable) -> Fates:
     """Fold all claims; `settled` and `half` only excuse halves that were repaired later."""
-    claims = claims.filter(pc.is_in(claims["kind"], value_set=pa.array(KINDS)))
+    claims = _readable(claims)
     numbers = halves.numbers_of(claims["transaction_id"])
     known = claims.filter(pa.array(numbers != ABSENT))
     own = _of_right_group(known, numbers[numbers != ABSENT], halves)
     repaired = _repaired(settled, halves, half)
     plain, others = _split(own, repaired)
     facts = pa.concat_tables([_plain_facts(plain, halves), _folded(others, halves, repaired)])
-    facts = facts.sort_by([(name, "ascending") for name in FACT_KEY])
+    facts = facts.take(pa.array(_order(facts)))
     return Fates(
         facts,
         *_last_facts(facts, len(halves.ids)),
@@ -94,17 +96,30 @@ def missing_facts(wanted: pa.Table, found: pa.Table) -> pa.Table:
     return wanted.join(found.select(keys), keys=keys, join_type="left anti")
 
 
-# --- helpers ---------------------------------------------------------------------------------------
+# --- helpers ------------------------------------------------------------------------------------
+
+
+def _readable(claims: pa.Table) -> pa.Table:
+    """Without rows that txmq does not write and those that change no state."""
+    kept = pc.and_(
+        pc.is_in(claims["kind"], value_set=pa.array(KINDS)),
+        pc.is_in(claims["source"], value_set=pa.array(SOURCES)),
+    )
+    for name in ("transaction_id", "ordinal", "producer_group"):
+        kept = pc.and_(kept, pc.is_valid(claims[name]))
+    return claims.filter(kept)
 
 
 def _of_right_group(claims: pa.Table, numbers: Integers, halves: Halves) -> pa.Table:
     """Claims of the half's group with the number of their transaction."""
-    groups = halves.groups.take(pa.array(numbers)) if len(halves.ids) else claims["producer_group"]
+    groups = halves.groups.take(pa.array(numbers))
     numbered = claims.append_column("transaction", pa.array(numbers))
     return numbered.filter(pc.equal(claims["producer_group"], groups))
 
 
-def _split(claims: pa.Table, repaired: dict[int, set[tuple[int, int]]]) -> tuple[pa.Table, pa.Table]:
+def _split(
+    claims: pa.Table, repaired: dict[int, set[tuple[int, int]]]
+) -> tuple[pa.Table, pa.Table]:
     """A first and only COMMIT or ROLLBACK is judged by columns, everything else by the fold."""
     numbers = claims["transaction"].to_numpy()
     counts = np.bincount(numbers, minlength=1)
@@ -152,15 +167,23 @@ def _by_transaction(claims: pa.Table) -> Iterator[tuple[int, list[SeenClaim]]]:
 
 
 def _last_facts(facts: pa.Table, count: int) -> tuple[Integers, Integers, Integers]:
-    state = np.full(count, _STATE_NUMBERS[PENDING], dtype=np.int64)
-    op_version = np.full(count, ABSENT, dtype=np.int64)
-    life = np.zeros(count, dtype=np.int64)
+    state = np.append(np.full(count, _STATE_NUMBERS[PENDING]), ABSENT)
+    op_version = np.full(count + 1, ABSENT, dtype=np.int64)
+    life = np.zeros(count + 1, dtype=np.int64)
     numbers = facts["transaction"].to_numpy()
-    # Facts are in order, so of several assignments the last one stays.
-    state[numbers] = facts["state"].to_numpy()
-    op_version[numbers] = facts["op_version"].to_numpy()
-    life[numbers] = facts["life"].to_numpy()
+    is_last = np.append(numbers[1:] != numbers[:-1], np.ones(len(numbers[:1]), dtype=bool))
+    state[numbers[is_last]] = facts["state"].to_numpy()[is_last]
+    op_version[numbers[is_last]] = facts["op_version"].to_numpy()[is_last]
+    life[numbers[is_last]] = facts["life"].to_numpy()[is_last]
     return state, op_version, life
+
+
+def _order(facts: pa.Table) -> Integers:
+    # Stable, so two facts of one place keep the order in which they were folded.
+    order: Integers = np.lexsort(
+        tuple(facts[name].to_numpy() for name in ("ordinal", "op_version", "transaction"))
+    )
+    return order
 
 
 def _repaired(
@@ -173,20 +196,17 @@ def _repaired(
     """
     rows = settled.filter(pc.equal(settled["state"], INCOMPLETE))
     numbers = halves.numbers_of(rows["transaction_id"])
-    doubtful = (numbers != ABSENT) & halves.complete[numbers] if len(halves.ids) else numbers > 0
+    doubtful = numbers != ABSENT
+    doubtful[doubtful] = halves.complete[numbers[doubtful]]
     if not doubtful.any():
         return {}
     newest = _newest_commits(half, halves, numbers[doubtful])
-    settled_at = microseconds(rows["settled_timestamp"])
     excused: dict[int, set[tuple[int, int]]] = {}
-    for row, number in zip(rows.to_pylist(), numbers.tolist(), strict=True):
-        excused.setdefault(number, set()).add((row["op_version"], row["ordinal"]))
-    late = {
-        int(number): newest[number] > moment
-        for number, moment in zip(numbers.tolist(), settled_at.tolist(), strict=True)
-        if number in newest
-    }
-    return {number: places for number, places in excused.items() if late.get(number)}
+    settled_at = microseconds(rows["settled_timestamp"]).tolist()
+    for row, number, moment in zip(rows.to_pylist(), numbers.tolist(), settled_at, strict=True):
+        if newest.get(number, moment) > moment:
+            excused.setdefault(number, set()).add((row["op_version"], row["ordinal"]))
+    return excused
 
 
 def _newest_commits(half: PinnedTable, halves: Halves, numbers: Integers) -> dict[int, int]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.schemas import HEAD_SEQUENCE
-from txmq.verify_tables import DIGEST, HALF_COLUMNS
+from txmq.verify.tables import DIGEST, HALF_COLUMNS
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -52,6 +52,10 @@ class Halves:
         """The number of each transaction, ABSENT where there is no half."""
         return positions(transaction_ids, self.ids)
 
+    def owners(self, messages: Integers) -> Integers:
+        """The transaction of each message's number; ABSENT stays ABSENT."""
+        return np.append(self.transaction, ABSENT)[messages]
+
     def find(self, transactions: Integers, sequences: Integers) -> Integers:
         """The message's number for each pair, ABSENT where there is no such half."""
         keys = self._keys(self.transaction, self.rows["sequence"].to_numpy())
@@ -69,7 +73,9 @@ class Halves:
 
 
 def halves_of(rows: pa.Table) -> Halves:
-    """The picture of all half rows, doubles included."""
+    """The picture of all half rows, doubles included; rows without an address count for nothing."""
+    addressed = pc.and_(pc.is_valid(rows["transaction_id"]), pc.is_valid(rows["sequence"]))
+    rows = rows.filter(addressed)
     ids = pc.unique(rows["transaction_id"])
     ids = ids.take(pc.array_sort_indices(ids))
     numbers = positions(rows["transaction_id"], ids)

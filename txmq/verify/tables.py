@@ -6,6 +6,7 @@ Reads through delta-rs and Parquet; shares no code with `storage` or the logs, o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,17 +91,19 @@ class PinnedTable:
             self.name,
             lambda: pa.table(self._handle.load_cdf(0, self.version, columns=wanted)),
         )
-        rows = rows.filter(pc.equal(rows["_change_type"].cast(pa.string()), "insert"))
-        return _plain_types(rows.select(list(columns)))
+        rows = _plain_types(rows.select(wanted))
+        return rows.filter(pc.equal(rows["_change_type"], "insert")).select(list(columns))
 
     def rows(self, columns: Sequence[str], *, content: bool = False) -> pa.Table:
         """All live rows; with `content`, also the DIGEST of what was sent."""
-        parts = [part for path in self._paths() for part in self._file(path, columns, content)]
+        parts = [
+            part for path in self._paths() for part in self._file(path, columns, content=content)
+        ]
         if not parts:
-            return self._no_rows(columns, content)
+            return self._no_rows(columns, content=content)
         return pa.Table.from_batches(parts)
 
-    def _no_rows(self, columns: Sequence[str], content: bool) -> pa.Table:  # noqa: FBT001
+    def _no_rows(self, columns: Sequence[str], *, content: bool) -> pa.Table:
         types = {field.name: field.type for field in pa.schema(self._handle.schema().to_arrow())}
         fields = [(name, types[name]) for name in columns]
         fields += [(name, pa.int64()) for name in DIGEST] if content else []
@@ -113,13 +116,13 @@ class PinnedTable:
         return [str(path) for path in actions["path"].to_pylist()]
 
     def _file(
-        self, path: str, columns: Sequence[str], content: bool  # noqa: FBT001
+        self, path: str, columns: Sequence[str], *, content: bool
     ) -> Iterator[pa.RecordBatch]:
         with self._filesystem().open_input_file(path) as source:
             file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=False)
             read = [*columns, *CONTENT] if content else list(columns)
             for batch in file.iter_batches(_batch_rows(file), columns=read):
-                yield _narrow(batch, columns, content)
+                yield _narrow(batch, columns, content=content)
 
     def _filesystem(self) -> pa_fs.FileSystem:
         if "://" not in self._location:
@@ -232,16 +235,16 @@ def _batch_rows(file: pq.ParquetFile) -> int:
     return int(max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)))
 
 
-def _narrow(
-    batch: pa.RecordBatch, columns: Sequence[str], content: bool  # noqa: FBT001
-) -> pa.RecordBatch:
+def _narrow(batch: pa.RecordBatch, columns: Sequence[str], *, content: bool) -> pa.RecordBatch:
+    # Files that delta-rs rewrote hold views, for which Arrow has few functions.
+    batch = _plain_types(batch)
     arrays = [batch.column(name) for name in columns]
     names = list(columns)
     if content:
         digests = content_digests(batch)
         arrays += [pa.array(digests[:, 0]), pa.array(digests[:, 1])]
         names += DIGEST
-    return _plain_types(pa.record_batch(arrays, names=names))
+    return pa.record_batch(arrays, names=names)
 
 
 def content_digests(batch: pa.RecordBatch) -> Digests:
@@ -263,7 +266,7 @@ def _slices(rows: pa.Array) -> Iterator[memoryview]:
     begin = rows.offset
     ends = np.frombuffer(offsets, dtype=np.int64)[begin : begin + len(rows) + 1].tolist()
     view = memoryview(data) if data is not None else memoryview(b"")
-    for start, end in zip(ends[:-1], ends[1:], strict=True):
+    for start, end in itertools.pairwise(ends):
         yield view[start:end]
 
 
@@ -276,13 +279,22 @@ def _marked(text: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_null(text), _ABSENT, whole)
 
 
-def _properties_text(properties: pa.Array) -> pa.Array:
-    if len(properties.keys) == 0 and properties.null_count == 0:
-        return pa.repeat(pa.scalar("[]"), len(properties))
-    texts = [
-        None if pairs is None else json.dumps(sorted(pairs)) for pairs in properties.to_pylist()
-    ]
-    return pa.array(texts, pa.string())
+def _properties_text(properties: pa.MapArray) -> pa.Array:
+    """Each map as text, its pairs in the order of their names; null stays null."""
+    offsets = properties.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    names = properties.keys.slice(first, last - first)
+    values = properties.items.slice(first, last - first)
+    pairs = pc.binary_join_element_wise(_marked(names), _marked(values), "")
+    sizes = np.diff(offsets)
+    if sizes.max(initial=0) > 1:
+        owners = pa.array(np.repeat(np.arange(len(sizes)), sizes))
+        by_name = [("owner", "ascending"), ("pair", "ascending")]
+        pairs = pairs.take(
+            pc.sort_indices(pa.table([owners, pairs], ["owner", "pair"]), sort_keys=by_name)
+        )
+    texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets - first), pairs), "")
+    return pc.if_else(properties.is_null(), pa.scalar(None, pa.string()), texts)
 
 
 def _plain_types(rows: Any) -> Any:
@@ -292,10 +304,13 @@ def _plain_types(rows: Any) -> Any:
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
         return pa.string()
-    if pa.types.is_integer(kind) or pa.types.is_timestamp(kind):
-        # Clocks are compared as microseconds.
-        return pa.timestamp("us", "UTC") if pa.types.is_timestamp(kind) else pa.int64()
-    return kind
+    if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
+        return pa.binary()
+    if pa.types.is_map(kind):
+        return pa.map_(pa.string(), pa.string())
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC")
+    return pa.int64() if pa.types.is_integer(kind) else kind
 
 
 def _again(table: str, read: Callable[[], Result]) -> Result:

@@ -1,0 +1,82 @@
+"""`python -m bench [part …] [--quick]`: measure, print a table, keep the result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import backlog, callers, dataframe, latency
+from bench.machine import machine_facts
+from bench.outcome import Outcome
+from bench.sizes import FULL, QUICK, Sizes
+from bench.table import print_table
+
+RESULTS = Path(__file__).parent / "results"
+PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
+    "latency": latency.measure,
+    "backlog": backlog.measure,
+    "dataframe-arrow": partial(dataframe.measure, engine="arrow"),
+    "dataframe-spark": partial(dataframe.measure, engine="spark"),
+    "callers": callers.measure,
+}
+
+
+def main() -> int:
+    """Exit with 1 where a full run missed a bar."""
+    arguments = _arguments()
+    console = Console()
+    sizes = QUICK if arguments.quick else FULL
+    load_before = os.getloadavg()[0]
+    outcomes = [one for part in arguments.parts or PARTS for one in _run(part, sizes, console)]
+    print_table(outcomes, console)
+    if arguments.quick:
+        console.print("--quick only tries the scripts: nothing is kept, no bar counts.")
+        return 0
+    _keep(outcomes, load_before, console)
+    return int(any(outcome.passed is False for outcome in outcomes))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all if left out")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the sizes, kept nowhere")
+    return parser.parse_args()
+
+
+def _run(part: str, sizes: Sizes, console: Console) -> list[Outcome]:
+    """Each part has a process of its own, and so its own Java and its own memory."""
+    console.print(f"{datetime.now(UTC):%H:%M:%S}  {part}")
+    with (
+        tempfile.TemporaryDirectory(prefix="txmq-bench-") as folder,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+    ):
+        return pool.submit(PARTS[part], sizes, Path(folder)).result()
+
+
+def _keep(outcomes: Sequence[Outcome], load_before: float, console: Console) -> None:
+    now = datetime.now(UTC)
+    result = {
+        "date": now.isoformat(timespec="seconds"),
+        "load_before": round(load_before, 2),
+        **machine_facts(),
+        "outcomes": [outcome.to_dict() for outcome in outcomes],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{now:%Y-%m-%d}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    console.print(f"kept in bench/results/{path.name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""(c) One DataFrame as one transaction, the whole way, and the memory that it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from bench.bare import BareStream, quiet_session
+from bench.memory import PeakMemory, peak_memory
+from bench.messages import GROUP, TOPIC, write_dataframe_files
+from bench.outcome import BARE, Bar, Outcome, alternate
+from bench.reader import Reader
+from bench.sizes import Sizes
+from bench.workspace import fresh_folder
+from txmq.config import Config
+from txmq.producer import TransactionProducer
+from txmq.publisher import Publisher
+from txmq.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+POLL_S = 0.02
+MEMORY_BOUND_MIB = 2000.0
+BODY_SCHEMA = pa.schema([("body", pa.binary())])
+Timed = tuple[float, PeakMemory]
+
+
+def measure(sizes: Sizes, folder: Path, engine: str) -> list[Outcome]:
+    """Rows a second with one engine, and the memory of Python and Java together."""
+    spark = quiet_session()
+    for name, size in (("warm", sizes.smaller()), ("full", sizes)):
+        write_dataframe_files(folder / name, size.dataframe_rows, size.body_bytes)
+    alternate(_sides(spark, sizes.smaller(), folder, "warm", engine), 1)
+    samples = alternate(_sides(spark, sizes, folder, "full", engine), sizes.rounds)
+    return _outcomes(sizes, engine, samples)
+
+
+def _outcomes(sizes: Sizes, engine: str, samples: dict[str, list[Timed]]) -> list[Outcome]:
+    rates = {
+        name: [sizes.dataframe_rows / seconds for seconds, _ in timed]
+        for name, timed in samples.items()
+    }
+    peaks = [peak for _, peak in samples["txmq"]]
+    bar = Bar(1.0, at_most=False)
+    speed = f"whole way, {engine}"
+    memory = f"memory, {engine}"
+    return [
+        Outcome("dataframe", speed, "rows/s", rates["txmq"], rates[BARE], bar,
+                {"rows": sizes.dataframe_rows}),
+        Outcome("dataframe", memory, "MB", [peak.together_mib * 1.048576 for peak in peaks],
+                bar=Bar(MEMORY_BOUND_MIB, at_most=True),
+                facts={"peaks_mib": [asdict(peak) for peak in peaks]}),
+    ]  # fmt: skip
+
+
+def _sides(
+    spark: SparkSession, sizes: Sizes, folder: Path, files: str, engine: str
+) -> dict[str, Callable[[], Timed]]:
+    dataframe = spark.read.parquet(str(folder / files))
+    rows = sizes.dataframe_rows
+    return {
+        "txmq": partial(_txmq, dataframe, rows, folder, engine),
+        BARE: partial(_bare, dataframe, rows, folder),
+    }
+
+
+def _txmq(dataframe: DataFrame, rows: int, folder: Path, engine: str) -> Timed:
+    spark = dataframe.sparkSession
+    fresh_folder(folder, "bare")
+    store = Store.create(fresh_folder(folder, "txmq"), Config(payload_engine=engine))
+    reader = Reader(folder / "txmq" / "topics" / TOPIC, POLL_S)
+    handle = Publisher(store, spark=spark).start()
+    try:
+        with TransactionProducer(store, producer_group=GROUP) as producer:
+            return _timed(spark, reader, rows, lambda: _send(producer, dataframe))
+    finally:
+        handle.stop()
+
+
+def _send(producer: TransactionProducer, dataframe: DataFrame) -> None:
+    with producer.begin_transaction() as transaction:
+        transaction.send_dataframe(dataframe, topic=TOPIC)
+        transaction.prepare()
+        transaction.commit()
+
+
+def _bare(dataframe: DataFrame, rows: int, folder: Path) -> Timed:
+    spark = dataframe.sparkSession
+    fresh_folder(folder, "txmq")
+    stream = BareStream(spark, fresh_folder(folder, "bare"))
+    stream.create_source(BODY_SCHEMA)
+    query = stream.start()
+    try:
+        writer: Any = dataframe.write.format("delta").mode("append")
+        reader = Reader(stream.sink, POLL_S)
+        return _timed(spark, reader, rows, lambda: writer.save(str(stream.source)))
+    finally:
+        query.stop()
+
+
+def _timed(spark: SparkSession, reader: Reader, rows: int, send: Callable[[], None]) -> Timed:
+    with peak_memory(spark) as peak:
+        start_s = time.perf_counter()
+        send()
+        return reader.wait_for_rows(rows) - start_s, peak

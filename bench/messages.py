@@ -1,0 +1,59 @@
+"""Messages with random bodies, as rows of the logs and as a DataFrame's file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message import Message, new_transaction_id
+from txmq.op_log import OpRow, op_table
+from txmq.schemas import HALF
+
+GROUP = "bench"
+TOPIC = "bench-topic"
+FILE_ROWS = 125_000
+ROW_GROUP_ROWS = 16_384
+IMMUNITY_S = 3600.0
+QUEUES = 8
+
+
+def random_body(size_bytes: int) -> bytes:
+    """Bytes that no codec makes smaller."""
+    return os.urandom(size_bytes)
+
+
+def one_message_transactions(count: int, body_bytes: int) -> tuple[pa.Table, pa.Table]:
+    """Rows of one half commit and of the op commit that ends them all."""
+    now_ms = time.time_ns() // 1_000_000
+    halves, ends = [], []
+    for number in range(count):
+        origin = HalfOrigin(new_transaction_id(now_ms), GROUP, 0, IMMUNITY_S, now_ms)
+        message = Message(TOPIC, random_body(body_bytes))
+        halves += half_rows(origin, [message], [number % QUEUES], 1)
+        source = ClaimSource.PRODUCER
+        ends.append(OpRow(origin.transaction_id, ClaimKind.COMMIT, GROUP, source, now_ms))
+    return half_table(halves), op_table(ends, 0)
+
+
+def plain_rows(halves: pa.Table) -> pa.Table:
+    """The same messages for a table without partitions."""
+    return halves.drop_columns(list(HALF.partition_by))
+
+
+def write_dataframe_files(folder: Path, rows: int, body_bytes: int) -> None:
+    """Parquet files of `rows` bodies, so that no side has to make them."""
+    folder.mkdir(parents=True)
+    schema = pa.schema([("body", pa.binary())])
+    for first in range(0, rows, FILE_ROWS):
+        count = min(FILE_ROWS, rows - first)
+        path = folder / f"{first:09d}.parquet"
+        with pq.ParquetWriter(path, schema, use_dictionary=False, write_statistics=False) as writer:
+            for done in range(0, count, ROW_GROUP_ROWS):
+                bodies = [random_body(body_bytes) for _ in range(min(ROW_GROUP_ROWS, count - done))]
+                writer.write_table(pa.table({"body": bodies}, schema=schema))

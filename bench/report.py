@@ -1,0 +1,60 @@
+"""`python -m bench.report`: docs/benchmarks.md from the newest result file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.table import shown
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
+TARGET = ROOT / "docs" / "benchmarks.md"
+_FACTS = ("git_commit", "cores", "memory_gib", "processor", "system", "python", "java", "pyspark",
+          "delta-spark", "deltalake", "pyarrow", "load_before")  # fmt: skip
+_MARKS = {True: "pass", False: "FAIL", None: ""}
+_INTRODUCTION = """\
+# Benchmarks
+
+Written by `python -m bench.report` from `bench/results/{name}`; measured by `make bench`.
+
+1 KiB random bodies, warmed up, sides in turned order, median of the samples. The bare stream is
+Delta to Delta by Spark alone with trigger 0, in the same run and session; "visible" means that a
+reader of the table's newest version sees it.
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    newest = max(RESULTS.glob("*.json"))
+    result = json.loads(newest.read_text(encoding="utf-8"))
+    TARGET.parent.mkdir(exist_ok=True)
+    TARGET.write_text(page(newest.name, result), encoding="utf-8")
+    print(f"wrote docs/{TARGET.name}")
+
+
+def page(name: str, result: Mapping[str, Any]) -> str:
+    """The whole page as Markdown."""
+    facts = "\n".join(f"- {key.replace('_', ' ')}: {result[key]}" for key in ("date", *_FACTS))
+    head = "| measure | txmq | bare stream | unit | ratio | bar | |\n|---|--:|--:|---|--:|---|---|"
+    lines = "\n".join(_line(outcome) for outcome in result["outcomes"])
+    return f"{_INTRODUCTION.format(name=name)}\n{head}\n{lines}\n\n{facts}\n"
+
+
+def _line(outcome: Mapping[str, Any]) -> str:
+    cells = [
+        f"{outcome['part']}: {outcome['measure']}",
+        shown(outcome["median"]),
+        "" if outcome["bare_median"] is None else shown(outcome["bare_median"]),
+        outcome["unit"],
+        "" if outcome["ratio"] is None else f"{outcome['ratio']:.2f}",
+        outcome["bar"] or "",
+        _MARKS[outcome["passed"]],
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""How much is measured: in full, or a tenth of it to try the scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The numbers of one run."""
+
+    rounds: int = 3
+    body_bytes: int = 1024
+    single_messages: int = 30
+    backlog_rows: int = 1_000_000
+    commit_rows: int = 10_000
+    dataframe_rows: int = 1_000_000
+    callers_s: float = 5.0
+
+    def smaller(self, times: int = 10) -> Sizes:
+        """The same with less in it."""
+        return replace(
+            self,
+            single_messages=max(3, self.single_messages // times),
+            backlog_rows=max(self.commit_rows, self.backlog_rows // times),
+            dataframe_rows=max(1, self.dataframe_rows // times),
+            callers_s=max(0.5, self.callers_s / times),
+        )
+
+
+FULL = Sizes()
+QUICK = replace(FULL.smaller(), rounds=1)

@@ -1,0 +1,235 @@
+"""The `txmq` command: make a store, serve it, look at it, verify it.
+
+Spark is imported by `serve` and `demo` only, so the others start at once and run anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from typer.core import TyperGroup
+
+from txmq.admin import Admin
+from txmq.cli_view import life_view, status_view, verify_view
+from txmq.config import Config
+from txmq.errors import TxmqError
+from txmq.store import Store
+from txmq.verify import verify as verify_store
+
+LOCATION_VARIABLE = "TXMQ_LOCATION"
+EXIT_VIOLATIONS = 1
+EXIT_ERROR = 2
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+Location = Annotated[
+    str,
+    typer.Argument(envvar=LOCATION_VARIABLE, help="Where the store is: a path or a URI."),
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as in conf/txmq.yaml.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class _CleanErrors(TyperGroup):
+    """Shows every TxmqError as one line; with --debug, as the traceback it is."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; exit code 2 for a TxmqError."""
+        try:
+            return super().invoke(ctx)
+        except TxmqError as error:
+            if ctx.params.get("debug"):
+                raise
+            line = " ".join(str(error).split())
+            _console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(EXIT_ERROR) from error
+
+
+app = typer.Typer(
+    cls=_CleanErrors,
+    add_completion=False,
+    no_args_is_help=True,
+    # Typer's own tracebacks show local variables, and those hold bodies.
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The console entry point."""
+    app(prog_name="txmq")
+
+
+@app.callback()
+def _root(
+    *, debug: Annotated[bool, typer.Option(help="Show errors with their traceback.")] = False
+) -> None:
+    """Transactional messages for the lakehouse: visible if and only if the change took place."""
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format=_LOG_FORMAT)
+
+
+@app.command()
+def init(location: Location, config: ConfigFile = None) -> None:
+    """Make a new store."""
+    store = Store.create(location, None if config is None else Config.from_yaml(config))
+    _say(f"Store made at {store.location}. Next: txmq serve {store.location}")
+
+
+@app.command()
+def serve(
+    location: Location,
+    config: ConfigFile = None,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Do what is due, then end.")] = False,
+) -> None:
+    """Run all services of a store until SIGTERM or Ctrl-C."""
+    from txmq.broker import Broker, run_until_signal
+    from txmq.session import local_session
+
+    logging.getLogger("txmq").setLevel(logging.INFO)
+    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    broker = Broker(store, spark=local_session("txmq-broker"))
+    if once:
+        _say(str(broker.run_once()))
+        return
+    _say(f"Serving {store.location}; Ctrl-C stops it.")
+    run_until_signal(broker.start)
+
+
+@app.command()
+def status(
+    location: Location,
+    *,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval-s", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+) -> None:
+    """Show how a store stands: open and ended transactions, topics, lag."""
+    admin = Admin(Store.open(location))
+    if watch:
+        _watch(admin, interval_s, as_json=as_json)
+    elif as_json:
+        _print_json(admin.status().to_dict())
+    else:
+        _console().print(status_view(admin.status()))
+
+
+@app.command()
+def show(
+    location: Location,
+    transaction_id: Annotated[
+        str | None, typer.Argument(help="The id that begin_transaction gave.", show_default=False)
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show everything about one transaction, in order of time. Bodies are never shown."""
+    if transaction_id is None:
+        # One word alone is the id, and the store comes from the environment.
+        location, transaction_id = _location_of_environment(), location
+    life = Admin(Store.open(location)).transaction(transaction_id)
+    if as_json:
+        _print_json(life.to_dict())
+    else:
+        _console().print(life_view(life))
+
+
+@app.command()
+def verify(
+    location: Location,
+    *,
+    as_json: AsJson = False,
+    drained: Annotated[
+        bool,
+        typer.Option(
+            "--drained/--running",
+            help="Running: what is not published yet is open. Drained: it is lost.",
+        ),
+    ] = True,
+) -> None:
+    """Check every promise in docs/invariants.md; exit code 1 if one is broken."""
+    store = Store.open(location)
+    report = verify_store(store.location, drained=drained, storage_options=store.storage_options)
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        _console().print(verify_view(report))
+    if not report.is_clean:
+        raise typer.Exit(EXIT_VIOLATIONS)
+
+
+@app.command()
+def demo(  # noqa: PLR0913 - the options of a command
+    location: Annotated[
+        str | None, typer.Argument(help="A new folder; one below ./demo-store if left out.")
+    ] = None,
+    *,
+    flights: Annotated[int, typer.Option(min=1, help="Departures.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="The same one gives the same story.")] = 13,
+    dispatchers: Annotated[int, typer.Option(min=1, help="Processes that send.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Length of the day.")] = 60.0,
+    kills: Annotated[int, typer.Option(min=0, help="Dispatchers that get kill -9.")] = 24,
+    broker_kills: Annotated[int, typer.Option(min=0, help="Times the broker gets it.")] = 1,
+    lose_checkpoints: Annotated[
+        bool, typer.Option("--lose-checkpoints", help="Delete all checkpoints in between.")
+    ] = False,
+) -> None:
+    """Run a day of departures with kill -9 in between, and check the books at its end."""
+    from txmq.demo import main as run_demo
+
+    code = run_demo(
+        location,
+        flights=flights,
+        seed=seed,
+        dispatchers=dispatchers,
+        seconds=seconds,
+        kills=kills,
+        broker_kills=broker_kills,
+        lose_checkpoints=lose_checkpoints,
+    )
+    raise typer.Exit(code)
+
+
+def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
+    try:
+        if as_json:
+            while True:
+                _print_json(admin.status().to_dict(), indent=None)
+                time.sleep(interval_s)
+        with Live(console=_console(), auto_refresh=False) as live:
+            while True:
+                live.update(status_view(admin.status()), refresh=True)
+                time.sleep(interval_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _location_of_environment() -> str:
+    import os
+
+    location = os.environ.get(LOCATION_VARIABLE)
+    if not location:
+        raise typer.BadParameter(
+            f"missing; or set {LOCATION_VARIABLE}", param_hint="TRANSACTION_ID"
+        )
+    return location
+
+
+def _print_json(values: dict[str, Any], indent: int | None = 2) -> None:
+    typer.echo(json.dumps(values, indent=indent))
+
+
+def _say(text: str) -> None:
+    _console().print(text, markup=False, soft_wrap=True)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    # Made for each use, so that it writes to the stream of the moment.
+    return Console(stderr=stderr, highlight=False)

@@ -1,0 +1,136 @@
+"""How the command line shows what `admin` and `verify` return; bodies never come here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from txmq.admin import Lag, Status, TransactionLife
+from txmq.verify import InvariantResult, VerifyReport
+
+SHOWN_VIOLATIONS = 5
+
+
+def status_view(status: Status) -> RenderableType:
+    """A store at one moment."""
+    parts: list[RenderableType] = [
+        Text(f"{status.location} at {_moment(status.at)}", style="bold"),
+        _pairs("transactions", _transactions(status)),
+        _pairs("visible messages", {name: f"{n:,}" for name, n in status.messages.items()}),
+        _pairs("progress", _progress(status)),
+    ]
+    parts += [
+        Text(
+            f"topic {parked.topic} is parked from op version {parked.from_version} since "
+            f"{_moment(parked.since)}, {parked.attempts} attempts: {parked.reason}",
+            style="red",
+        )
+        for parked in status.parked
+    ]
+    return Group(*parts)
+
+
+def life_view(life: TransactionLife) -> RenderableType:
+    """Everything about one transaction."""
+    head = Text(f"{life.transaction_id}: {life.state.value}", style="bold")
+    promised = "?" if life.message_count is None else f"{life.message_count:,}"
+    facts = (
+        f"group {life.producer_group or '?'}, life {life.life}, {life.check_times} checks, "
+        f"{life.messages_found:,} of {promised} messages"
+    )
+    table = Table("time", "table", "what", "details", box=None, header_style="bold")
+    for event in life.events:
+        table.add_row(
+            _moment(event.at),
+            event.stage.value,
+            Text(event.title),
+            Text(", ".join(f"{name} {_text(value)}" for name, value in event.details.items())),
+        )
+    return Group(head, Text(facts), table)
+
+
+def verify_view(report: VerifyReport) -> RenderableType:
+    """What was checked, what is broken, and the number of violations on the last line."""
+    table = Table("", "promise", "violations", box=None, header_style="bold")
+    for result in report.results:
+        style = "red" if result.violation_count else "green"
+        table.add_row(
+            result.invariant, result.promise, Text(f"{result.violation_count:,}", style=style)
+        )
+    broken = [_broken(result) for result in report.results if result.violation_count]
+    return Group(*_read(report), table, *broken, _last_line(report))
+
+
+def _transactions(status: Status) -> dict[str, str]:
+    oldest = status.oldest_open_half_age_s
+    age = "" if oldest is None else f", the oldest {oldest:,.0f} s old"
+    return {
+        "open": f"{status.open:,}{age}",
+        "committed": f"{status.committed:,}",
+        "rolled back": f"{status.rolled_back:,}",
+        "discarded": f"{status.discarded:,} ({status.dead_letters:,} dead letters)",
+        "incomplete": f"{status.incomplete:,}",
+        "expired": f"{status.expired:,}",
+    }
+
+
+def _progress(status: Status) -> dict[str, str]:
+    return {
+        "claims": f"op version {status.op_version}",
+        "settled": _lag(status.settled),
+        "published": _lag(status.published),
+    }
+
+
+def _lag(lag: Lag) -> str:
+    if lag.op_versions == 0:
+        return "all"
+    return f"{lag.op_versions:,} versions behind, the oldest claim waits {lag.seconds:,.1f} s"
+
+
+def _pairs(title: str, values: Mapping[str, str]) -> RenderableType:
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    for name, value in values.items():
+        table.add_row(Text(name), Text(value))
+    return table if values else Text(f"{title}: none")
+
+
+def _read(report: VerifyReport) -> list[RenderableType]:
+    counts = report.counts
+    kind = "drained" if report.drained else "running"
+    lines = [
+        f"{report.location} ({kind}), read in {report.duration_s:,.1f} s",
+        f"{counts['transactions']:,} transactions, {counts['messages']:,} messages, "
+        f"{counts['claims']:,} claims, {counts['visible_messages']:,} visible, "
+        f"{counts['dead_letters']:,} dead letters, {counts['not_published_yet']:,} on their way",
+    ]
+    lines += [f"not checked: topics/{name}" for name in report.unread]
+    return [Text(line) for line in lines]
+
+
+def _broken(result: InvariantResult) -> RenderableType:
+    lines = [f"{result.invariant}: {result.promise}"]
+    shown = result.violations[:SHOWN_VIOLATIONS]
+    lines += [f"  {violation.row_id} {violation.detail}" for violation in shown]
+    hidden = result.violation_count - len(shown)
+    lines += [f"  and {hidden:,} more"] if hidden else []
+    return Text("\n".join(lines), style="red")
+
+
+def _last_line(report: VerifyReport) -> RenderableType:
+    count = report.violation_count
+    text = f"{count:,} violation" if count == 1 else f"{count:,} violations"
+    return Text(text, style="bold green" if report.is_clean else "bold red")
+
+
+def _moment(at: datetime) -> str:
+    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _text(value: Any) -> str:
+    return _moment(value) if isinstance(value, datetime) else str(value)

@@ -1,0 +1,209 @@
+"""What a producer writes: halves and ends, in commits that its threads share."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from txmq.clock import Clock
+from txmq.data_files import write_file
+from txmq.dataframe_send import (
+    SEQUENCES_PER_DATAFRAME,
+    DataFrameSend,
+    SendLimits,
+    partition_of,
+)
+from txmq.errors import InvalidMessageError, TopicConflictError
+from txmq.group_commit import GroupCommitter
+from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
+from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message import Message
+from txmq.op_log import OpRow, op_table
+from txmq.resolution import Resolution, Resolver
+from txmq.schemas import HALF
+from txmq.storage import Table
+
+if TYPE_CHECKING:
+    from txmq.store import Store
+
+REOPEN_AFTER_COMMITS = 100
+
+
+class ProducerCommits:
+    """All that one producer makes durable; its transactions call it from many threads."""
+
+    def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
+        """Open nothing yet."""
+        self.store = store
+        self.producer_group = producer_group
+        self.queues = QueueChoice(store)
+        self._clock = clock
+        self._logs = _LogCommits(store, producer_group)
+
+    def check_open(self) -> None:
+        """Raise ClosedError where nothing more can be committed."""
+        self._logs.halves.check_usable()
+
+    def close(self) -> None:
+        """Wait for commits on their way."""
+        self._logs.close()
+
+    def prepare(self, transaction_id: str, messages: Sequence[Message]) -> None:
+        """All halves of a transaction: one commit, shared with others."""
+        queues = [self.queues.queue_of(message) for message in messages]
+        origin = self._origin(transaction_id, messages)
+        rows = half_rows(origin, messages, queues, len(messages))
+        self._logs.halves.submit(rows).result()
+
+    def prepare_dataframes(
+        self, transaction_id: str, sends: Sequence[DataFrameSend], messages: Sequence[Message]
+    ) -> None:
+        """All halves of a transaction with DataFrames: one commit of its own."""
+        origin = self._origin(transaction_id, messages)
+        queues = [self.queues.queue_of(message) for message in messages]
+        self._logs.commit_dataframes(
+            origin,
+            sends,
+            self.queues.send_limits(),
+            lambda count: half_rows(origin, messages, queues, count),
+        )
+
+    def end(self, transaction_id: str, kind: ClaimKind) -> None:
+        """The end of a transaction: one commit, shared; returns if it is the one that counts.
+
+        Raises: AlreadyResolvedError.
+        """
+        now_ms = self._clock.now_ms()
+        row = OpRow(transaction_id, kind, self.producer_group, ClaimSource.PRODUCER, now_ms)
+        resolution = self._logs.ends.submit([row]).result()[0]
+        resolution.confirm(transaction_id, kind)
+
+    def _origin(self, transaction_id: str, messages: Sequence[Message]) -> HalfOrigin:
+        timeout_s = self.store.config.transaction_timeout_s
+        immunity_s = max((m.immunity_time_s(timeout_s) for m in messages), default=timeout_s)
+        return HalfOrigin(
+            transaction_id,
+            self.producer_group,
+            self._logs.queue_id,
+            immunity_s,
+            self._clock.now_ms(),
+        )
+
+
+class QueueChoice:
+    """Which queue of a topic a message goes to, and that no two topics differ in case alone."""
+
+    def __init__(self, store: Store) -> None:
+        """Look at the store's topics only when a topic is new."""
+        self._store = store
+        self._turn = itertools.count()
+        self._spelled: dict[str, str] = {}
+        self.queue_count = store.config.default_topic_queue_nums
+
+    def send_limits(self) -> SendLimits:
+        """What a row of a DataFrame may hold."""
+        config = self._store.config
+        return SendLimits(
+            config.max_message_size_bytes, config.max_properties_size_bytes, self.queue_count
+        )
+
+    def queue_of(self, message: Message) -> int:
+        """By sharding key, else in turn."""
+        if message.sharding_key is None:
+            return next(self._turn) % self.queue_count
+        # Spark's crc32 gives the same number for the same bytes.
+        return zlib.crc32(message.sharding_key.encode()) % self.queue_count
+
+    def check_topic_case(self, topic: str) -> None:
+        """Raise TopicConflictError for a second spelling of a topic."""
+        folded = topic.lower()
+        if folded not in self._spelled:
+            self._spelled.update({name.lower(): name for name in self._store.topics()})
+        if self._spelled.setdefault(folded, topic) != topic:
+            rule = f"the topic {self._spelled[folded]} differs only in case; use that name"
+            raise TopicConflictError("topic", topic, rule)
+
+
+class _LogCommits:
+    """The two committing threads of a process, one a log, and the look after each end."""
+
+    def __init__(self, store: Store, producer_group: str) -> None:
+        session = uuid.uuid4()
+        self._half, self._op = store.half_log(), store.op_log()
+        self._store = store
+        self._session = f"txmq-producer/{session}"
+        # One queue a process: a group commit is then one file.
+        self.queue_id = session.int % store.config.half_queues
+        self._resolver: Resolver | None = None
+        self._numbers = itertools.count(1)
+        max_rows = store.config.group_commit_max_rows
+        self.halves: GroupCommitter[HalfRow, None] = GroupCommitter(
+            self._commit_halves, name=f"txmq-half-{producer_group}", max_rows=max_rows
+        )
+        self.ends: GroupCommitter[OpRow, Resolution] = GroupCommitter(
+            self._commit_ends, name=f"txmq-op-{producer_group}", max_rows=max_rows
+        )
+
+    def close(self) -> None:
+        self.halves.close()
+        self.ends.close()
+
+    def _commit_halves(self, rows: list[HalfRow]) -> list[None]:
+        self._append_halves(half_table(rows))
+        return [None] * len(rows)
+
+    def _append_halves(self, rows: pa.Table) -> None:
+        number = next(self._numbers)
+        self._half.table.append(rows, app_id=self._session, number=number)
+        _reopen_sometimes(self._half.table, number)
+
+    def commit_dataframes(
+        self,
+        origin: HalfOrigin,
+        sends: Sequence[DataFrameSend],
+        limits: SendLimits,
+        message_rows: Callable[[int], list[HalfRow]],
+    ) -> None:
+        """All halves of a transaction with DataFrames, one commit; the head is written last."""
+        half = self._store.half_log().table
+        message_count = len(message_rows(0))
+        first = max(message_count, 1)
+        files = [
+            file
+            for place, send in enumerate(sends)
+            for file in send.write(half, origin, first + place * SEQUENCES_PER_DATAFRAME, limits)
+        ]
+        count = message_count + sum(file.num_records for file in files)
+        if count == 0:
+            raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
+        rows = half_table(message_rows(count) or [head_row(origin, count)])
+        stored = rows.drop_columns(list(HALF.partition_by))
+        head = write_file(
+            [stored], stored.schema, half.filesystem, HALF.statistics_columns, partition_of(origin)
+        )
+        half.append_files([*files, head], app_id=self._session, number=next(self._numbers))
+
+    def _commit_ends(self, rows: list[OpRow]) -> list[Resolution]:
+        number = next(self._numbers)
+        table = op_table(rows, self.queue_id)
+        self._op.table.append(table, app_id=self._session, number=number)
+        answers = self._looker().resolutions(rows)
+        _reopen_sometimes(self._op.table, number)
+        return answers
+
+    def _looker(self) -> Resolver:
+        if self._resolver is None:
+            settled = self._store.settled_log(self._op.table.table_id)
+            self._resolver = Resolver(self._store.half_log(), self._op, settled)
+        return self._resolver
+
+
+def _reopen_sometimes(table: Table, number: int) -> None:
+    # A handle grows with each commit it makes.
+    if number % REOPEN_AFTER_COMMITS == 0:
+        table.reopen()

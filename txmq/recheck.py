@@ -1,0 +1,141 @@
+"""The safety net of the check and its scheduled form: a batch look through the logs, no Spark."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check_claims import RoundResult
+from txmq.check_round import CheckRound
+from txmq.check_rules import DueRow
+from txmq.clock import Clock, SystemClock
+from txmq.config import Config
+from txmq.lifecycle import ClaimSource
+from txmq.listeners import TransactionListener, check_listener, load_listeners
+from txmq.open_transactions import OpenTransactions, due_rows
+from txmq.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecheckResult:
+    """What one recheck came to.
+
+    `open_transactions` had no end at the last look, and of `incomplete` messages are missing.
+    `is_complete` is false where another service kept the lease, or it was told to stop.
+    """
+
+    checks: RoundResult
+    open_transactions: int
+    incomplete: tuple[str, ...]
+    is_complete: bool
+
+
+class RecheckJob:
+    """Asks about every transaction that is due, whatever a stream may have missed.
+
+    Args:
+        store: whose transactions.
+        listeners: by producer group; those that the settings name are added.
+        clock: what "due" means.
+
+    Example:
+        >>> RecheckJob(store, listeners={"orders": listener}).run_once().checks.asked
+        0
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        listeners: Mapping[str, TransactionListener] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Check the listeners; nothing is asked yet. Raises: ListenerError."""
+        self._store = store
+        self._clock: Clock = clock or SystemClock()
+        self._listeners = all_listeners(store.config, listeners)
+
+    def run_once(self) -> RecheckResult:
+        """Ask until nothing is left that was due at the start.
+
+        A transaction is asked at most once a call. Commits: three for each `check_queue_size` due
+        transactions, none if nothing is due. Raises: StorageError.
+        """
+        checks = CheckRound(self._store, listeners=self._listeners, clock=self._clock)
+        try:
+            return Recheck(self._store, checks, self._clock).run_once()
+        finally:
+            checks.close()
+
+
+class Recheck:
+    """A recheck whose rounds are shared with others, such as the stream of the same service."""
+
+    def __init__(self, store: Store, checks: CheckRound, clock: Clock) -> None:
+        """`checks` asks; this finds about whom."""
+        self._config = store.config
+        self._checks = checks
+        self._clock = clock
+        self._open = OpenTransactions(store, clock)
+
+    def run_once(self, is_stopping: Callable[[], bool] = lambda: False) -> RecheckResult:
+        """Ask until nothing is left that was due at the start, or until `is_stopping`."""
+        clock_ms = self._clock.now_ms()
+        total = RoundResult()
+        while True:
+            found = self._open.read(clock_ms)
+            dues = due_rows(found, clock_ms)
+            done, is_complete = self._rounds(dues, clock_ms, is_stopping)
+            total += done
+            # If all were dropped, the next look would find the same.
+            if not is_complete or done.dropped == len(dues):
+                return _result(total, found, is_complete=is_complete)
+
+    def _rounds(
+        self, dues: Sequence[DueRow], clock_ms: int, is_stopping: Callable[[], bool]
+    ) -> tuple[RoundResult, bool]:
+        total, size = RoundResult(), self._config.check_queue_size
+        for start in range(0, len(dues), size):
+            done = self._round(dues[start : start + size], clock_ms, is_stopping)
+            if done is None:
+                return total, False
+            total += done
+        return total, True
+
+    def _round(
+        self, dues: Sequence[DueRow], clock_ms: int, is_stopping: Callable[[], bool]
+    ) -> RoundResult | None:
+        patience_s = self._config.check_lease_s + self._config.listener_timeout_s
+        deadline_s = time.monotonic() + patience_s
+        if is_stopping():
+            return None
+        return self._checks.run(
+            dues,
+            clock_ms=clock_ms,
+            source=ClaimSource.RECHECK,
+            may_wait=lambda: time.monotonic() < deadline_s and not is_stopping(),
+        )
+
+
+def all_listeners(
+    config: Config, listeners: Mapping[str, TransactionListener] | None
+) -> dict[str, TransactionListener]:
+    """Those passed in, and those of the settings for other groups. Raises: ListenerError."""
+    given = {group: check_listener(group, it) for group, it in (listeners or {}).items()}
+    named = {group: name for group, name in config.listeners.items() if group not in given}
+    return {**load_listeners(named), **given}
+
+
+def _result(checks: RoundResult, found: pa.Table, *, is_complete: bool) -> RecheckResult:
+    incomplete = found.filter(pc.is_valid(found["problem"]))["transaction_id"].to_pylist()
+    if incomplete:
+        shown = ", ".join(incomplete[:5])
+        logger.warning("%d open transactions miss messages: %s", len(incomplete), shown)
+    return RecheckResult(checks, found.num_rows, tuple(incomplete), is_complete)

@@ -1,0 +1,147 @@
+"""A transaction as its producer sees it: messages, then the line, then one end."""
+
+from __future__ import annotations
+
+import enum
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from txmq.dataframe_send import DataFrameSend
+from txmq.errors import (
+    AlreadyPreparedError,
+    BatchTooLargeError,
+    InvalidMessageError,
+    InvalidMessageTypeError,
+    NotEndedError,
+    NotPreparedError,
+)
+from txmq.lifecycle import ClaimKind
+from txmq.message import Message, message_id
+from txmq.names import check_topic
+from txmq.producer_commits import ProducerCommits
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class _Phase(enum.Enum):
+    COLLECTING = "collecting"
+    PREPARED = "prepared"
+    DROPPED = "dropped"
+    ENDED = "ended"
+
+
+_UNPREPARED = (_Phase.COLLECTING, _Phase.DROPPED)
+
+
+class Transaction:
+    """Messages that share one fate; made by `begin_transaction`, used by one thread.
+
+    send… prepare() … local transaction … commit() or rollback(). A crash after prepare() leaves
+    the end to the check service; a block left by an exception does so too, for the local
+    transaction may have been done.
+    """
+
+    def __init__(self, commits: ProducerCommits, transaction_id: str) -> None:
+        """Use `begin_transaction`."""
+        self.id = transaction_id
+        self._commits = commits
+        self._messages: list[Message] = []
+        self._dataframes: list[DataFrameSend] = []
+        self._size_bytes = 0
+        self._phase = _Phase.COLLECTING
+
+    def send(self, message: Message) -> str:
+        """Add a message; returns its message_id. Nothing is written before `prepare()`.
+
+        Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
+            AlreadyPreparedError.
+        """
+        if not isinstance(message, Message):
+            problem = f"must be a Message, not {type(message).__name__}"
+            raise InvalidMessageTypeError("message", problem)
+        self._check_collecting()
+        self._check_sizes(message)
+        self._commits.queues.check_topic_case(message.topic)
+        self._messages.append(message)
+        self._size_bytes += message.body_size_bytes
+        return message_id(self.id, len(self._messages) - 1)
+
+    def send_dataframe(self, dataframe: DataFrame, *, topic: str) -> None:
+        """Add each row of a DataFrame as a message; it is computed and written by `prepare()`.
+
+        Columns: body (binary or string); optional tags, keys, sharding_key (string) and
+        properties (map of string to string); no others.
+
+        Raises: SchemaMismatchError, InvalidNameError, AlreadyPreparedError.
+        """
+        self._check_collecting()
+        send = DataFrameSend(dataframe, check_topic(topic))
+        self._commits.queues.check_topic_case(topic)
+        self._dataframes.append(send)
+
+    def prepare(self) -> None:
+        """Make all halves durable in one commit; the line before the local transaction.
+
+        Raises: StorageError: nothing may be assumed durable, and the local transaction must
+            not run.
+        """
+        self._check_collecting()
+        if not self._messages and not self._dataframes:
+            raise InvalidMessageError("transaction", "has no message; call send() first")
+        if self._dataframes:
+            self._commits.prepare_dataframes(self.id, self._dataframes, self._messages)
+        else:
+            self._commits.prepare(self.id, self._messages)
+        self._phase = _Phase.PREPARED
+
+    def commit(self) -> None:
+        """Make the messages visible: one op row, durable on return.
+
+        Raises: NotPreparedError; AlreadyResolvedError if it has another end already.
+        """
+        self.end(ClaimKind.COMMIT)
+
+    def rollback(self) -> None:
+        """Drop the messages; before `prepare()` there is nothing to write."""
+        if self._phase in _UNPREPARED:
+            self._phase = _Phase.DROPPED
+            return
+        self.end(ClaimKind.ROLLBACK)
+
+    def end(self, kind: ClaimKind) -> None:
+        """Write the end and confirm that it is the one that took effect."""
+        if self._phase in _UNPREPARED:
+            raise NotPreparedError(self.id)
+        self._phase = _Phase.ENDED
+        self._commits.end(self.id, kind)
+
+    def __enter__(self) -> Self:
+        """The block must call commit() or rollback()."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """An exception leaves the end to the check; a block without an end raises."""
+        if kind is None and self._phase not in (_Phase.ENDED, _Phase.DROPPED):
+            raise NotEndedError(self.id)
+
+    def _check_collecting(self) -> None:
+        if self._phase is not _Phase.COLLECTING:
+            raise AlreadyPreparedError(self.id)
+
+    def _check_sizes(self, message: Message) -> None:
+        config = self._commits.store.config
+        message.check_sizes(
+            max_message_size_bytes=config.max_message_size_bytes,
+            max_properties_size_bytes=config.max_properties_size_bytes,
+        )
+        size_bytes = self._size_bytes + message.body_size_bytes
+        if size_bytes > config.max_transaction_size_bytes:
+            raise BatchTooLargeError(
+                "transaction bytes", size_bytes, config.max_transaction_size_bytes
+            )

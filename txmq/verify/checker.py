@@ -1,0 +1,213 @@
+"""One run of the checker: the settled log, each topic in turn, then all topics together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.verify.fates import missing_facts, settled_facts
+from txmq.verify.fold import DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK, STATES
+from txmq.verify.halves import ABSENT, Flags
+from txmq.verify.picture import Picture, ids_in
+from txmq.verify.report import VerifyReport
+from txmq.verify.tables import PinnedStore, plain_location
+from txmq.verify.topics import TopicChecks
+
+
+def verify(
+    location: str, *, drained: bool = True, storage_options: Mapping[str, str] | None = None
+) -> VerifyReport:
+    """Check every promise that the tables of a store can show by themselves.
+
+    Args:
+        location: of the store; a path or a URI.
+        drained: nothing runs and nothing is left to publish, so all that is committed must be
+            visible. False: what the publisher has not reached yet is open, not lost.
+        storage_options: for delta-rs.
+
+    Reads: state/publisher, all topics, settled, op, half, each at one version, pinned in this
+    order. Writes: nothing. Memory: about 300 bytes a message, bodies excluded.
+
+    Raises: StoreNotFoundError, StorageError.
+
+    Example:
+        >>> verify(store.location).is_clean
+        True
+    """
+    started = time.monotonic()
+    pinned = PinnedStore.open(plain_location(location), storage_options or {})
+    picture = Picture.of(pinned, drained=drained)
+    checks = _Checks(picture)
+    checks.run()
+    return VerifyReport(
+        location, drained, pinned.versions, checks.counts(), picture.findings.results(),
+        pinned.unread, time.monotonic() - started,
+    )  # fmt: skip
+
+
+class _Checks:
+    """What a run knows; the order of the checks is that of `run`."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture, self._pinned, self._drained = picture, picture.pinned, picture.drained
+        self._halves, self._fates = picture.halves, picture.fates
+        self._findings, self._report = picture.findings, picture.report
+        self._topics = TopicChecks(picture)
+
+    def run(self) -> None:
+        """Every check."""
+        self._check_settled()
+        self._topics.run()
+        self._check_visible_once()
+        self._check_nothing_lost()
+        self._check_shared_fate()
+        self._check_sums()
+
+    def counts(self) -> dict[str, int]:
+        """What was read, and where the transactions stand."""
+        states = {name.lower(): int(self._fates.in_state(name).sum()) for name in STATES}
+        return {
+            "transactions": len(self._halves.ids),
+            **states,
+            "messages": int(self._halves.carries.sum()),
+            "doubled_half_rows": self._halves.doubled_rows,
+            "claims": self._picture.claim_count,
+            "claims_without_half": self._fates.claims_without_half,
+            "claims_without_effect": self._fates.claims_without_effect,
+            "facts": self._picture.settled.num_rows,
+            "topics": len(self._pinned.topics),
+            "visible_messages": sum(self._topics.published.values()),
+            "dead_letters": self._topics.dead_letter_count,
+            "not_published_yet": int(self._waiting().sum()),
+        }
+
+    # --- settled log ---------------------------------------------------------------------------
+
+    def _check_settled(self) -> None:
+        """I10: the settled log says what the claims say, each thing once; I4; I21."""
+        halves, settled = self._halves, self._picture.settled
+        found = settled_facts(settled, halves)
+        numbers = found["transaction"].to_numpy()
+        ids = ids_in(settled["transaction_id"])
+        self._report("I4", ids, numbers == ABSENT, "settled without a half")
+        mark = self._pinned.settled.mark(self._pinned.mark_id)
+        beyond = found["op_version"].to_numpy() > mark
+        self._report("I21", ids, beyond, f"settled beyond its own mark {mark}")
+        self._compare_facts(found.filter(pa.array(numbers != ABSENT)), mark)
+
+    def _compare_facts(self, found: pa.Table, mark: int) -> None:
+        own = self._undisputed(self._fates.facts)
+        if not self._drained:
+            own = own.filter(pc.less_equal(own["op_version"], mark))
+        found = self._undisputed(found)
+        self._report_facts(missing_facts(own, found), "took effect but is not settled so")
+        self._report_facts(missing_facts(found, own), "settled, but no claim led to it")
+        counted = found.group_by(found.column_names).aggregate([([], "count_all")])
+        self._report_facts(counted.filter(pc.greater(counted["count_all"], 1)), "settled twice")
+
+    def _undisputed(self, facts: pa.Table) -> pa.Table:
+        # Of halves that name several groups none decides who may end them.
+        return facts.filter(pa.array(~self._halves.disputed[facts["transaction"].to_numpy()]))
+
+    def _report_facts(self, facts: pa.Table, detail: str) -> None:
+        shown = facts.slice(0, self._findings.room("I10")).to_pylist()
+        row_ids = [
+            f"{self._halves.ids[row['transaction']]} {STATES[row['state']]} "
+            f"op {row['op_version']}/{row['ordinal']} life {row['life']}"
+            for row in shown
+        ]
+        self._findings.add("I10", facts.num_rows, row_ids, detail)
+
+    # --- all topics together ---------------------------------------------------------------------
+
+    def _check_visible_once(self) -> None:
+        message_ids = ids_in(self._halves.rows["message_id"])
+        self._report("I3", message_ids, self._topics.visible > 1, "is visible more than once")
+
+    def _waiting(self) -> Flags:
+        """Committed messages that the publisher may not have reached yet."""
+        hidden = self._picture.committed & (self._topics.visible == 0)
+        if self._drained:
+            return np.zeros(len(hidden), dtype=bool)
+        names = self._picture.topic_names.to_pylist()
+        # One more for the rows without a topic, whose place is ABSENT, the last.
+        reached = np.array([*(self._pinned.reached(name) for name in names), ABSENT])
+        end = self._fates.op_version[self._halves.transaction]
+        flags: Flags = hidden & (end > reached[self._picture.topic_of])
+        return flags
+
+    def _check_nothing_lost(self) -> None:
+        """I1."""
+        lost = self._picture.committed & (self._topics.visible == 0) & ~self._waiting()
+        message_ids = ids_in(self._halves.rows["message_id"])
+        for name in self._picture.topic_names.to_pylist():
+            here = self._picture.topic_of == self._picture.number_of(name)
+            parked = ", which is parked" if name in self._pinned.parked else ""
+            detail = f"committed, but not in topic {name}{parked}"
+            self._report("I1", message_ids, lost & here, detail)
+
+    def _check_shared_fate(self) -> None:
+        """I13: a topic shows a transaction as a whole, and if one topic does, all do."""
+        committed, waiting = self._picture.committed, self._waiting()
+        numbers, width = self._halves.transaction, len(self._picture.topic_names) + 1
+        pairs, pair_of = np.unique(
+            (numbers * width + self._picture.topic_of)[committed], return_inverse=True
+        )
+        shown = (self._topics.visible > 0)[committed]
+        expected = np.bincount(pair_of, minlength=len(pairs))
+        found = np.bincount(pair_of, weights=shown, minlength=len(pairs))
+        due = np.bincount(pair_of, weights=~waiting[committed], minlength=len(pairs)) > 0
+        owner = pairs // width
+        shown_somewhere = np.zeros(len(self._halves.ids), dtype=bool)
+        shown_somewhere[owner[found > 0]] = True
+        torn = (found > 0) & (found < expected)
+        behind = (found == 0) & due & shown_somewhere[owner]
+        ids = ids_in(
+            pc.binary_join_element_wise(
+                self._halves.ids.take(pa.array(owner)),
+                self._picture.topic_names.take(pa.array(pairs % width)),
+                " in ",
+            )
+        )
+        self._report("I13", ids, torn, "is shown in part")
+        self._report("I13", ids, behind, "is not shown, though another topic shows it")
+
+    def _check_sums(self) -> None:
+        """I23: what was sent to a queue is published, rolled back, dead, expired or open."""
+        numbers, carries = self._halves.transaction, self._halves.carries
+        fates = self._fates
+        dead = fates.in_state(DISCARDED)[numbers] & self._topics.dead_in_this_life
+        open_ = (fates.in_state(PENDING) | fates.in_state(INCOMPLETE))[numbers] | self._waiting()
+        if not self._drained:
+            open_ |= fates.in_state(DISCARDED)[numbers] & ~dead
+        rolled_back, expired = (fates.in_state(s)[numbers] for s in (ROLLED_BACK, EXPIRED))
+        sent = self._per_queue(carries)
+        parts = [self._per_queue(carries & part) for part in (rolled_back, dead, expired, open_)]
+        for key in sorted({*sent, *self._topics.published}):
+            total = sent.get(key, 0)
+            ended = [part.get(key, 0) for part in parts]
+            self._check_sum(key, total, [self._topics.published.get(key, 0), *ended])
+
+    def _check_sum(self, key: tuple[str, int], sent: int, parts: list[int]) -> None:
+        if sent == sum(parts):
+            return
+        names = ("published", "rolled back", "dead", "expired", "open")
+        told = " + ".join(f"{count} {name}" for count, name in zip(parts, names, strict=True))
+        self._findings.add("I23", 1, [f"{key[0]}/{key[1]}"], f"{sent} sent, but {told}")
+
+    def _per_queue(self, chosen: Flags) -> dict[tuple[str, int], int]:
+        # A queue may be ABSENT, which is below 0.
+        queues = self._picture.queue_of[chosen] - ABSENT
+        width = int(queues.max(initial=0)) + 1
+        pairs, counts = np.unique(
+            self._picture.topic_of[chosen] * width + queues, return_counts=True
+        )
+        names = self._picture.topic_names.to_pylist()
+        return {
+            (names[pair // width], pair % width + ABSENT): count
+            for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
+        }
