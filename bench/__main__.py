@@ -23,6 +23,7 @@ from bench.sizes import FULL, QUICK, Sizes
 from bench.table import print_table
 
 RESULTS = Path(__file__).parent / "results"
+WIDTH = 130
 PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "latency": latency.measure,
     "backlog": backlog.measure,
@@ -35,7 +36,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
 def main() -> int:
     """Exit with 1 where a full run missed a bar."""
     arguments = _arguments()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     sizes = QUICK if arguments.quick else FULL
     load_before = os.getloadavg()[0]
     outcomes = [one for part in arguments.parts or PARTS for one in _run(part, sizes, console)]

@@ -34,7 +34,9 @@ def ids(*values: str | None) -> pa.Array:
 
 def claim(kind: ClaimKind, version: int = 0, ordinal: int = 0, **fields: Any) -> Claim:
     group = fields.pop("producer_group", GROUP)
-    return Claim(fields.pop("transaction_id", transaction_id(1)), kind, group, version, ordinal, **fields)
+    return Claim(
+        fields.pop("transaction_id", transaction_id(1)), kind, group, version, ordinal, **fields
+    )
 
 
 def op_row(number: int, kind: ClaimKind = ClaimKind.COMMIT, **fields: Any) -> OpRow:

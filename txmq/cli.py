@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,11 +89,11 @@ def serve(
     once: Annotated[bool, typer.Option("--once", help="Do what is due, then end.")] = False,
 ) -> None:
     """Run all services of a store until SIGTERM or Ctrl-C."""
+    store = Store.open(location, None if config is None else Config.from_yaml(config))
     from txmq.broker import Broker, run_until_signal
     from txmq.session import local_session
 
     logging.getLogger("txmq").setLevel(logging.INFO)
-    store = Store.open(location, None if config is None else Config.from_yaml(config))
     broker = Broker(store, spark=local_session("txmq-broker"))
     if once:
         _say(str(broker.run_once()))
@@ -212,13 +213,10 @@ def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
 
 
 def _location_of_environment() -> str:
-    import os
-
     location = os.environ.get(LOCATION_VARIABLE)
     if not location:
-        raise typer.BadParameter(
-            f"missing; or set {LOCATION_VARIABLE}", param_hint="TRANSACTION_ID"
-        )
+        problem = f"missing, unless {LOCATION_VARIABLE} names the store"
+        raise typer.BadParameter(problem, param_hint="TRANSACTION_ID")
     return location
 
 

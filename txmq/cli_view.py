@@ -94,21 +94,21 @@ def _lag(lag: Lag) -> str:
 
 
 def _pairs(title: str, values: Mapping[str, str]) -> RenderableType:
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    table = Table(show_header=False, box=None)
     for name, value in values.items():
-        table.add_row(Text(name), Text(value))
-    return table if values else Text(f"{title}: none")
+        table.add_row(Text(f"  {name}"), Text(value))
+    return Group(Text(title), table) if values else Text(f"{title}: none")
 
 
 def _read(report: VerifyReport) -> list[RenderableType]:
     counts = report.counts
     kind = "drained" if report.drained else "running"
-    lines = [
-        f"{report.location} ({kind}), read in {report.duration_s:,.1f} s",
+    read = (
         f"{counts['transactions']:,} transactions, {counts['messages']:,} messages, "
         f"{counts['claims']:,} claims, {counts['visible_messages']:,} visible, "
-        f"{counts['dead_letters']:,} dead letters, {counts['not_published_yet']:,} on their way",
-    ]
+        f"{counts['dead_letters']:,} dead letters, {counts['not_published_yet']:,} on their way"
+    )
+    lines = [f"{report.location} ({kind}), read in {report.duration_s:,.1f} s", read]
     lines += [f"not checked: topics/{name}" for name in report.unread]
     return [Text(line) for line in lines]
 

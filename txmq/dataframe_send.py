@@ -21,7 +21,12 @@ from txmq.errors import (
     SchemaMismatchError,
 )
 from txmq.half_log import HalfOrigin, store_date
-from txmq.message import MAX_FIELD_BYTES
+from txmq.message import (
+    CONTROL_CHARACTERS,
+    MAX_FIELD_BYTES,
+    RESERVED_PREFIX,
+    RESERVED_PROPERTIES,
+)
 from txmq.schemas import HALF
 from txmq.storage import Table
 
@@ -166,8 +171,9 @@ def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
     texts = [
         F.coalesce(F.octet_length(name), F.lit(0)) for name in ("tags", "keys", "sharding_key")
     ]
+    entries = F.map_entries("properties")
     pairs = F.aggregate(
-        F.coalesce(F.map_entries("properties"), F.array()),
+        entries,
         F.lit(0),
         lambda total, pair: total + F.octet_length(pair["key"]) + F.octet_length(pair["value"]),
     )
@@ -181,6 +187,14 @@ def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
             properties_bytes > limits.max_properties_size_bytes
         ),
         "a property without a value": properties_bytes.isNull(),
+        "a property that is blank or reserved": F.exists(
+            entries, lambda pair: _is_refused(F, pair["key"], pair["value"])
+        ),
+        "control characters in a text": F.concat_ws(
+            "",
+            *["tags", "keys", "sharding_key"],
+            F.transform(entries, lambda pair: F.concat(pair["key"], pair["value"])),
+        ).rlike(CONTROL_CHARACTERS),
         "tags with |": F.col("tags").contains("|"),
         f"keys, tags or sharding_key above {MAX_FIELD_BYTES:,} bytes": (
             F.greatest(*texts) > MAX_FIELD_BYTES
@@ -197,6 +211,14 @@ def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
         F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
         for name, problem in counts.items()
     ]
+
+
+def _is_refused(functions: Any, name: Column, value: Column) -> Column:
+    """As single messages: neither blank, nor a name that is txmq's own."""
+    F = functions  # noqa: N806
+    is_blank = (F.length(F.trim(name)) == 0) | (F.length(F.trim(value)) == 0)
+    is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith(RESERVED_PREFIX)
+    return F.coalesce(is_blank | is_reserved, F.lit(False))  # noqa: FBT003
 
 
 def _refuse(counts: dict[str, int]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from txmq.demo_crew import Crew, delete_checkpoints
+from txmq.demo_crew import Crew, harm_checkpoints
 from txmq.demo_folder import CONFIG, DemoFolder, DemoSettings
 from txmq.demo_plan import DEPARTED, PlannedTransaction, load_flights, make_plan
 from txmq.demo_reader import PlainReader
@@ -29,8 +29,10 @@ DEFAULT_FOLDER = "demo-store"
 TICK_S = 0.1
 LOOK_AT_LOGS_S = 1.0
 BROKER_START_S = 180.0
+SERVES_AT_LEAST_S = 5.0
 DRAIN_S = 120.0
 THREADS = 64
+COULD_NOT_RUN = 2
 INTERRUPTED = 130
 
 
@@ -58,7 +60,7 @@ def main(  # noqa: PLR0913 - the options of a command
     broker_kills: int = 1,
     lose_checkpoints: bool = False,
 ) -> int:
-    """Run the demo in a new folder; 0 if every promise was kept.
+    """Run the demo in a new folder; 0 if every promise was kept, 1 if not, 2 if it could not run.
 
     Args:
         location: the folder; a new one below ./demo-store if left out.
@@ -68,7 +70,8 @@ def main(  # noqa: PLR0913 - the options of a command
         seconds: over which the departures are spread.
         kills: dispatchers that get kill -9, half of them before their local transaction.
         broker_kills: times the broker gets kill -9, Python and Java.
-        lose_checkpoints: also delete all streaming checkpoints while the broker is dead.
+        lose_checkpoints: while the broker is dead, delete all streaming checkpoints; the second
+            time put an older copy in their place.
     """
     console = Console()
     chosen = Options(
@@ -88,7 +91,7 @@ def main(  # noqa: PLR0913 - the options of a command
         return INTERRUPTED
     except TxmqError as error:
         console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
-        return 1
+        return COULD_NOT_RUN
 
 
 def run(console: Console, folder: DemoFolder, options: Options) -> bool:
@@ -182,19 +185,25 @@ class _Run:
     def _all_departed(self) -> bool:
         """Tend the crew, and kill the broker when its time has come."""
         busy = self.crew.tend_dispatchers()
-        serving = self.crew.is_serving()
-        if serving and self.crew.broker_kills < self._options.broker_kills:
-            share = (self.crew.broker_kills + 1) / (self._options.broker_kills + 1)
-            if len(self.reader.ledger.flights) >= share * self._flights:
-                harm = delete_checkpoints if self._options.lose_checkpoints else None
-                self.crew.kill_broker(harm)
+        self._kill_broker_in_time()
         return not busy
+
+    def _kill_broker_in_time(self) -> None:
+        """Evenly over the flights, and never one that has hardly begun."""
+        is_enough = self.crew.broker_kills >= self._options.broker_kills
+        if is_enough or self.crew.served_s() < SERVES_AT_LEAST_S:
+            return
+        share = (self.crew.broker_kills + 1) / (self._options.broker_kills + 1)
+        if len(self.reader.ledger.flights) >= share * self._flights:
+            self.crew.kill_broker(harm_checkpoints if self._options.lose_checkpoints else None)
 
     def _is_drained(self, truth: Truth) -> bool:
         """Nothing is open, and both consumers have seen all that was done."""
+        self._kill_broker_in_time()
         ledger = self.reader.ledger
         return (
             self.crew.is_serving()
+            and self.crew.broker_kills >= self._options.broker_kills
             and ledger.open_transactions == 0
             and ledger.visible >= sum(truth.messages.values())
             and sum(self._folder.carriers().values()) >= ledger.messages[DEPARTED]
@@ -202,7 +211,10 @@ class _Run:
 
 
 def _new_folder() -> Path:
-    return Path(DEFAULT_FOLDER) / time.strftime("%Y%m%d-%H%M%S")
+    parent = Path(DEFAULT_FOLDER)
+    parent.mkdir(exist_ok=True)
+    (parent / ".gitignore").write_text("*\n", encoding="utf-8")
+    return parent / time.strftime("%Y%m%d-%H%M%S")
 
 
 def _tell_begin(
@@ -218,6 +230,7 @@ def _tell_begin(
         f"{CONFIG.transaction_check_max} checks without an answer a transaction is discarded.\n"
         f"All of it is in {folder.path}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -226,6 +239,7 @@ def _tell_interrupted(console: Console, folder: DemoFolder) -> None:
         f"Stopped; nothing runs any more. What was sent is in {folder.store}, and transactions "
         "that were open stay open until a broker asks for them.",
         highlight=False,
+        soft_wrap=True,
     )
 
 

@@ -32,6 +32,7 @@ class Crew:
     broker_kills: int = 0
     outages: list[tuple[float, float]] = field(default_factory=list)
     _killed_s: float | None = None
+    _ready_s: float | None = None
 
     # --- dispatchers -------------------------------------------------------------------------
 
@@ -75,22 +76,27 @@ class Crew:
         if code is not None:
             raise self._failure("broker", code)
         ready = self.folder.ready_file.exists()
-        if ready and self._killed_s is not None:
-            self.outages.append((self._killed_s, time.time()))
+        if ready and self._ready_s is None:
+            self._ready_s = time.time()
+            self.outages += [(self._killed_s, self._ready_s)] if self._killed_s else []
             self._killed_s = None
         return ready
 
-    def kill_broker(self, between: Callable[[DemoFolder], None] | None = None) -> None:
-        """`kill -9` of Python and Java together, then a new one; `between` may do more harm."""
+    def served_s(self) -> float:
+        """For how long this broker has served."""
+        return time.time() - self._ready_s if self.is_serving() and self._ready_s else 0.0
+
+    def kill_broker(self, harm: Callable[[DemoFolder, int], None] | None = None) -> None:
+        """`kill -9` of Python and Java together, then a new one; `harm` comes in between."""
         if self.broker is None:
             return
         _signal_group(self.broker, signal.SIGKILL)
         self.broker.wait()
-        self._killed_s = self._killed_s or time.time()
+        self._killed_s, self._ready_s = time.time(), None
         self.broker_kills += 1
         self.folder.ready_file.unlink(missing_ok=True)
-        if between is not None:
-            between(self.folder)
+        if harm is not None:
+            harm(self.folder, self.broker_kills)
         self.start_broker()
 
     # --- the end -----------------------------------------------------------------------------
@@ -128,9 +134,18 @@ class Crew:
         )
 
 
-def delete_checkpoints(folder: DemoFolder) -> None:
-    """Lose every streaming checkpoint; the tables know by themselves how far they are."""
-    shutil.rmtree(folder.store / "checkpoints", ignore_errors=True)
+def harm_checkpoints(folder: DemoFolder, kills: int) -> None:
+    """Delete all streaming checkpoints, and every second time put an older copy in their place.
+
+    Nothing may depend on them: the tables know by themselves how far they are.
+    """
+    kept = folder.store / "checkpoints"
+    older = folder.path / "checkpoints.older"
+    if kills % 2 and kept.exists():
+        shutil.copytree(kept, older, dirs_exist_ok=True)
+    shutil.rmtree(kept, ignore_errors=True)
+    if kills % 2 == 0 and older.exists():
+        shutil.copytree(older, kept)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

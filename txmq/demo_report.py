@@ -147,7 +147,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def _print_outcomes(console: Console, lines: Sequence[Line]) -> None:
     title = "What a dispatcher did, and what became of the transaction"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    console.print(title, style="bold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("dispatcher", "planned", "became", "ended by"):
         table.add_column(name, justify="right" if name == "planned" else "left")
     for line in lines:
@@ -188,7 +189,8 @@ def _print_histogram(console: Console, title: str, values: Sequence[float]) -> N
         return
     p50, p99 = percentile(values, 0.5), percentile(values, 0.99)
     title = f"{title}: p50 {p50:.2f} s, p99 {p99:.2f} s"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    console.print(title, style="bold", highlight=False, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("up to", justify="right")
     table.add_column("transactions", justify="right")
     table.add_column("")
@@ -210,7 +212,8 @@ def _histogram(values: Sequence[float]) -> list[tuple[str, int]]:
 def _print_carriers(
     console: Console, streamed: Mapping[str, int], done: Mapping[str, int], read: Mapping[str, int]
 ) -> bool:
-    table = Table(title="Departures per carrier", title_justify="left", box=SIMPLE_HEAD)
+    console.print("Departures per carrier, by three ways of counting", style="bold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("carrier")
     for name in ("done", "plain reader", "streaming"):
         table.add_column(name, justify="right")
@@ -232,6 +235,7 @@ def _print_exactness(console: Console, exactness: Exactness, truth: Truth) -> bo
         f"{sum(truth.messages.values()):,} messages: {sum(exactness.missing.values()):,} missing, "
         f"{sum(exactness.surplus.values()):,} too many.",
         style="green" if exactness.is_clean else "red",
+        soft_wrap=True,
     )
     return exactness.is_clean
 
@@ -242,10 +246,11 @@ def _print_verify(console: Console, location: str) -> bool:
         for violation in result.violations[:SHOWN_PROBLEMS]:
             console.print(f"{result.invariant} {violation.row_id}: {violation.detail}", style="red")
     console.print(
-        f"verify read {report.counts['transactions']:,} transactions and "
-        f"{report.counts['visible_messages']:,} visible messages in {report.duration_s:.1f} s: "
-        f"{report.violation_count:,} violations",
+        f"verify: {report.violation_count:,} violations in "
+        f"{report.counts['transactions']:,} transactions and "
+        f"{report.counts['visible_messages']:,} visible messages ({report.duration_s:.1f} s)",
         style="bold green" if report.is_clean else "bold red",
+        soft_wrap=True,
     )
     return report.is_clean
 

@@ -105,7 +105,7 @@ class LiveView:
 def line(snapshot: Snapshot) -> str:
     """A snapshot in one line."""
     return (
-        f"{snapshot.elapsed_s:5.0f} s  {snapshot.phase:<14} "
+        f"{snapshot.elapsed_s:5.0f} s  {snapshot.phase:<15} "
         f"flights {snapshot.flights_sent:,}/{snapshot.flights:,}  "
         f"open {snapshot.open_transactions:,}  committed {snapshot.committed:,}  "
         f"rolled back {snapshot.rolled_back:,}  discarded {snapshot.discarded:,}  "
@@ -149,20 +149,20 @@ def _counters(snapshot: Snapshot) -> RenderableType:
         "committed": snapshot.committed,
         "rolled back": snapshot.rolled_back,
         "discarded": snapshot.discarded,
-        "dispatchers killed": snapshot.dispatcher_kills,
-        "brokers killed": snapshot.broker_kills,
+        "killed": snapshot.dispatcher_kills + snapshot.broker_kills,
     }
     return _numbers("transactions", rows)
 
 
 def _topics(snapshot: Snapshot) -> RenderableType:
-    names = (*TOPICS, TRANS_CHECK_MAX_TIME_TOPIC)
-    return _numbers("visible messages", {name: snapshot.messages.get(name, 0) for name in names})
+    rows = {name.removeprefix("flight-"): snapshot.messages.get(name, 0) for name in TOPICS}
+    rows["dead letters"] = snapshot.messages.get(TRANS_CHECK_MAX_TIME_TOPIC, 0)
+    return _numbers("messages", rows)
 
 
 def _carriers(carriers: Mapping[str, int]) -> RenderableType:
     table = Table(title="departures (streaming)", title_justify="left", box=None, show_header=False)
     largest = max(carriers.values(), default=0)
     for carrier, count in sorted(carriers.items(), key=lambda row: -row[1])[:SHOWN_CARRIERS]:
-        table.add_row(carrier, f"{count:,}", bar(count, largest, 16))
+        table.add_row(carrier, f"{count:,}", bar(count, largest, 12))
     return table

@@ -12,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 from txmq.errors import ListenerError
 from txmq.message import LocalTransactionState
 
-
 _METHODS = ("execute_local_transaction", "check_local_transaction")
 
 

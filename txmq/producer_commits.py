@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
@@ -137,6 +138,10 @@ class _LogCommits:
         self._half, self._op = store.half_log(), store.op_log()
         self._store = store
         self._session = f"txmq-producer/{session}"
+        # DataFrames commit in their callers' threads. Under one number with the half thread, a
+        # commit of either would answer for a lost one of the other.
+        self._frame_session = f"txmq-producer/{uuid.uuid4()}"
+        self._frame_lock = threading.Lock()
         # One queue a process: a group commit is then one file.
         self.queue_id = session.int % store.config.half_queues
         self._resolver: Resolver | None = None
@@ -186,7 +191,9 @@ class _LogCommits:
         head = write_file(
             [stored], stored.schema, half.filesystem, HALF.statistics_columns, partition_of(origin)
         )
-        half.append_files([*files, head], app_id=self._session, number=next(self._numbers))
+        with self._frame_lock:
+            number = next(self._numbers)
+            half.append_files([*files, head], app_id=self._frame_session, number=number)
 
     def _commit_ends(self, rows: list[OpRow]) -> list[Resolution]:
         number = next(self._numbers)

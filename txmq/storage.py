@@ -274,6 +274,8 @@ class Table:
     def changes(self, start: int, end: int, columns: Sequence[str]) -> pa.Table:
         """Rows appended by the versions `start` to `end`, with `_commit_version`.
 
+        It goes by `end` and not by the handle, as delta-rs's change feed does.
+
         Raises: StorageError where `end` is not there; delta-rs would clamp it in silence.
         """
         schema = pa.schema([self.schema.columns.field(name) for name in columns])

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.builders import GROUP, halves, messages, op_row, transaction_id
-from tests.reading import are_gap_free, offsets, rows_of, topic_rows
+from tests.reading import are_gap_free, offsets, topic_rows
 from txmq.errors import EnvironmentProblemError, PayloadMissingError
 from txmq.half_log import HalfOrigin, half_table, head_row
 from txmq.lifecycle import ClaimKind
@@ -474,16 +474,3 @@ def test_spark_engine_without_spark_says_what_to_do(store: Store) -> None:
 
     with pytest.raises(EnvironmentProblemError, match="Pass spark="):
         world.publish()
-
-
-def test_spark_engine_leaves_the_session_as_it_was(store: Store, spark: Any) -> None:
-    key = "spark.sql.parquet.outputTimestampType"
-    before = spark.conf.get(key)
-    world = World(store, spark, {"payload_engine": "spark"})
-    world.half(halves(1))
-    world.commit(1)
-
-    world.publish()
-
-    assert spark.conf.get(key) == before
-    assert len(rows_of(world.store.topic_location(TOPIC))) == 1

@@ -111,9 +111,7 @@ def test_claims_of_other_groups_have_no_effect(claims: list[Claim], halves: Halv
 
 
 @given(CLAIMS, HALVES, CLAIMS)
-def test_final_state_never_changes(
-    claims: list[Claim], halves: Halves, later: list[Claim]
-) -> None:
+def test_final_state_never_changes(claims: list[Claim], halves: Halves, later: list[Claim]) -> None:
     standing, _ = fold(claims, halves)
 
     after, facts = fold(later, halves, standing)
@@ -171,7 +169,9 @@ def test_checks_are_the_highest_number_since_the_last_resume(
 
     ordered = sorted(claims, key=order_of)
     changes = [ordered.index(fact.claim) for fact in facts]
-    resumes = [n for n, fact in zip(changes, facts, strict=True) if fact.claim.kind is ClaimKind.RESUME]
+    resumes = [
+        n for n, fact in zip(changes, facts, strict=True) if fact.claim.kind is ClaimKind.RESUME
+    ]
     start = resumes[-1] if resumes else 0
     stop = next((n for n in changes if n > start or not resumes), len(ordered))
     counted = [

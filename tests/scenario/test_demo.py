@@ -20,9 +20,13 @@ FLIGHTS = 300
 
 @pytest.mark.scenario
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lose_checkpoints", [False, True])
+@pytest.mark.parametrize(("broker_kills", "lose_checkpoints"), [(1, False), (2, True)])
 def test_a_small_demo_ends_clean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, lose_checkpoints: bool
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    broker_kills: int,
+    *,
+    lose_checkpoints: bool,
 ) -> None:
     location = tmp_path / "demo"
     code = demo.main(
@@ -30,7 +34,7 @@ def test_a_small_demo_ends_clean(
         flights=FLIGHTS,
         seconds=6.0,
         kills=4,
-        broker_kills=1,
+        broker_kills=broker_kills,
         lose_checkpoints=lose_checkpoints,
     )
     shown = capsys.readouterr().out

@@ -1,7 +1,7 @@
 """Bad input: each is refused with an error of ours that says what to do, and nothing is written.
 
 The numbers are those of the catalogue of bad input; DataFrames (74-84) are in
-tests/integration/test_bad_dataframes.py, for they need Spark.
+tests/integration/test_dataframe_send.py, for they need Spark.
 """
 
 from __future__ import annotations
@@ -521,13 +521,13 @@ def test_92_log_of_a_newer_txmq(store: Store, table: str) -> None:
     raised_version(store, table)
     before = table_versions(store)
 
-    with TransactionProducer(store, producer_group=GROUP) as producer, pytest.raises(
-        IncompatibleVersionError
+    with (
+        TransactionProducer(store, producer_group=GROUP) as producer,
+        pytest.raises(IncompatibleVersionError),producer.begin_transaction() as transaction
     ):
-        with producer.begin_transaction() as transaction:
-            transaction.send(Message("orders", b""))
-            transaction.prepare()
-            transaction.commit()
+        transaction.send(Message("orders", b""))
+        transaction.prepare()
+        transaction.commit()
 
     assert table_versions(store)["op"] == before["op"]
 

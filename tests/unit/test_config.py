@@ -186,14 +186,20 @@ def test_lowest_number_is_allowed_and_the_next_below_is_not(spec) -> None:
     faults = faults_of(**{spec.name: lowest - step})
 
     assert faults[0].startswith(f"{spec.name} must be at least")
-    pairs = {"max_message_size_bytes": 1, "max_transaction_size_bytes": 1} if "size" in spec.name else {}
+    pairs = (
+        {"max_message_size_bytes": 1, "max_transaction_size_bytes": 1}
+        if "size" in spec.name
+        else {}
+    )
     room = {"check_lease_s": 1.0, "listener_timeout_s": 0.5, "transaction_check_max": 1}
     config = Config.from_dict({**room, **pairs, spec.name: lowest})
     assert getattr(config, spec.name) == lowest
 
 
 def test_checks_that_outlive_the_retention_are_refused() -> None:
-    faults = faults_of(transaction_check_max=10, transaction_check_interval_s=3600, file_reserved_time_h=9)
+    faults = faults_of(
+        transaction_check_max=10, transaction_check_interval_s=3600, file_reserved_time_h=9
+    )
 
     assert "longer than file_reserved_time_h" in faults[0]
 

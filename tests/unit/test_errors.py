@@ -68,7 +68,9 @@ def test_error_keeps_its_fields_in_another_process(error: TxmqError, again) -> N
         (AlreadyResolvedError, False), (BatchTooLargeError, False),
     ],
 )  # fmt: skip
-def test_only_what_may_succeed_later_is_retryable(kind: type[TxmqError], *, retryable: bool) -> None:
+def test_only_what_may_succeed_later_is_retryable(
+    kind: type[TxmqError], *, retryable: bool
+) -> None:
     assert kind.retryable is retryable
 
 

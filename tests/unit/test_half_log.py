@@ -160,7 +160,9 @@ def test_rows_of_one_place_that_differ_are_a_conflict(
 def test_halves_of_two_groups_are_a_conflict_that_all_readers_see_alike() -> None:
     tables = [halves(1, producer_group=group) for group in ("zebra", "ant", "mole")]
 
-    seen = {halves_by_id(pa.concat_tables(order))[transaction_id(1)] for order in permutations(tables)}
+    seen = {
+        halves_by_id(pa.concat_tables(order))[transaction_id(1)] for order in permutations(tables)
+    }
 
     assert {(found.producer_group, found.problem) for found in seen} == {("ant", CONFLICT)}
 
@@ -203,7 +205,10 @@ ROWS = st.lists(
 
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
     listed = [
-        {**{k: v for k, v in row.items() if k != "number"}, "transaction_id": transaction_id(row["number"])}
+        {
+            **{k: v for k, v in row.items() if k != "number"},
+            "transaction_id": transaction_id(row["number"]),
+        }
         for row in rows
     ]
     return pa.Table.from_pylist(listed, schema=HALF.columns)

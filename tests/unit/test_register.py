@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import CommitRefusedError, StoreNotFoundError
-from txmq.register import Registered, Register
+from txmq.register import Register, Registered
 from txmq.schemas import REGISTER
 from txmq.storage import Table
 from txmq.store import Store

@@ -396,9 +396,7 @@ def test_looked_up_column_is_returned_only_if_asked_for(numbers: Table) -> None:
 def test_timestamps_of_other_writers_are_read_alike(numbers: Table, *, int96: bool) -> None:
     rows = number_rows(1)
     path = Path(numbers.location, "foreign.parquet")
-    pq.write_table(
-        rows.drop_columns(["part", "day"]), path, use_deprecated_int96_timestamps=int96
-    )
+    pq.write_table(rows.drop_columns(["part", "day"]), path, use_deprecated_int96_timestamps=int96)
     partition = {"part": "0", "day": "2026-01-01"}
     numbers.swap_files([described(path.name, numbers.filesystem, [], partition)], {"files": 1})
 

@@ -147,7 +147,19 @@ def test_time_of_creation_is_that_of_the_clock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["plain", "two words", "ünï-тема-店", "a+b&c=d;e", "hash#mark", "what?", "a:b", "it's", "{x}", "~z", "$w*"],
+    [
+        "plain",
+        "two words",
+        "ünï-тема-店",
+        "a+b&c=d;e",
+        "hash#mark",
+        "what?",
+        "a:b",
+        "it's",
+        "{x}",
+        "~z",
+        "$w*",
+    ],
 )
 def test_store_works_wherever_it_is(tmp_path: Path, name: str) -> None:
     store = Store.create(tmp_path / name)

@@ -46,7 +46,7 @@ def rows_of(report: VerifyReport, invariant: str) -> list[str]:
     return [violation.row_id for violation in result.violations]
 
 
-# --- what is right ------------------------------------------------------------------------------
+# --- what is right --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drained", [True, False])
@@ -242,7 +242,7 @@ def test_below_its_own_mark_a_topic_may_miss_nothing(empty: HandMadeStore) -> No
     assert rows_of(report, "I1") == [f"{transaction_id(1)}:0"]
 
 
-# --- planted bugs ----------------------------------------------------------------------------------
+# --- planted bugs ---------------------------------------------------------------------------------
 
 
 def rolled_back_is_shown(made: HandMadeStore) -> None:

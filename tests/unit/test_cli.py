@@ -1,0 +1,282 @@
+"""The command line: what it prints, its exit codes, and that errors are one clean line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.stores import HandMadeStore, clean_store, halves, transaction_id
+from txmq.cli import app
+from txmq.errors import StoreNotFoundError
+from txmq.store import Store
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> HandMadeStore:
+    return clean_store(str(tmp_path / "store"))
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"TXMQ_LOCATION": None, **environment})
+
+
+def assert_one_line(result: Result, text: str) -> None:
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.output
+
+
+# --- init -----------------------------------------------------------------------------------------
+
+
+def test_init_makes_a_store(tmp_path: Path) -> None:
+    location = str(tmp_path / "store")
+
+    result = run("init", location)
+
+    assert result.exit_code == 0
+    assert f"txmq serve {location}" in result.stdout
+    assert Store.open(location).topics() == []
+
+
+def test_init_takes_settings_from_a_file(tmp_path: Path) -> None:
+    settings = tmp_path / "txmq.yaml"
+    settings.write_text("transaction_check_max: 3\n", encoding="utf-8")
+
+    run("init", str(tmp_path / "store"), "--config", str(settings))
+
+    assert Store.open(str(tmp_path / "store")).config.transaction_check_max == 3
+
+
+def test_init_again_is_refused_in_one_line(store: Store) -> None:
+    assert_one_line(run("init", store.location), "holds a store already; open it")
+
+
+def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    settings = tmp_path / "txmq.yaml"
+    settings.write_text("transaction_check_maxx: 3\n", encoding="utf-8")
+
+    result = run("init", str(tmp_path / "store"), "--config", str(settings))
+
+    assert_one_line(result, "did you mean transaction_check_max?")
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["status", "verify", "serve"])
+def test_a_place_without_a_store_is_one_line(tmp_path: Path, command: str) -> None:
+    assert_one_line(run(command, str(tmp_path / "nothing")), "txmq init")
+
+
+def test_debug_shows_the_error_itself(tmp_path: Path) -> None:
+    result = run("--debug", "status", str(tmp_path / "nothing"))
+
+    assert isinstance(result.exception, StoreNotFoundError)
+
+
+def test_without_a_location_the_usage_is_shown() -> None:
+    result = run("status")
+
+    assert result.exit_code == 2
+    assert "location" in result.stderr.lower()
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+
+def test_status_shows_numbers(made: HandMadeStore) -> None:
+    result = run("status", made.location)
+
+    assert result.exit_code == 0
+    assert "committed" in result.stdout
+    assert "orders" in result.stdout
+
+
+def test_status_as_json(made: HandMadeStore) -> None:
+    values = json.loads(run("status", made.location, "--json").stdout)
+
+    assert values["open"] == 2
+    assert values["messages"] == {"orders": 4, "stock": 1}
+
+
+def test_the_location_may_come_from_the_environment(made: HandMadeStore) -> None:
+    assert run("status", TXMQ_LOCATION=made.location).exit_code == 0
+
+
+def test_parked_topics_are_in_sight(made: HandMadeStore) -> None:
+    made.publisher_state(2, {"stock": 3})
+
+    result = run("status", made.location)
+
+    assert "topic stock is parked from op version 3" in " ".join(result.stdout.split())
+    assert "1 versions behind" in result.stdout
+
+
+def test_watch_looks_until_it_is_interrupted(
+    made: HandMadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("txmq.cli.time.sleep", pause)
+
+    result = run("status", made.location, "--watch", "--json", "--interval-s", "0.5")
+
+    assert result.exit_code == 0
+    assert looks == [0.5, 0.5]
+    assert [json.loads(line)["open"] for line in result.stdout.splitlines()] == [2, 2]
+
+
+# --- show -----------------------------------------------------------------------------------------
+
+
+def test_show_tells_one_life(made: HandMadeStore) -> None:
+    result = run("show", made.location, transaction_id(7), COLUMNS="250")
+
+    assert result.exit_code == 0
+    assert f"{transaction_id(7)}: COMMITTED" in result.stdout
+    assert "dead letter" in result.stdout
+    assert "body-7" not in result.stdout
+
+
+def test_show_needs_the_id_alone_where_the_environment_has_the_store(made: HandMadeStore) -> None:
+    result = run("show", transaction_id(7), "--json", TXMQ_LOCATION=made.location)
+
+    assert json.loads(result.stdout)["state"] == "COMMITTED"
+
+
+def test_show_without_an_id_says_so(made: HandMadeStore) -> None:
+    result = run("show", made.location)
+
+    assert result.exit_code == 2
+    assert "TRANSACTION_ID" in result.stderr
+
+
+def test_show_of_an_unknown_id_is_one_line(made: HandMadeStore) -> None:
+    assert_one_line(run("show", made.location, transaction_id(500)), "has no half message")
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+
+def test_verify_of_a_clean_store(made: HandMadeStore) -> None:
+    result = run("verify", made.location)
+
+    assert result.exit_code == 0
+    assert result.stdout.strip().splitlines()[-1] == "0 violations"
+
+
+def test_verify_of_a_broken_store(made: HandMadeStore) -> None:
+    made.publish("orders", *halves(2, "orders"), op_version=3)
+
+    result = run("verify", made.location, COLUMNS="200")
+
+    assert result.exit_code == 1
+    assert result.stdout.strip().splitlines()[-1] == "2 violations"
+    assert f"orders/0/4 {transaction_id(2)}:0" in result.stdout
+
+
+def test_verify_as_json(made: HandMadeStore) -> None:
+    made.publish("orders", *halves(2, "orders"), op_version=3)
+
+    result = run("verify", made.location, "--json", "--running")
+
+    assert result.exit_code == 1
+    values = json.loads(result.stdout)
+    assert values["violation_count"] == 2
+    assert values["drained"] is False
+
+
+# --- serve and demo -------------------------------------------------------------------------------
+
+
+class FakeBroker:
+    """Stands in for the broker, which needs Spark."""
+
+    made: list[FakeBroker]
+
+    def __init__(self, store: Store, *, spark: object) -> None:
+        self.store, self.spark = store, spark
+        FakeBroker.made.append(self)
+
+    def run_once(self) -> str:
+        return "published 3"
+
+    def start(self) -> str:
+        return "handle"
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    started: list[Any] = []
+    module, session = ModuleType("txmq.broker"), ModuleType("txmq.session")
+    FakeBroker.made = []
+    module.Broker = FakeBroker  # type: ignore[attr-defined]
+    module.run_until_signal = lambda start: started.append(start())  # type: ignore[attr-defined]
+    session.local_session = lambda name: f"session {name}"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "txmq.broker", module)
+    monkeypatch.setitem(sys.modules, "txmq.session", session)
+    return started
+
+
+def test_serve_runs_until_a_signal(store: Store, broker: list[Any]) -> None:
+    result = run("serve", store.location)
+
+    assert result.exit_code == 0
+    assert broker == ["handle"]
+    assert FakeBroker.made[0].store.location == store.location
+
+
+def test_serve_once_ends(store: Store, broker: list[Any]) -> None:
+    result = run("serve", store.location, "--once")
+
+    assert "published 3" in result.stdout
+    assert broker == []
+
+
+def test_serve_takes_settings_from_a_file(store: Store, broker: list[Any], tmp_path: Path) -> None:
+    settings = tmp_path / "txmq.yaml"
+    settings.write_text("transaction_check_max: 3\n", encoding="utf-8")
+
+    run("serve", store.location, "--config", str(settings))
+
+    assert broker
+    assert FakeBroker.made[0].store.config.transaction_check_max == 3
+
+
+def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    module = ModuleType("txmq.demo")
+
+    def main(location: str | None, **options: Any) -> int:
+        seen.update(location=location, **options)
+        return 1
+
+    module.main = main  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "txmq.demo", module)
+
+    result = run("demo", "--flights", "50", "--lose-checkpoints")
+
+    assert result.exit_code == 1
+    assert seen["flights"] == 50
+    assert seen["lose_checkpoints"] is True
+    assert seen["location"] is None
+
+
+def test_no_command_but_serve_and_demo_loads_spark() -> None:
+    program = "import sys, txmq.cli; sys.exit('pyspark' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
