@@ -27,8 +27,8 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/mypy --strict $(CODE)
 	$(BIN)/lint-imports
 
-bench: ready ## measure; results in bench/
-	$(BIN)/pytest bench
+bench: ready ## measure, print tables, keep the results in bench/results
+	$(BIN)/python -m bench
 
 ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
 	@$(BIN)/python -m txmq.environment
@@ -36,17 +36,18 @@ ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
 clean: ## remove the virtual environment and all caches of this folder
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-$(PACKAGES): setup.cfg pyproject.toml | $(BIN)/python
-	@echo "install  packages (600 MB, once)"
-	@$(BIN)/python -m pip install -e '.[demo,spark,dev]' || { \
+$(PACKAGES): setup.cfg pyproject.toml | $(BIN)/pip
+	@echo "install  packages into .venv (600 MB, once; this takes a minute or more)"
+	@$(BIN)/python -m pip install -qq -e '.[demo,spark,dev]' || { \
 	  echo "missing  packages: pip could not fetch them, see above"; \
 	  echo "to do    check the network; behind a mirror, set PIP_INDEX_URL; then run make again"; \
 	  exit 1; }
 	@touch $@
 
-$(BIN)/python:
-	@test -n "$(PYTHON)" || { \
-	  echo "missing  Python 3.11 or newer (tried $(CANDIDATES))"; \
+# pip is what a virtual environment gets last: without it, an earlier start was cut short.
+$(BIN)/pip:
+	@"$(PYTHON)" -c '$(NEW_ENOUGH)' 2>/dev/null || { \
+	  echo "missing  Python 3.11 or newer (tried: $(or $(PYTHON),$(CANDIDATES)))"; \
 	  echo "to do    install one, or run make PYTHON=/path/to/python3"; \
 	  exit 1; }
 	@if "$(PYTHON)" -c 'import ensurepip' 2>/dev/null; then "$(PYTHON)" -m venv .venv; \

@@ -48,7 +48,7 @@ def messages(count: int, topic: str = "order-paid") -> list[Message]:
     return [Message(topic, b"body-%d" % number) for number in range(count)]
 
 
-def halves(
+def halves(  # noqa: PLR0913
     number: int,
     sent: Sequence[Message] | None = None,
     *,

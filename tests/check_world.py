@@ -100,7 +100,8 @@ class CheckWorld:
         change: Callable[[list[HalfRow]], Iterable[HalfRow]] = list,
     ) -> list[str]:
         """Make `count` transactions durable in one commit; `change` may bend their rows."""
-        ids, rows = [], []
+        ids: list[str] = []
+        rows: list[HalfRow] = []
         sent = [Message("paid", f"secret-{number}".encode()) for number in range(messages)]
         for _ in range(count):
             ids.append(new_transaction_id(wall_ms()))

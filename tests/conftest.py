@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _TESTS = Path(__file__).parent
 _TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
-_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+_COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=50, **_COMMON)
 settings.register_profile("ci", max_examples=1_000, **_COMMON)
 settings.register_profile("night", max_examples=20_000, **_COMMON)

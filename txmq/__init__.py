@@ -1,3 +1,41 @@
-"""Transactional messages for the lakehouse: visible if and only if the local transaction took place."""
+"""Transactional messages for the lakehouse: visible if and only if the local change took place."""
+
+from txmq.admin import Admin
+from txmq.broker import Broker, BrokerHandle, run_until_signal
+from txmq.check_service import CheckService
+from txmq.config import Config
+from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.errors import TxmqError
+from txmq.listeners import HalfMessage, TransactionListener
+from txmq.message import LocalTransactionState, Message
+from txmq.producer import Transaction, TransactionProducer, TransactionSendResult
+from txmq.publisher import Publisher
+from txmq.recheck import RecheckJob
+from txmq.store import Store
+from txmq.verify import verify
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Admin",
+    "Broker",
+    "BrokerHandle",
+    "CheckService",
+    "Config",
+    "ConsumeFromWhere",
+    "Consumer",
+    "HalfMessage",
+    "LocalTransactionState",
+    "Message",
+    "Publisher",
+    "RecheckJob",
+    "Store",
+    "Transaction",
+    "TransactionListener",
+    "TransactionProducer",
+    "TransactionSendResult",
+    "TxmqError",
+    "__version__",
+    "run_until_signal",
+    "verify",
+]

@@ -168,17 +168,12 @@ class Admin:
         now_ms = self._clock.now_ms()
         states = _states(op, settled, half, now_ms)
         open_ids = _open_ids(half, states)
-        counts = _counts(states)
         published = progress.get("low_water_version", NOTHING)
         return Status(
             location=self._store.location,
             at=timestamp(now_ms),
             open=len(open_ids),
-            committed=counts[TransactionState.COMMITTED],
-            rolled_back=counts[TransactionState.ROLLED_BACK],
-            discarded=counts[TransactionState.DISCARDED],
-            incomplete=counts[TransactionState.INCOMPLETE],
-            expired=counts[TransactionState.EXPIRED],
+            **_counts(states),
             messages=self._messages(op_table_id),
             dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
             oldest_open_half_age_s=_oldest_age_s(open_ids, now_ms),
@@ -206,14 +201,9 @@ class Admin:
         rows = half.rows(pa.array([own_id]))
         if rows.num_rows == 0 and claims.num_rows == 0:
             raise TransactionNotFoundError(own_id)
-        topics = _topics_of(rows)
-        shown = {topic: self._rows_in(topic, own_id, op_table_id) for topic in topics}
-        events = [
-            *_half_events(rows),
-            *_claim_events(claims),
-            *_fact_events(facts),
-            *(event for topic, found in shown.items() for event in _shown_events(topic, found)),
-        ]
+        events = [*_half_events(rows), *_claim_events(claims), *_fact_events(facts)]
+        for topic in _topics_of(rows):
+            events += _shown_events(topic, self._rows_in(topic, own_id, op_table_id))
         halves = half.halves(own_id)
         standing = _standing(claims, settled, halves, own_id)
         return TransactionLife(
@@ -262,9 +252,11 @@ def _open_ids(half: HalfLog, states: pa.Table) -> pa.ChunkedArray:
     return ids.filter(pc.invert(pc.is_in(ids, value_set=ended)))
 
 
-def _counts(states: pa.Table) -> dict[TransactionState, int]:
+def _counts(states: pa.Table) -> dict[str, int]:
+    """The fields of Status that are named after a state; open ones are counted by their halves."""
     found = {row["values"]: row["counts"] for row in states["state"].value_counts().to_pylist()}
-    return {state: int(found.get(state.value, 0)) for state in TransactionState}
+    ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
+    return {name.lower(): int(found.get(name, 0)) for name in ended}
 
 
 def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:

@@ -1,4 +1,4 @@
-"""The settings: typed, frozen, checked at start; an unknown key is refused with the nearest name."""
+"""The settings: typed, frozen, checked at start; unknown keys are refused with the nearest name."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ class Config:
     publish_poll_interval_s: float = setting(
         0.005, "time between two looks at the op log while draining", at_least=0.001
     )
-    publish_threads: int = setting(
-        4, "topics written at the same time", at_least=1, at_most=256
-    )
+    publish_threads: int = setting(4, "topics written at the same time", at_least=1, at_most=256)
     park_retry_interval_s: float = setting(
         30.0, "time before a parked topic is tried again", at_least=0.01
     )
@@ -137,7 +135,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check each key, then the pairs, and raise all faults together."""
-        faults = [fault for spec in fields(self) for fault in _faults(spec, getattr(self, spec.name))]
+        faults = [
+            fault for spec in fields(self) for fault in _faults(spec, getattr(self, spec.name))
+        ]
         faults += [] if faults else self._pair_faults()
         if faults:
             raise ConfigError(faults)
@@ -287,5 +287,7 @@ def _listener_faults(value: object) -> list[str]:
         except InvalidNameError as error:
             faults.append(f"listeners: {error}")
         if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-            faults.append(f"listeners: {group!r} needs package.module:Class, not {reference!r}"[:200])
+            faults.append(
+                f"listeners: {group!r} needs package.module:Class, not {reference!r}"[:200]
+            )
     return faults

@@ -21,12 +21,7 @@ from txmq.errors import (
     SchemaMismatchError,
 )
 from txmq.half_log import HalfOrigin, store_date
-from txmq.message import (
-    CONTROL_CHARACTERS,
-    MAX_FIELD_BYTES,
-    RESERVED_PREFIX,
-    RESERVED_PROPERTIES,
-)
+from txmq.message import MAX_FIELD_BYTES, RESERVED_PROPERTIES
 from txmq.schemas import HALF
 from txmq.storage import Table
 
@@ -194,7 +189,7 @@ def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
             "",
             *["tags", "keys", "sharding_key"],
             F.transform(entries, lambda pair: F.concat(pair["key"], pair["value"])),
-        ).rlike(CONTROL_CHARACTERS),
+        ).rlike(r"[\x00-\x1f\x7f]"),
         "tags with |": F.col("tags").contains("|"),
         f"keys, tags or sharding_key above {MAX_FIELD_BYTES:,} bytes": (
             F.greatest(*texts) > MAX_FIELD_BYTES
@@ -213,11 +208,11 @@ def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
     ]
 
 
-def _is_refused(functions: Any, name: Column, value: Column) -> Column:
+def _is_refused(functions: Any, name: Column, value: Column) -> Any:
     """As single messages: neither blank, nor a name that is txmq's own."""
     F = functions  # noqa: N806
     is_blank = (F.length(F.trim(name)) == 0) | (F.length(F.trim(value)) == 0)
-    is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith(RESERVED_PREFIX)
+    is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith("__txmq")
     return F.coalesce(is_blank | is_reserved, F.lit(False))  # noqa: FBT003
 
 

@@ -30,6 +30,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
     # The number of state stores; it is fixed in a checkpoint, and each costs files a batch.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
+    # A batch of a few rows is planned again every time; these only cost planning time here.
+    "spark.sql.adaptive.enabled": "false",
 }
 
 
@@ -41,20 +43,22 @@ def join_session(spark: SparkSession) -> SparkSession:
     return session
 
 
-def changes(session: SparkSession, location: str) -> DataFrame:
-    """The rows appended to a Delta table, as a stream that begins with what is there now.
+def changes(session: SparkSession, location: str, from_version: int) -> DataFrame:
+    """The rows appended to a Delta table by `from_version` and all later commits, as a stream.
 
+    Only for new checkpoints, and with a version of now: an old one may be cleaned (DESIGN 9).
     `_commit_timestamp` is the modification time of the commit file: the store's clock.
     """
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sql
 
     return (
         session.readStream.format("delta")
         .option("readChangeFeed", "true")
+        .option("startingVersion", from_version)
         .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
         .load(location)
         # Retention shows as deletes.
-        .where(F.col("_change_type") == "insert")
+        .where(sql.col("_change_type") == "insert")
     )
 
 
@@ -72,55 +76,55 @@ def overdue(
 
     Returns the columns of `armed` and `event_time`, the clock value that was passed.
     """
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sql
 
     session, now = armed.sparkSession, clock_column(clock)
-    horizon = F.make_dt_interval(secs=F.lit(horizon_s))
-    left = armed.where(F.col("deadline") <= now + horizon).withColumn(
-        "event_time", F.greatest(F.col("deadline"), now)
+    horizon = sql.make_dt_interval(secs=sql.lit(horizon_s))
+    left = armed.where(sql.col("deadline") <= now + horizon).withColumn(
+        "event_time", sql.greatest(sql.col("deadline"), now)
     )
     right = ends.select(
-        *(F.col(key).alias(f"end_{key}") for key in KEYS), "end_version", now.alias("end_time")
+        *(sql.col(key).alias(f"end_{key}") for key in KEYS), "end_version", now.alias("end_time")
     )
     left = with_ticks(left, session, now).withWatermark("event_time", "0 seconds")
     right = with_ticks(right, session, now).withWatermark("end_time", "0 seconds")
-    matches = F.expr(
+    matches = sql.expr(
         "transaction_id = end_transaction_id AND producer_group = end_producer_group"
         " AND end_version > armed_version AND end_time <= event_time"
-    ) & (F.col("end_time") >= F.col("event_time") - horizon)
+    ) & (sql.col("end_time") >= sql.col("event_time") - horizon)
     joined = left.join(right, matches, "leftOuter")
     # Naming the event time keeps this above the watermark, which the ticks are there to move.
-    is_row = ~F.col("transaction_id").startswith(TICK) | (F.col("event_time") < F.lit(_NEVER))
-    return joined.where(F.col("end_transaction_id").isNull() & is_row).select(left.columns)
+    is_row = ~sql.col("transaction_id").startswith(TICK) | (sql.col("event_time") < sql.lit(_NEVER))
+    return joined.where(sql.col("end_transaction_id").isNull() & is_row).select(left.columns)
 
 
 def clock_column(clock: AffineClock) -> Column:
     """What the clock shows, as a column that is the same in a whole micro-batch."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sql
 
-    return shown_by(clock, F.current_timestamp())
+    return shown_by(clock, sql.current_timestamp())
 
 
 def shown_by(clock: AffineClock, wall_time: Column) -> Column:
     """What the clock shows at a time of the machine or the store."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sql
 
     if clock == AS_IT_IS:
         return wall_time
-    passed_us = F.unix_micros(wall_time) - clock.wall_start_ms * 1000
-    shown_us = passed_us * F.lit(clock.speed) + clock.start_ms * 1000
-    return F.timestamp_micros(shown_us.cast("bigint"))
+    passed_us = sql.unix_micros(wall_time) - clock.wall_start_ms * 1000
+    shown_us = passed_us * sql.lit(clock.speed) + clock.start_ms * 1000
+    return sql.timestamp_micros(shown_us.cast("bigint"))
 
 
 def with_ticks(rows: DataFrame, session: SparkSession, now: Column) -> DataFrame:
     """Rows and one tick a second, so that the watermark moves without rows."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sql
 
     time_column = rows.columns[-1]
     ticks = session.readStream.format("rate").option("rowsPerSecond", TICKS_PER_SECOND).load()
     # A key that is NULL or a constant is pushed below the watermark, or deletes rows.
     tick = ticks.select(
-        F.concat(F.lit(TICK), F.col("value").cast("string")).alias(rows.columns[0]),
+        sql.concat(sql.lit(TICK), sql.col("value").cast("string")).alias(rows.columns[0]),
         now.alias(time_column),
     )
     return rows.unionByName(tick, allowMissingColumns=True)

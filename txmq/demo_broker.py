@@ -48,7 +48,8 @@ class CarrierCount:
     def stop(self) -> None:
         """Return when nothing is counted any more."""
         self._stopping.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_INTERVAL_S):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from txmq.demo_folder import DemoFolder
 from txmq.errors import EnvironmentProblemError
 
-STOP_WAIT_S = 60.0
+STOP_WAIT_S = 120.0
 LOG_TAIL_CHARACTERS = 2_000
 
 

@@ -108,7 +108,9 @@ class TooLargeError(MessageError):
     def __init__(self, field: str, size: int, limit: int) -> None:
         """Show both numbers, so that the caller can split or raise the limit."""
         self.field, self.size, self.limit = field, size, limit
-        super().__init__(f"{field} is {size:,}, the limit is {limit:,}: split it or raise the limit")
+        super().__init__(
+            f"{field} is {size:,}, the limit is {limit:,}: split it or raise the limit"
+        )
 
 
 class MessageTooLargeError(TooLargeError):

@@ -94,10 +94,7 @@ def half_table(rows: Iterable[HalfRow]) -> pa.Table:
     """Rows as Arrow, in one pass over the columns."""
     columns = zip(*rows, strict=True)
     return pa.table(
-        [
-            pa.array(column, field.type)
-            for column, field in zip(columns, HALF.columns, strict=True)
-        ],
+        [pa.array(column, field.type) for column, field in zip(columns, HALF.columns, strict=True)],
         schema=HALF.columns,
     )
 

@@ -169,7 +169,7 @@ def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionS
 
 
 def _count_check(standing: Standing, claim: Claim) -> Standing:
-    """Checks count by their number, so a row written twice counts once; an uncounted one re-arms."""
+    """Checks count by their number: a row written twice counts once, an uncounted one re-arms."""
     times, due_ms = claim.check_times or 0, claim.next_check_timestamp_ms
     if standing.state is not TransactionState.PENDING or claim.life != standing.life:
         return standing

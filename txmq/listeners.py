@@ -63,7 +63,7 @@ def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
 
 
 def load_listeners(references: Mapping[str, str]) -> dict[str, TransactionListener]:
-    """The listeners that the settings name, by producer group; each class is made without arguments.
+    """The listeners that the settings name, by group; each class is made without arguments.
 
     Raises: ListenerError.
     """

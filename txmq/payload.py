@@ -319,14 +319,15 @@ class SparkEngine:
 @contextmanager
 def _spark_failures_told(table: str) -> Iterator[None]:
     """A job that failed as our error, so that it parks one topic and does not end the query."""
-    from py4j.protocol import Py4JError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
 
     try:
         yield
     except (PySparkException, Py4JError) as error:
         text = str(error)[:200]
-        raise StorageError(table, f"Spark could not write it ({type(error).__name__}: {text})") from error
+        problem = f"Spark could not write it ({type(error).__name__}: {text})"
+        raise StorageError(table, problem) from error
 
 
 def _place(functions: Any, file_number: Any, row: Any) -> Any:

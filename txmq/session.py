@@ -45,7 +45,11 @@ _SETTINGS: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     # Spark's default of 1 GB ends a MERGE of the demo's size in garbage collection.
     "spark.driver.memory": "2g",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
+    # Errors only; Java's first compiler alone, since a short session never repays the second.
+    # These are the default options, so that `spark.driver.extraJavaOptions` in `extra` can add.
+    "spark.driver.defaultJavaOptions": (
+        f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()} -XX:TieredStopAtLevel=1"
+    ),
 }
 
 

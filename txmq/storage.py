@@ -233,11 +233,11 @@ class Table:
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
         actions = pa.table(self.handle.get_add_actions(flatten=True))
         kept = actions.filter(pa.array(keep(actions)))
-        partitions = [
-            kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by
-        ]
+        partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
         return [
-            DataFile(path, records or 0, size, dict(zip(self.schema.partition_by, keys, strict=True)))
+            DataFile(
+                path, records or 0, size, dict(zip(self.schema.partition_by, keys, strict=True))
+            )
             for path, records, size, *keys in zip(
                 kept["path"].to_pylist(),
                 kept["num_records"].to_pylist(),
@@ -304,7 +304,9 @@ class Table:
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             return parquet.read(stored, use_threads=file.size_bytes > LARGE_FILE_BYTES)
 
-    def batches(self, file: DataFile, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, file: DataFile, columns: Sequence[str], rows: int
+    ) -> Iterator[pa.RecordBatch]:
         """The rows of one file in its own order, `rows` at a time, with bounded memory."""
         stored = [name for name in columns if name not in self.schema.partition_by]
         with self.filesystem.open_input_file(file.path) as source:
@@ -431,7 +433,9 @@ def _check_schema_version(table: str, handle: DeltaTable) -> None:
 def _covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any, Any]:
     wanted = values.drop_null().to_pylist()
     low, high = _bounds(actions, column)
-    covers = [_covers(smallest, largest, wanted) for smallest, largest in zip(low, high, strict=True)]
+    covers = [
+        _covers(smallest, largest, wanted) for smallest, largest in zip(low, high, strict=True)
+    ]
     return np.array(covers, dtype=bool)
 
 

@@ -168,13 +168,14 @@ class Store:
 
     def _keep_settings(self, settings: Register, now_ms: int) -> None:
         """The last step of a creation; of several creators at once it is the first that wins."""
+        problem = "was made by another process; open it"
+        seen = settings.read()
+        if seen.revision:
+            raise StoreExistsError(self.location, problem)
         try:
-            seen = settings.read()
-            if seen.revision:
-                raise CommitRefusedError("config", "is there already")
             settings.swap(seen, self.config.to_dict(), now_ms)
         except CommitRefusedError as error:
-            raise StoreExistsError(self.location, "was made by another process; open it") from error
+            raise StoreExistsError(self.location, problem) from error
 
     def _create(self, schema: TableSchema, path: str) -> None:
         extra = {COMMITTER_PROPERTY: self.config.committer}
@@ -183,7 +184,8 @@ class Store:
 
 def _plain(location: str | os.PathLike[str]) -> str:
     """One name for one store: an absolute path without links, or a URI without a last slash."""
-    text = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+    given: object = location
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
         raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
     if text.lower().startswith("file:"):
@@ -201,7 +203,9 @@ def _path_of_file_uri(text: str) -> str:
         return rest
     host, slash, path = rest[2:].partition("/")
     if host not in ("", "localhost"):
-        raise ConfigError([f"location {shown(text)} names the host {shown(host)}; use file:///path"])
+        raise ConfigError(
+            [f"location {shown(text)} names the host {shown(host)}; use file:///path"]
+        )
     return slash + path
 
 

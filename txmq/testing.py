@@ -1,4 +1,4 @@
-"""Helpers for tests, of users and our own: a clock that only moves when told, and faults on demand."""
+"""Helpers for tests, of users and our own: a clock that moves when told, faults on demand."""
 
 from __future__ import annotations
 

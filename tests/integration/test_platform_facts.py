@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -58,7 +58,7 @@ def written_file(location: str, *numbers: int) -> AddAction:
     path = Path(location, f"part-{'-'.join(map(str, numbers))}.parquet")
     pq.write_table(rows(*numbers), path)
     stats = json.dumps({"numRecords": len(numbers)})
-    return AddAction(path.name, path.stat().st_size, {}, NOW_MS, True, stats)
+    return AddAction(path.name, path.stat().st_size, {}, NOW_MS, data_change=True, stats=stats)
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_of_many_threads_with_the_same_mark_one_wins(location: str) -> None:
 # --- delta-rs: change feed ----------------------------------------------------------------------
 
 
-def feed(location: str, start: int, end: int, **options: bool) -> list[tuple[int, int, str]]:
+def feed(location: str, start: int, end: int, **options: Any) -> list[tuple[int, int, str]]:
     found = pa.table(DeltaTable(location).load_cdf(start, end, **options))
     columns = ["_commit_version", "number", "_change_type"]
     return sorted(tuple(row.values()) for row in found.select(columns).to_pylist())
@@ -384,7 +384,7 @@ def test_spark_reads_every_type_that_delta_rs_wrote(spark: SparkSession, half: T
         row["body"] = bytes(row["body"])
         row["born_timestamp"] = row["born_timestamp"].replace(tzinfo=UTC)
     order: Callable[[dict[str, object]], object] = lambda row: row["message_id"]  # noqa: E731
-    assert sorted(by_spark, key=order) == sorted(by_us, key=order)  # type: ignore[type-var,arg-type]
+    assert sorted(by_spark, key=order) == sorted(by_us, key=order)  # type: ignore[arg-type]
 
 
 @pytest.mark.spark
@@ -543,7 +543,7 @@ def test_mark_without_a_time_is_ignored_by_spark_once_a_retention_is_set(
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS"])
 def test_files_that_spark_wrote_are_read_by_us(
-    spark: SparkSession, store: Store, tmp_path: Path, kind: str
+    spark: SparkSession, store: Store, kind: str
 ) -> None:
     from txmq.data_files import described
 

@@ -14,6 +14,7 @@ from txmq.lifecycle import (
     FINAL_STATES,
     Claim,
     ClaimKind,
+    Fact,
     Halves,
     Standing,
     TransactionState,
@@ -59,7 +60,8 @@ def test_the_order_of_reading_does_not_matter(
 def test_fold_in_pieces_equals_fold_at_once(
     claims: list[Claim], halves: Halves, borders: list[int]
 ) -> None:
-    standing, facts = Standing(), []
+    standing = Standing()
+    facts: list[Fact] = []
     for low, high in zip([0, *sorted(borders)], [*sorted(borders), 99], strict=True):
         piece = [claim for claim in claims if low <= claim.op_version < high]
         standing, found = fold(piece, halves, standing)

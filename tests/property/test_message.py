@@ -1,3 +1,4 @@
+# ruff: noqa: S301, PT017
 """Messages and ids, for anything that a caller may pass."""
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def test_anything_is_an_id_or_not_found(value: object) -> None:
 
 
 @given(ANYTHING, ANYTHING, ANYTHING, ANYTHING, ANYTHING, ANYTHING)
-def test_anything_is_a_message_or_an_error_of_ours(
+def test_anything_is_a_message_or_an_error_of_ours(  # noqa: PLR0913, PLR0917
     topic: object, body: object, tags: object, keys: object, properties: object, key: object
 ) -> None:
     try:

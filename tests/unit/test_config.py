@@ -1,10 +1,12 @@
+# ruff: noqa: S301, PT017
 from __future__ import annotations
 
 import math
 import pickle
 from collections.abc import Mapping
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import Field, FrozenInstanceError, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -51,7 +53,7 @@ def test_template_holds_every_key_with_its_default() -> None:
 
 
 @pytest.mark.parametrize("spec", fields(Config), ids=lambda spec: spec.name)
-def test_template_says_above_each_key_what_it_does(spec) -> None:
+def test_template_says_above_each_key_what_it_does(spec: Field[Any]) -> None:
     lines = (CONF / "txmq.yaml").read_text(encoding="utf-8").splitlines()
     place = next(n for n, line in enumerate(lines) if line.startswith(f"{spec.name}:"))
 
@@ -149,7 +151,7 @@ def test_key_like_no_other_is_refused_without_a_guess() -> None:
 @pytest.mark.parametrize("key", [1, None, ("a",), 2.5, True])
 def test_key_that_is_no_text_is_refused(key: object) -> None:
     with pytest.raises(ConfigError, match="is not a setting"):
-        Config.from_dict({key: 1})
+        Config.from_dict({key: 1})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("spec", NUMBERS, ids=lambda spec: spec.name)
@@ -158,7 +160,7 @@ def test_key_that_is_no_text_is_refused(key: object) -> None:
     [True, False, "3", None, math.nan, math.inf, -math.inf, [1], -1, 1j, "yes", b"3", -(10**400)],
     ids=repr,
 )
-def test_number_is_never_anything_else(spec, value: object) -> None:
+def test_number_is_never_anything_else(spec: Field[Any], value: object) -> None:
     faults = faults_of(**{spec.name: value})
 
     assert len(faults) == 1
@@ -166,7 +168,7 @@ def test_number_is_never_anything_else(spec, value: object) -> None:
 
 
 @pytest.mark.parametrize("spec", NUMBERS, ids=lambda spec: spec.name)
-def test_number_of_any_size_is_accepted_or_refused_by_name(spec) -> None:
+def test_number_of_any_size_is_accepted_or_refused_by_name(spec: Field[Any]) -> None:
     try:
         Config.from_dict({spec.name: 10**400})
     except ConfigError as error:
@@ -179,7 +181,7 @@ def test_count_with_a_fraction_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("spec", NUMBERS, ids=lambda spec: spec.name)
-def test_lowest_number_is_allowed_and_the_next_below_is_not(spec) -> None:
+def test_lowest_number_is_allowed_and_the_next_below_is_not(spec: Field[Any]) -> None:
     lowest = spec.metadata["at_least"]
     step = 1 if spec.type == "int" else 0.0001
 
@@ -293,7 +295,9 @@ def test_any_mapping_is_settings_or_a_config_error(values: Mapping[str, object])
 
 
 @given(st.binary() | st.text().map(lambda text: text.encode(errors="ignore")))
-def test_any_file_is_settings_or_a_config_error(tmp_path_factory, content: bytes) -> None:
+def test_any_file_is_settings_or_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(content)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -50,9 +51,16 @@ def test_every_error_belongs_to_the_one_tree(kind: type[Exception]) -> None:
     assert kind.__doc__
 
 
+def sent_on(error: TxmqError) -> TxmqError:
+    received: TxmqError = pickle.loads(pickle.dumps(error))  # noqa: S301
+    return received
+
+
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
-def test_error_keeps_its_fields_in_another_process(error: TxmqError, again) -> None:
+@pytest.mark.parametrize("again", [copy.copy, sent_on])
+def test_error_keeps_its_fields_in_another_process(
+    error: TxmqError, again: Callable[[TxmqError], TxmqError]
+) -> None:
     received = again(error)
 
     assert type(received) is type(error)

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002, ARG005
 from __future__ import annotations
 
 import pytest

@@ -1,8 +1,10 @@
+# ruff: noqa: S301
 from __future__ import annotations
 
 import copy
 import pickle
 import uuid
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from datetime import UTC, datetime
 
@@ -180,10 +182,10 @@ def test_properties_that_are_no_mapping_are_a_type_error_too(properties: object)
 )  # fmt: skip
 def test_property_that_cannot_be_read_back_is_refused(pair: tuple[object, object]) -> None:
     with pytest.raises(InvalidPropertyError):
-        Message("orders", b"", properties=dict([pair]))  # type: ignore[arg-type]
+        Message("orders", b"", properties=dict([pair]))  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED_PROPERTIES) + ["__txmq_x", "__TXMQ"])
+@pytest.mark.parametrize("name", [*sorted(RESERVED_PROPERTIES), "__txmq_x", "__TXMQ"])
 def test_property_of_the_protocol_is_refused(name: str) -> None:
     with pytest.raises(InvalidPropertyError, match="reserved"):
         Message("orders", b"", properties={name: "x"})
@@ -274,7 +276,9 @@ def test_message_is_frozen() -> None:
 
 @pytest.mark.parametrize("message", [FULL, Message("orders", b"")], ids=["full", "least"])
 @pytest.mark.parametrize("again", [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy, replace])
-def test_message_can_be_sent_to_another_process(again, message: Message) -> None:
+def test_message_can_be_sent_to_another_process(
+    again: Callable[[Message], Message], message: Message
+) -> None:
     received = again(message)
 
     assert received == message

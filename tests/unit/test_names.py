@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,8 @@ from txmq.names import (
     check_topic,
 )
 
+Check = Callable[[object], str]
+
 
 @pytest.mark.parametrize("name", ["a", "0", "order-paid", "Order_Paid", "x" * MAX_TOPIC_CHARACTERS])
 def test_well_formed_topic_is_returned_as_it_is(name: str) -> None:
@@ -21,7 +25,7 @@ def test_well_formed_topic_is_returned_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("check", [check_topic, check_group, check_readable_topic])
-def test_trailing_newline_is_refused(check) -> None:
+def test_trailing_newline_is_refused(check: Check) -> None:
     with pytest.raises(InvalidNameError):
         check("orders\n")
 
@@ -44,7 +48,7 @@ def test_group_longer_than_its_limit_is_refused() -> None:
 
 
 def test_consumer_group_is_named_in_its_error() -> None:
-    with pytest.raises(InvalidNameError, match="^consumer_group"):
+    with pytest.raises(InvalidNameError, match=r"^consumer_group"):
         check_group("a b", kind="consumer_group")
 
 
@@ -57,7 +61,7 @@ def test_consumer_group_is_named_in_its_error() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("check", [check_topic, check_group])
-def test_reserved_name_is_refused_in_any_case(check, name: str) -> None:
+def test_reserved_name_is_refused_in_any_case(check: Check, name: str) -> None:
     with pytest.raises(ReservedNameError):
         check(name)
 

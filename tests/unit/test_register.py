@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from txmq.errors import CommitRefusedError, StoreNotFoundError
@@ -26,7 +28,7 @@ def test_new_register_is_empty(register: Register) -> None:
     assert register.read() == NEW
 
 
-def test_register_that_is_not_there_is_a_typed_error(tmp_path) -> None:
+def test_register_that_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         Register(Table(str(tmp_path / "absent"), REGISTER)).read()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
@@ -36,7 +38,7 @@ def test_no_type_needs_a_newer_protocol(schema: TableSchema) -> None:
 
 
 @pytest.mark.parametrize("schema", ALL, ids=lambda schema: schema.name)
-def test_made_table_can_be_read_by_any_delta_reader(schema: TableSchema, tmp_path) -> None:
+def test_made_table_can_be_read_by_any_delta_reader(schema: TableSchema, tmp_path: Path) -> None:
     table = Table(str(tmp_path / "t"), schema)
     table.create(checkpoint_interval=100)
 
@@ -52,7 +54,7 @@ def test_change_feed_is_kept_on_the_logs_that_streams_read() -> None:
     assert {schema.name for schema in ALL if schema.change_data_feed} == {"half", "op"}
 
 
-def test_comments_reach_the_table(tmp_path) -> None:
+def test_comments_reach_the_table(tmp_path: Path) -> None:
     table = Table(str(tmp_path / "op"), OP)
     table.create(checkpoint_interval=100)
 

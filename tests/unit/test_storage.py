@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,6 +38,7 @@ from txmq.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
 
 APP = "writer"
+Another = Callable[[], Table]
 NUMBERS = TableSchema(
     "numbers",
     pa.schema(
@@ -74,7 +76,7 @@ def numbers(tmp_path: Path) -> Table:
 
 
 @pytest.fixture
-def another(numbers: Table) -> Callable[[], Table]:
+def another(numbers: Table) -> Another:
     """Another process's view of the same table."""
     return lambda: Table(numbers.location, NUMBERS)
 
@@ -170,7 +172,9 @@ def test_made_table_has_the_properties_that_the_design_asks_for(tmp_path: Path) 
 # --- handles ----------------------------------------------------------------------------------
 
 
-def test_handle_stays_at_its_version_until_it_is_refreshed(numbers, another) -> None:
+def test_handle_stays_at_its_version_until_it_is_refreshed(
+    numbers: Table, another: Another
+) -> None:
     before = numbers.version
     another().append(number_rows(1), app_id=APP, number=1)
 
@@ -180,7 +184,7 @@ def test_handle_stays_at_its_version_until_it_is_refreshed(numbers, another) -> 
     assert not numbers.has_news()
 
 
-def test_reopen_shows_the_newest_version(numbers, another) -> None:
+def test_reopen_shows_the_newest_version(numbers: Table, another: Another) -> None:
     _ = numbers.handle
     another().append(number_rows(1), app_id=APP, number=1)
 
@@ -262,7 +266,9 @@ def test_wanted_null_is_found_nowhere(numbers: Table) -> None:
         ("key", transaction_id(1), pa.large_string()),
     ],
 )  # fmt: skip
-def test_rows_are_found_by_a_column_of_any_type(numbers, column: str, value, kind) -> None:
+def test_rows_are_found_by_a_column_of_any_type(
+    numbers: Table, column: str, value: Any, kind: pa.DataType
+) -> None:
     numbers.append(number_rows(1), app_id=APP, number=1)
     numbers.append(number_rows(2, part=1, day=date(2026, 1, 2)), app_id=APP, number=2)
 
@@ -295,7 +301,9 @@ SPARK_PREFIX = 32
 
 
 @given(st.lists(st.integers(0, 2**62 - 1), min_size=1, max_size=8), st.data())
-def test_ids_are_found_through_statistics_that_spark_cut(numbers: list[int], data) -> None:
+def test_ids_are_found_through_statistics_that_spark_cut(
+    numbers: list[int], data: st.DataObject
+) -> None:
     stored = sorted(transaction_id(number) for number in numbers)
     wanted = data.draw(st.sampled_from(stored))
 
@@ -471,7 +479,9 @@ def test_no_versions_have_no_changes(numbers: Table) -> None:
     assert found.column_names == ["number", "_commit_version"]
 
 
-def test_changes_follow_versions_that_others_made_meanwhile(numbers, another) -> None:
+def test_changes_follow_versions_that_others_made_meanwhile(
+    numbers: Table, another: Another
+) -> None:
     assert numbers.version == 0
     another().append(number_rows(1), app_id=APP, number=1)
 
@@ -535,7 +545,9 @@ def test_lost_race_is_tried_again(numbers: Table) -> None:
 @pytest.mark.parametrize(
     "error", [None, OSError("connection reset"), DeltaError("timed out")], ids=repr
 )
-def test_append_whose_answer_was_lost_is_not_made_twice(numbers: Table, error) -> None:
+def test_append_whose_answer_was_lost_is_not_made_twice(
+    numbers: Table, error: Exception | None
+) -> None:
     with failing_commits(1, error=error, after_commit=True) as failed:
         version = numbers.append(number_rows(1), app_id=APP, number=1)
 
@@ -572,7 +584,7 @@ def test_append_that_never_wins_gives_up_and_wrote_nothing(numbers: Table) -> No
     [
         (OSError(errno.ENOSPC, "No space left on device"), StoreFullError),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), StoreFullError),
-        (OSError("Generic LocalFileSystem error: No space left on device (os error 28)"), StoreFullError),
+        (DeltaError("Generic error: No space left on device (os error 28)"), StoreFullError),
         (OSError(errno.EROFS, "Read-only file system"), ReadOnlyStoreError),
         (PermissionError(errno.EACCES, "Permission denied"), ReadOnlyStoreError),
         (DeltaError("Permission denied (os error 13)"), ReadOnlyStoreError),
@@ -602,7 +614,7 @@ def test_commit_that_can_neither_be_confirmed_nor_denied_says_so(
     assert refused.value.retryable
 
 
-def test_two_writers_do_not_hinder_each_other(numbers, another) -> None:
+def test_two_writers_do_not_hinder_each_other(numbers: Table, another: Another) -> None:
     rival = another()
     _ = rival.handle, numbers.handle
 
@@ -633,7 +645,9 @@ def test_swap_without_rows_moves_the_mark(numbers: Table) -> None:
     assert numbers.files() == []
 
 
-def test_swap_after_a_rival_moved_the_mark_is_refused_again_and_again(numbers, another) -> None:
+def test_swap_after_a_rival_moved_the_mark_is_refused_again_and_again(
+    numbers: Table, another: Another
+) -> None:
     _ = numbers.handle
     another().swap(number_rows(1), {"progress": 1})
 
@@ -644,7 +658,9 @@ def test_swap_after_a_rival_moved_the_mark_is_refused_again_and_again(numbers, a
     assert stored_numbers(numbers) == [1]
 
 
-def test_swap_of_files_after_a_rival_moved_the_mark_is_refused(numbers, another) -> None:
+def test_swap_of_files_after_a_rival_moved_the_mark_is_refused(
+    numbers: Table, another: Another
+) -> None:
     _ = numbers.handle
     another().swap(number_rows(1), {"files": 1})
 
@@ -663,7 +679,9 @@ def test_swap_of_files_leaves_a_handle_that_shows_them(numbers: Table) -> None:
     ]
 
 
-def test_swap_accepts_what_others_appended_under_other_marks(numbers, another) -> None:
+def test_swap_accepts_what_others_appended_under_other_marks(
+    numbers: Table, another: Another
+) -> None:
     _ = numbers.handle
     another().append(number_rows(1), app_id="somebody", number=1)
 
@@ -672,7 +690,7 @@ def test_swap_accepts_what_others_appended_under_other_marks(numbers, another) -
     assert stored_numbers(numbers) == [1, 2]
 
 
-def test_swap_accepts_a_compaction_in_between(numbers, another) -> None:
+def test_swap_accepts_a_compaction_in_between(numbers: Table, another: Another) -> None:
     for number in range(1, 4):
         numbers.append(number_rows(number), app_id=APP, number=number)
     another().handle.optimize.compact()
@@ -682,7 +700,9 @@ def test_swap_accepts_a_compaction_in_between(numbers, another) -> None:
     assert stored_numbers(numbers) == [1, 2, 3, 4]
 
 
-def test_replace_holds_only_its_own_rows_and_refuses_rivals(numbers, another) -> None:
+def test_replace_holds_only_its_own_rows_and_refuses_rivals(
+    numbers: Table, another: Another
+) -> None:
     numbers.swap(number_rows(1), {"progress": 1})
     stale = another()
     _ = stale.handle

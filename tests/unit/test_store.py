@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -241,7 +242,7 @@ def test_object_store_uri_is_kept_without_its_last_slash(location: str, name: st
 )  # fmt: skip
 @pytest.mark.parametrize("call", [Store.create, Store.open])
 def test_location_that_readers_would_not_agree_on_is_refused(
-    call, location: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Callable[[Any], Store], location: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -288,7 +289,7 @@ def test_only_tables_are_topics(store: Store) -> None:
 def test_location_of_a_topic_is_a_delta_table(store: Store) -> None:
     store.create_topic("orders")
 
-    assert os.path.isdir(store.topic_location("orders") + "/_delta_log")
+    assert Path(store.topic_location("orders"), "_delta_log").is_dir()
 
 
 def test_topic_without_a_table_says_when_it_will_have_one(store: Store) -> None:

@@ -1,0 +1,276 @@
+"""The check service: a deadline join that sees at once, and a recheck that misses nothing."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from txmq.check_claims import RoundResult
+from txmq.check_round import CheckRound
+from txmq.check_rules import DueRow
+from txmq.check_stream import OnDue, horizon_s, start_check_stream
+from txmq.clock import Clock, SystemClock
+from txmq.errors import EnvironmentProblemError, TxmqError
+from txmq.lifecycle import ClaimSource
+from txmq.listeners import TransactionListener
+from txmq.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
+from txmq.service import StreamHandle
+from txmq.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 0.2
+QUERY_FAILURES_MAX = 10
+ROWS_A_ROUND = 50_000
+
+
+class CheckService:
+    """Asks producer groups what became of transactions that they did not end (R52 to R81).
+
+    Several services may serve one store; the check lease keeps them from asking twice.
+
+    Args:
+        store: whose transactions.
+        spark: needed by `start()` only; its settings are left as they are.
+        listeners: by producer group; those that the settings name are added.
+        clock: what "due" means.
+
+    Example:
+        >>> CheckService(store, listeners={"orders": listener}).run_once().checks.asked
+        0
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        spark: SparkSession | None = None,
+        listeners: Mapping[str, TransactionListener] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Check the listeners; nothing is read or asked yet. Raises: ListenerError."""
+        self.store = store
+        self._spark = spark
+        self._clock: Clock = clock or SystemClock()
+        self._listeners = all_listeners(store.config, listeners)
+
+    def run_once(self) -> RecheckResult:
+        """A recheck: ask until nothing is left that was due at the start; needs no Spark."""
+        return RecheckJob(self.store, listeners=self._listeners, clock=self._clock).run_once()
+
+    def start(self) -> CheckHandle:
+        """Run until `stop()`; a recheck begins at once. Raises: EnvironmentProblemError."""
+        if self._spark is None:
+            what = "CheckService.start() needs a Spark session"
+            raise EnvironmentProblemError(what, "Pass spark=, or call run_once() on a schedule.")
+        checks = CheckRound(self.store, listeners=self._listeners, clock=self._clock)
+        return CheckHandle(self.store, self._spark, checks, self._clock)
+
+
+class CheckHandle:
+    """A check service that runs: one thread looks after the join and does the rechecks."""
+
+    def __init__(self, store: Store, spark: SparkSession, checks: CheckRound, clock: Clock) -> None:
+        """Made by `CheckService.start()`."""
+        self._checks = checks
+        self._config = store.config
+        self._recheck = Recheck(store, checks, clock)
+        self._stream = _Stream(spark, store, clock, self._on_due)
+        self._stopping = threading.Event()
+        self._recheck_wanted = threading.Event()
+        self._rechecked_s = -math.inf
+        self._failure: BaseException | None = None
+        self.checked = RoundResult()
+        self.last_error: TxmqError | None = None
+        self._thread = threading.Thread(target=self._run, name="txmq-check", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the round on its way; returns when nothing runs any more."""
+        self._stopping.set()
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._thread.is_alive()
+
+    @property
+    def exception(self) -> BaseException | None:
+        """Why it ended, if it failed."""
+        return self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._look()
+                self._stopping.wait(LOOK_INTERVAL_S)
+        except Exception as error:
+            logger.exception("the check service ends")
+            self._failure = error
+        finally:
+            self._end()
+
+    def _look(self) -> None:
+        if self._stream.keep_running():
+            # What the join missed meanwhile, it will not see any more.
+            self._recheck_wanted.set()
+        if self._recheck_is_due():
+            self._recheck_wanted.clear()
+            self._rechecked_s = time.monotonic()
+            self._try_recheck()
+
+    def _recheck_is_due(self) -> bool:
+        if self._recheck_wanted.is_set():
+            return True
+        config = self._config
+        watched = self._stream.watches_all(config.transaction_check_interval_s)
+        interval_s = config.recheck_interval_s if watched else config.transaction_check_interval_s
+        return time.monotonic() - self._rechecked_s >= min(interval_s, config.recheck_interval_s)
+
+    def _try_recheck(self) -> None:
+        try:
+            result = self._recheck.run_once(self._stopping.is_set)
+        except TxmqError as error:
+            self._failed(error)
+        else:
+            self.checked += result.checks
+
+    def _on_due(self, dues: list[DueRow], clock_ms: int) -> None:
+        """One micro-batch; a call without rows writes the answers that came late."""
+        try:
+            for start in range(0, max(len(dues), 1), ROWS_A_ROUND):
+                self._round(dues[start : start + ROWS_A_ROUND], clock_ms)
+        except TxmqError as error:
+            # What left the join does not come back, so the recheck goes on with it.
+            self._failed(error)
+            self._recheck_wanted.set()
+
+    def _round(self, dues: list[DueRow], clock_ms: int) -> None:
+        done = self._checks.run(
+            dues,
+            clock_ms=clock_ms,
+            source=ClaimSource.CHECK,
+            may_wait=lambda: not self._stopping.is_set(),
+        )
+        if done is not None:
+            self.checked += done
+
+    def _failed(self, error: TxmqError) -> None:
+        logger.error("a round could not go on: %s", error)
+        self.last_error = error
+
+    def _end(self) -> None:
+        self._stream.stop()
+        try:
+            self._checks.close()
+        except TxmqError as error:
+            self._failed(error)
+
+
+class _Stream:
+    """The join's query and its checkpoint, which are made anew whenever they are in doubt.
+
+    Each query begins with what is appended from now on, in a checkpoint of its own: two services
+    cannot meet in one, a broken one harms nobody, and no start reads the whole history.
+    """
+
+    def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
+        self._spark, self._store, self._clock, self._on_due = spark, store, clock, on_due
+        self._horizon_s = horizon_s(store.config)
+        self._running: _Running | None = None
+        self._failures = 0
+
+    def keep_running(self) -> bool:
+        """Start the query if it does not run, or anew if rows came too late for it."""
+        running = self._running
+        if running is not None and running.is_alive:
+            if not running.has_dropped_rows():
+                self._failures = 0 if running.batches else self._failures
+                return False
+            logger.error("rows were dropped as late: the clock was set back; starting anew")
+        elif running is not None:
+            self._note_failure(running)
+        self.stop()
+        self._running = _Running(self._spark, self._store, self._clock, self._on_due)
+        return True
+
+    def watches_all(self, silence_s: float) -> bool:
+        """Whether it has run for a horizon, and its last micro-batch is not long ago."""
+        running = self._running
+        return running is not None and running.is_steady(self._horizon_s, silence_s)
+
+    def stop(self) -> None:
+        """Stop between two micro-batches and throw the checkpoint away."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+
+    def _note_failure(self, running: _Running) -> None:
+        self._failures += 1
+        logger.error("the deadline join failed: %s", running.exception)
+        if self._failures >= QUERY_FAILURES_MAX and running.exception is not None:
+            raise running.exception
+
+
+class _Running:
+    """One query from its start to its end."""
+
+    def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
+        self._on_due = on_due
+        self._ending = threading.Event()
+        self._checkpoint = store.checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
+        self._query = start_check_stream(
+            spark, store, clock=clock, checkpoint=self._checkpoint, on_due=self._batch
+        )
+        self._handle = StreamHandle(self._query, self._ending, self._forget)
+        self._first_batch_s: float | None = None
+        self._last_batch_s = -math.inf
+        self.batches = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self._handle.is_alive
+
+    @property
+    def exception(self) -> BaseException | None:
+        return self._handle.exception
+
+    def stop(self) -> None:
+        self._handle.stop()
+
+    def is_steady(self, horizon_s: float, silence_s: float) -> bool:
+        now_s, first_s = time.monotonic(), self._first_batch_s
+        runs_long = first_s is not None and now_s - first_s >= horizon_s
+        return runs_long and now_s - self._last_batch_s <= silence_s
+
+    def has_dropped_rows(self) -> bool:
+        """Nothing is late unless the clock goes back: the guards see to that."""
+        progress = self._query.lastProgress
+        operators = [] if progress is None else progress.stateOperators
+        return any(operator.numRowsDroppedByWatermark > 0 for operator in operators)
+
+    def _batch(self, dues: list[DueRow], clock_ms: int) -> None:
+        if self._ending.is_set():
+            raise _EndingError
+        self._on_due(dues, clock_ms)
+        self.batches += 1
+        self._last_batch_s = time.monotonic()
+        self._first_batch_s = self._first_batch_s or self._last_batch_s
+
+    def _forget(self) -> None:
+        if "://" not in self._checkpoint:
+            shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+
+class _EndingError(Exception):
+    """Ends a query from inside its batch function, where `query.stop()` could overflow."""

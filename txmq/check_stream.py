@@ -1,0 +1,127 @@
+"""What the check asks of the deadline join: heads and re-armed rows against ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from txmq.affine_clock import AffineClock, affine
+from txmq.check_rules import DueRow
+from txmq.clock import Clock, milliseconds
+from txmq.config import Config
+from txmq.deadline_join import KEYS, changes, join_session, overdue, shown_by
+from txmq.lifecycle import ClaimKind
+from txmq.schemas import HEAD_SEQUENCE
+from txmq.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+# Answers are kept this long for deadlines that arrive after them; later deadlines are the
+# recheck's.
+LEAST_HORIZON_S = 120.0
+_HEAD_VERSION = -1
+_ARMING = [ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value]
+_ENDING = [
+    kind.value
+    for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK, ClaimKind.DISCARD, ClaimKind.EXPIRE)
+]
+
+OnDue = Callable[[list[DueRow], int], None]
+
+
+def horizon_s(config: Config) -> float:
+    """How far ahead a deadline may lie to be watched by the join."""
+    return max(
+        LEAST_HORIZON_S, 2 * config.transaction_check_interval_s, 2 * config.transaction_timeout_s
+    )
+
+
+def start_check_stream(
+    spark: SparkSession, store: Store, *, clock: Clock, checkpoint: str, on_due: OnDue
+) -> StreamingQuery:
+    """Start the join over what is appended from now on; `checkpoint` must be new.
+
+    Reads: half, op (change feeds). Writes: the checkpoint. `on_due` gets the due rows of each
+    micro-batch, often none, and the clock value that they passed.
+    """
+    session = join_session(spark)
+    due = due_transactions(session, store, affine(clock))
+    interval_ms = round(store.config.check_trigger_interval_s * 1000)
+
+    def on_batch(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark passes both
+        # Looking whether a batch of this query is empty first, and returning, loses its state.
+        on_due(*_due_rows(batch))
+
+    return (
+        due.writeStream.foreachBatch(on_batch)
+        .queryName(f"txmq-check-{checkpoint.rsplit('-', 1)[-1]}")
+        .option("checkpointLocation", checkpoint)
+        .trigger(processingTime=f"{interval_ms} milliseconds")
+        .start()
+    )
+
+
+def due_transactions(session: SparkSession, store: Store, clock: AffineClock) -> DataFrame:
+    """Transactions whose deadline passes unanswered, from the commits of now on."""
+    half, op = store.half_log().table, store.op_log().table
+    claims = changes(session, op.location, op.version)
+    halves = changes(session, half.location, half.version)
+    armed = heads(halves, clock).unionByName(rearmed(claims, clock))
+    return overdue(armed, ends(claims), horizon_s=horizon_s(store.config), clock=clock)
+
+
+def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
+    """Heads, due one immunity after the store received them."""
+    from pyspark.sql import functions as sql
+
+    immunity = sql.make_dt_interval(secs=sql.col("check_immunity_time_s"))
+    return halves.where(sql.col("sequence") == HEAD_SEQUENCE).select(
+        *KEYS,
+        sql.lit(0).alias("check_times"),
+        sql.lit(0).alias("life"),
+        sql.col("ordinary"),
+        sql.lit(_HEAD_VERSION).cast("bigint").alias("armed_version"),
+        (shown_by(clock, sql.col("_commit_timestamp")) + immunity).alias("deadline"),
+    )
+
+
+def rearmed(claims: DataFrame, clock: AffineClock) -> DataFrame:
+    """UNKNOWN and RESUME rows; one that names no time is due at once."""
+    from pyspark.sql import functions as sql
+
+    committed = shown_by(clock, sql.col("_commit_timestamp"))
+    return claims.where(sql.col("kind").isin(_ARMING)).select(
+        *KEYS,
+        sql.coalesce(sql.col("check_times"), sql.lit(0)).alias("check_times"),
+        sql.coalesce(sql.col("life"), sql.lit(0)).alias("life"),
+        sql.lit(False).alias("ordinary"),  # noqa: FBT003 - a value, not a flag
+        sql.col("_commit_version").alias("armed_version"),
+        sql.coalesce(sql.col("next_check_timestamp"), committed).alias("deadline"),
+    )
+
+
+def ends(claims: DataFrame) -> DataFrame:
+    """Claims that may end a transaction."""
+    from pyspark.sql import functions as sql
+
+    return claims.where(sql.col("kind").isin(_ENDING)).select(
+        *KEYS, sql.col("_commit_version").alias("end_version")
+    )
+
+
+def _due_rows(batch: DataFrame) -> tuple[list[DueRow], int]:
+    rows = batch.toArrow().to_pylist()
+    dues = [
+        DueRow(
+            row["transaction_id"],
+            row["producer_group"],
+            milliseconds(row["deadline"]),
+            row["check_times"],
+            row["life"],
+            ordinary=bool(row["ordinary"]),
+        )
+        for row in rows
+    ]
+    return dues, max((milliseconds(row["event_time"]) for row in rows), default=0)
