@@ -1,8 +1,8 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # txmq in five minutes
-# MAGIC A job changes its own table **and** tells others about it. The message becomes visible if and
-# MAGIC only if the change took place.
+# MAGIC A job changes its own table **and** tells others about it. The message becomes visible if
+# MAGIC and only if the change took place.
 # MAGIC
 # MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
 # MAGIC On a laptop: run this file with Python.
@@ -38,8 +38,8 @@ orders = f"{folder}/orders"
 
 # MAGIC %md
 # MAGIC ## The local transaction and the listener
-# MAGIC Our own data is a Delta table of orders. The listener answers when a producer died between the
-# MAGIC local transaction and its end: is the order there or not?
+# MAGIC Our own data is a Delta table of orders. The listener answers when a producer died between
+# MAGIC the local transaction and its end: is the order there or not?
 
 # COMMAND ----------
 

@@ -8,10 +8,11 @@ from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.errors import TxmqError
 from txmq.listeners import HalfMessage, TransactionListener
 from txmq.message import LocalTransactionState, Message
-from txmq.producer import Transaction, TransactionProducer, TransactionSendResult
+from txmq.producer import TransactionProducer, TransactionSendResult
 from txmq.publisher import Publisher
 from txmq.recheck import RecheckJob
 from txmq.store import Store
+from txmq.transaction import Transaction
 from txmq.verify import verify
 
 __version__ = "0.1.0"

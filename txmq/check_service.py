@@ -261,7 +261,8 @@ class _Running:
 
     def _batch(self, dues: list[DueRow], clock_ms: int) -> None:
         if self._ending.is_set():
-            raise _EndingError
+            # These rows are found again by the recheck of the next start.
+            return
         self._on_due(dues, clock_ms)
         self.batches += 1
         self._last_batch_s = time.monotonic()
@@ -270,7 +271,3 @@ class _Running:
     def _forget(self) -> None:
         if "://" not in self._checkpoint:
             shutil.rmtree(self._checkpoint, ignore_errors=True)
-
-
-class _EndingError(Exception):
-    """Ends a query from inside its batch function, where `query.stop()` could overflow."""

@@ -108,7 +108,7 @@ def _half_columns(
 ) -> dict[str, Column]:
     given = set(send.dataframe.columns)
 
-    def optional(name: str, kind: str) -> Column:
+    def optional(name: str, kind: str) -> Any:
         return (functions.col(name) if name in given else functions.lit(None)).cast(kind)
 
     sequence = functions.col("sequence")

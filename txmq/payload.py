@@ -120,7 +120,8 @@ def _numbered(table: Table, files: Sequence[DataFile]) -> pa.Table:
     rows = table.read(files, _PLAN_COLUMNS)
     lengths = [file.num_records for file in files]
     file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), lengths)
-    row_numbers = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths] or [[]])
+    none = np.arange(0, dtype=np.int64)
+    row_numbers = np.concatenate([none, *(np.arange(n, dtype=np.int64) for n in lengths)])
     return rows.append_column("file", pa.array(file_numbers, pa.int32())).append_column(
         "row", pa.array(row_numbers, pa.int64())
     )

@@ -9,8 +9,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from txmq.clock import Clock
 from txmq.data_files import write_file
 from txmq.dataframe_send import (
@@ -30,6 +28,8 @@ from txmq.schemas import HALF
 from txmq.storage import Table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from txmq.store import Store
 
 REOPEN_AFTER_COMMITS = 100

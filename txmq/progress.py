@@ -11,6 +11,8 @@ from txmq.errors import SourceRestoredError
 from txmq.settled_log import NOTHING
 from txmq.storage import Table
 
+MAX_DOUBLINGS = 5
+
 
 @dataclass(frozen=True, slots=True)
 class ParkedTopic:
@@ -23,7 +25,7 @@ class ParkedTopic:
 
     def is_due(self, now_ms: int, retry_interval_s: float) -> bool:
         """Whether it is time to try again: the pause grows with the attempts, up to 32 times."""
-        pause_ms = retry_interval_s * 1000 * min(2 ** (self.attempts - 1), 32)
+        pause_ms = retry_interval_s * 1000 * (1 << min(self.attempts - 1, MAX_DOUBLINGS))
         return now_ms >= self.since_ms + pause_ms
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-STOP_WAIT_S = 120.0
+STOP_WAIT_S = 30.0
 STOP_POLL_S = 0.02
 
 

@@ -1,4 +1,4 @@
-"""The settled log: facts, each a change of a transaction's state that took effect, in their order."""
+"""The settled log: facts, each a change of a transaction's state that took effect."""
 
 from __future__ import annotations
 

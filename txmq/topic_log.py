@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.data_files import NewFile
 from txmq.settled_log import NOTHING
-from txmq.storage import NewFile, Table
+from txmq.storage import Table
 
 OFFSET_MARK = "txmq-offset/"
 
@@ -60,5 +61,6 @@ def offsets_in_order(
     begin = np.array([start.get(int(name), 0) for name in names], dtype=np.int64)
     offsets = np.empty(len(queues), dtype=np.int64)
     offsets[order] = np.arange(len(queues)) - np.repeat(first, counts) + np.repeat(begin, counts)
-    after = {int(name): int(base + count) for name, base, count in zip(names, begin, counts, strict=True)}
+    ends = (begin + counts).tolist()
+    after = {int(name): int(end) for name, end in zip(names, ends, strict=True)}
     return offsets, after
