@@ -128,6 +128,6 @@ spark.table("seen").orderBy("keys").show()
 # COMMAND ----------
 
 report = verify(store.location)
-print(f"{len(report.violations)} violations")
+print(f"{report.violation_count} violations")
 assert report.is_clean
 producer.close()

@@ -13,7 +13,6 @@ from tests.check_world import (
     ROLLBACK,
     UNKNOWN,
     CheckWorld,
-    JournalListener,
     wait_until,
 )
 from txmq.check_claims import RoundResult
@@ -495,9 +494,3 @@ def _break_newest_file(world: CheckWorld) -> None:
     newest = max(actions, key=lambda action: action["modification_time"])
     folder = world.folder / "store" / "half"
     (folder / newest["path"]).write_bytes(b"no parquet")
-
-
-def test_journal_counts_what_it_should(world: CheckWorld) -> None:
-    listener = JournalListener(world.folder / "journal", lambda _: UNKNOWN)
-
-    assert listener.asked() == []

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from txmq.testing import before_commit, failing_commits
 from txmq.transaction import Transaction
 
 PAID = Message("order-paid", b"paid")
+OVERTAKE_S = 3.0
 
 
 @pytest.fixture
@@ -306,14 +308,22 @@ def test_dataframe_and_messages_of_other_threads_do_not_answer_for_each_other(
     assert bodies(store) == sorted([*expected(2), b"paid"])
 
 
+def _overtake(rival: threading.Thread) -> None:
+    rival.start()
+    # It may have to wait for the other; then this one goes first.
+    rival.join(OVERTAKE_S)
+
+
 def test_two_dataframes_at_once_are_both_durable(
     store: Store, producer: TransactionProducer, spark: Any
 ) -> None:
     with producer.begin_transaction() as one, producer.begin_transaction() as other:
         one.send_dataframe(rows(spark, 2), topic="order-paid")
         other.send_dataframe(rows(spark, 2), topic="order-paid")
-        with before_commit(other.prepare, table="half"):
+        rival = threading.Thread(target=other.prepare)
+        with before_commit(lambda: _overtake(rival), table="half"):
             one.prepare()
+        rival.join()
         one.commit()
         other.commit()
     publish(store)

@@ -42,6 +42,8 @@ def test_a_small_demo_ends_clean(
     assert "0 violations" in shown
     assert "0 missing, 0 too many" in shown
     assert "txmq status" in shown
+    assert f"broker {broker_kills}" in shown
+    assert (location / "checkpoints.older").is_dir() == lose_checkpoints
     assert (location / "store" / "topics" / "flight-departed").is_dir()
 
 

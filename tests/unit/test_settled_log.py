@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,6 @@ from txmq.schemas import SETTLED
 from txmq.settled_log import FACT_COLUMNS, NOTHING, SettledLog, last_facts, mark_id, settled_table
 from txmq.store import Store
 from txmq.testing import START_MS
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
