@@ -37,7 +37,7 @@ clean: ## remove the virtual environment and all caches of this folder
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(PACKAGES): setup.cfg pyproject.toml | $(BIN)/pip
-	@echo "install  packages into .venv (600 MB, once; this takes a minute or more)"
+	@echo "install  packages into .venv (1.2 GB on disk, once; this takes a minute or more)"
 	@$(BIN)/python -m pip install -qq -e '.[demo,spark,dev]' || { \
 	  echo "missing  packages: pip could not fetch them, see above"; \
 	  echo "to do    check the network; behind a mirror, set PIP_INDEX_URL; then run make again"; \

@@ -21,7 +21,7 @@ from txmq.names import check_group
 PAYLOAD_ENGINES = ("auto", "arrow", "spark")
 COMMITTERS = ("delta-rs",)
 # What a store is made with; a running process cannot differ from it.
-FIXED_KEYS = ("committer", "half_queues")
+FIXED_KEYS = ("committer", "half_queues", "checkpoint_interval")
 
 # ValueError: a number or a date that no Python value can be.
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)

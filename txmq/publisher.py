@@ -103,7 +103,8 @@ class Publisher:
     def run_once(self) -> PublishResult:
         """Settle and publish all that is in the op log now, then return."""
         with self._lock:
-            result = self._advance()
+            # An earlier stop() of the service is not meant for this call.
+            result = self._advance(threading.Event())
             self._rounds().keep_progress()
         return result
 
@@ -149,7 +150,7 @@ class Publisher:
     def _advance_or_wait(self) -> None:
         """What another look may heal is logged and tried again; the rest ends the query."""
         try:
-            self._advance()
+            self._advance(self._stopping)
             self.last_error = None
         except SourceRestoredError:
             raise
@@ -159,8 +160,8 @@ class Publisher:
             self._round = None
             self._stopping.wait(ERROR_PAUSE_S)
 
-    def _advance(self) -> PublishResult:
-        result = self._rounds().advance(self._stopping)
+    def _advance(self, stopping: threading.Event) -> PublishResult:
+        result = self._rounds().advance(stopping)
         self.total = self.total + result
         return result
 
@@ -204,6 +205,7 @@ class _Round:
         self._register = store.register("publisher")
         self._topics: dict[str, TopicLog] = {}
         self._span = FIRST_SPAN_VERSIONS
+        self._lost_in_a_row = 0
         self._kept = self._register.read()
         self._progress = Progress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = time.monotonic()
@@ -241,10 +243,18 @@ class _Round:
         self._adapt_span(claims.num_rows, end - after)
         try:
             self._settled.swap(settlement.facts, end)
-        except CommitRefusedError:
+        except CommitRefusedError as error:
             self._settled.table.refresh()
+            self._check_that_rivals_advance(after, error)
             return PublishResult(refused=1)
         return PublishResult(settled=settlement.facts.num_rows, settled_commits=1)
+
+    def _check_that_rivals_advance(self, after: int, refusal: CommitRefusedError) -> None:
+        """A refusal is no race where nobody moved the mark; that must not go on for ever."""
+        self._lost_in_a_row = 0 if self._settled.mark > after else self._lost_in_a_row + 1
+        if self._lost_in_a_row >= self._store.config.commit_attempts:
+            self._lost_in_a_row = 0
+            raise CommitConflictError("settled", "nobody can append to it") from refusal
 
     def _adapt_span(self, rows: int, versions: int) -> None:
         """Ranges of about `publish_batch_rows`, so that memory stays bounded."""

@@ -30,6 +30,7 @@ from txmq.storage import Table, rooted_filesystem
 from txmq.topic_log import TopicLog
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
+_CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
 # delta-rs decodes % twice, so that its folder is not Spark's, and panics at the others.
 _BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -190,6 +191,9 @@ def _plain(location: str | os.PathLike[str]) -> str:
         raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
     if text.lower().startswith("file:"):
         return _absolute(unquote(_path_of_file_uri(text)), text)
+    if _CATALOG_NAME.fullmatch(text):
+        problem = "is a catalog's name, which this version cannot hold; for a folder write ./name"
+        raise ConfigError([f"location {shown(text)} {problem}"])
     if _SCHEME.match(text) is None:
         return _absolute(text, text)
     if not text.partition("://")[2].strip("/"):

@@ -12,11 +12,12 @@ from txmq.errors import (
     BatchTooLargeError,
     InvalidMessageError,
     InvalidMessageTypeError,
+    InvalidPropertyError,
     NotEndedError,
     NotPreparedError,
 )
 from txmq.lifecycle import ClaimKind
-from txmq.message import Message, message_id
+from txmq.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message, message_id
 from txmq.names import check_topic
 from txmq.producer_commits import ProducerCommits
 
@@ -55,7 +56,7 @@ class Transaction:
         """Add a message; returns its message_id. Nothing is written before `prepare()`.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
-            AlreadyPreparedError.
+            InvalidPropertyError, AlreadyPreparedError.
         """
         if not isinstance(message, Message):
             problem = f"must be a Message, not {type(message).__name__}"
@@ -140,6 +141,10 @@ class Transaction:
             max_message_size_bytes=config.max_message_size_bytes,
             max_properties_size_bytes=config.max_properties_size_bytes,
         )
+        reserved_s = config.file_reserved_time_h * 3600
+        if message.immunity_time_s(0.0) > reserved_s:
+            problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
+            raise InvalidPropertyError("property", f"{problem} ({reserved_s:,.0f} s)")
         size_bytes = self._size_bytes + message.body_size_bytes
         if size_bytes > config.max_transaction_size_bytes:
             raise BatchTooLargeError(

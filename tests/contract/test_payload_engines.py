@@ -240,7 +240,9 @@ def test_half_written_twice_is_one_message(world: World, *, together: bool) -> N
 
 @pytest.mark.parametrize("neighbours", [0, 1, 2])
 def test_message_is_shown_once_for_each_discarded_life(world: World, neighbours: int) -> None:
-    world.half(halves(1, messages(2)), *[halves(2 + n, messages(2, "x")) for n in range(neighbours)])
+    world.half(
+        halves(1, messages(2)), *[halves(2 + n, messages(2, "x")) for n in range(neighbours)]
+    )
     world.claim(op_row(1, DISCARD, life=0), op_row(1, RESUME, life=1), op_row(1, DISCARD, life=1))
 
     world.publish()
@@ -357,9 +359,7 @@ def test_halves_that_spark_wrote_are_found(world: World, spark: Any, *, compacte
 
     world.publish()
 
-    seen = {
-        row["body"]: (row["keys"], dict(row["properties"] or [])) for row in world.rows()
-    }
+    seen = {row["body"]: (row["keys"], dict(row["properties"] or [])) for row in world.rows()}
     assert seen == {b"first": (None, {})} | {
         b"b%d" % n: (f"key {n}" if n % 2 else None, {"id": f"{n}"} if n % 3 else {})
         for n in range(50)

@@ -75,7 +75,9 @@ def with_column(rows: pa.Table, name: str, value: Any) -> pa.Table:
 @cache
 def half_cases(number: int) -> list[Case]:
     one, three = halves(number), halves(number, messages(3))
-    again = with_column(with_column(three, "queue_id", 3), "born_timestamp", timestamp(START_MS + 9))
+    again = with_column(
+        with_column(three, "queue_id", 3), "born_timestamp", timestamp(START_MS + 9)
+    )
     origin = HalfOrigin(transaction_id(number), GROUP, 0, 6.0, START_MS)
     payload = without_sequence(halves(number, messages(4)), 0)
     return [
@@ -223,9 +225,7 @@ def test_plain_end_equals_the_fold(case: Case, kind: ClaimKind, group: str) -> N
 
 
 @given(histories(), st.just(range(COMMITS)) | st.lists(st.integers(0, COMMITS)))
-def test_settling_in_pieces_equals_settling_at_once(
-    history: History, cuts: Sequence[int]
-) -> None:
+def test_settling_in_pieces_equals_settling_at_once(history: History, cuts: Sequence[int]) -> None:
     pieces = settled_in_pieces(history, cuts)
 
     assert seen(pieces) == seen(settled_at_once(history))
@@ -259,7 +259,9 @@ def test_the_order_in_which_rows_are_read_does_not_matter(history: History, rand
 @given(histories())
 def test_fact_carries_the_time_of_its_own_claim(history: History) -> None:
     for row in settled_at_once(history).to_pylist():
-        assert row["op_timestamp"] == timestamp(START_MS + 1000 * row["op_version"] + row["ordinal"])
+        assert row["op_timestamp"] == timestamp(
+            START_MS + 1000 * row["op_version"] + row["ordinal"]
+        )
         assert row["settled_timestamp"] == timestamp(START_MS)
 
 

@@ -266,9 +266,7 @@ def test_topic_that_differs_in_case_alone_is_refused(
         transaction.send_dataframe(rows(spark, 1), topic="Order-Paid")
 
 
-def test_prepared_transaction_takes_no_more_rows(
-    producer: TransactionProducer, spark: Any
-) -> None:
+def test_prepared_transaction_takes_no_more_rows(producer: TransactionProducer, spark: Any) -> None:
     transaction = prepared(producer, rows(spark, 1))
 
     with pytest.raises(AlreadyPreparedError):

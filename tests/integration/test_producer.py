@@ -126,7 +126,12 @@ def test_listener_sees_its_message_and_argument(store: Store) -> None:
     [(seen, argument)] = listener.heard
     assert argument == {"order": 42}
     assert (seen.transaction_id, seen.message_id) == (result.transaction_id, result.message_id)
-    assert (seen.topic, seen.body, seen.tags, seen.keys) == ("order-paid", b"\x00\xff", "tag", "a b")
+    assert (seen.topic, seen.body, seen.tags, seen.keys) == (
+        "order-paid",
+        b"\x00\xff",
+        "tag",
+        "a b",
+    )
     assert (seen.properties, seen.sharding_key) == ({"ü": "ß"}, "customer-7")
     assert (seen.producer_group, seen.message_count, seen.check_times) == (GROUP, 1, 0)
 
@@ -327,7 +332,9 @@ def test_same_end_again_is_quiet(store: Store, producer: TransactionProducer) ->
 
 
 @pytest.mark.parametrize("settled", [False, True])
-@pytest.mark.parametrize(("first", "resolution"), [(COMMIT, "COMMITTED"), (ROLLBACK, "ROLLED_BACK")])
+@pytest.mark.parametrize(
+    ("first", "resolution"), [(COMMIT, "COMMITTED"), (ROLLBACK, "ROLLED_BACK")]
+)
 def test_other_end_hears_what_took_effect(
     store: Store,
     producer: TransactionProducer,
@@ -723,7 +730,9 @@ def test_racing_processes_have_one_winner_and_all_hear_it(
         assert racer.stdin is not None
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    heard = {tuple(line.split()) for racer in racers for line in racer.communicate()[0].splitlines()}
+    heard = {
+        tuple(line.split()) for racer in racers for line in racer.communicate()[0].splitlines()
+    }
     publish(store)
 
     settled = {(row["transaction_id"], row["state"]) for row in log_rows(store, "settled")}

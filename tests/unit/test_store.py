@@ -330,3 +330,15 @@ def test_number_of_tries_is_that_of_the_settings(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", Config(commit_attempts=3))
 
     assert store.op_log().table._attempts == 3
+
+
+@pytest.mark.parametrize("name", ["main.txmq", "main.shop.txmq"])
+def test_name_of_a_catalog_is_refused_and_makes_no_folder(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ConfigError, match="catalog"):
+        Store.create(name)
+
+    assert not list(tmp_path.iterdir())
