@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, cast
 
 import pyarrow as pa
@@ -200,7 +201,7 @@ def settled_in_pieces(history: History, cuts: Sequence[int]) -> pa.Table:
     half = half_log([rows for case in history.cases for rows in case.rows])
     facts = SETTLED.columns.empty_table()
     borders = [0, *sorted(cuts), COMMITS]
-    for begin, end in zip(borders, borders[1:], strict=False):
+    for begin, end in pairwise(borders):
         piece = [c for c in history.claims if begin <= c.op_version < end]
         more = settle(claim_table(piece), half, settled_log(facts), START_MS).facts
         facts = pa.concat_tables([facts, more])

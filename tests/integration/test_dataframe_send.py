@@ -334,9 +334,9 @@ def test_prepare_that_failed_may_be_tried_again(
 ) -> None:
     transaction = producer.begin_transaction()
     transaction.send_dataframe(rows(spark, 5), topic="order-paid")
-    with failing_commits(1, error=OSError(errno.ENOSPC, "No space left")):
-        with pytest.raises(StoreFullError):
-            transaction.prepare()
+    full = OSError(errno.ENOSPC, "No space left")
+    with failing_commits(1, error=full), pytest.raises(StoreFullError):
+        transaction.prepare()
 
     transaction.prepare()
     transaction.commit()

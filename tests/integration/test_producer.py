@@ -44,6 +44,7 @@ from txmq.testing import before_commit, failing_commits
 PAID = Message("order-paid", b"42")
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN
+FULL = OSError(errno.ENOSPC, "No space left")
 
 
 class Listener:
@@ -59,7 +60,7 @@ class Listener:
             raise self.answer
         return self.answer
 
-    def check_local_transaction(self, message: HalfMessage) -> Any:
+    def check_local_transaction(self, message: HalfMessage) -> Any:  # noqa: ARG002
         return self.answer
 
 
@@ -155,9 +156,8 @@ def test_local_transaction_does_not_run_where_the_half_is_not_durable(store: Sto
     listener = Listener(COMMIT)
     producer = TransactionProducer(store, producer_group=GROUP, listener=listener)
 
-    with failing_commits(99, error=OSError(errno.ENOSPC, "No space left")):
-        with pytest.raises(StoreFullError):
-            producer.send_message_in_transaction(PAID)
+    with failing_commits(99, error=FULL), pytest.raises(StoreFullError):
+        producer.send_message_in_transaction(PAID)
 
     assert listener.heard == []
     assert log_rows(store, "half") == []
@@ -173,7 +173,7 @@ def test_check_that_came_first_is_told_to_the_sender(store: Store) -> None:
         def execute_local_transaction(self, message: HalfMessage, argument: object) -> Any:
             claim = {"source": ClaimSource.CHECK}
             append_claim(store, ClaimKind.ROLLBACK, message.transaction_id, **claim)
-            return COMMIT
+            return super().execute_local_transaction(message, argument)
 
     producer = TransactionProducer(
         store, producer_group=GROUP, listener=RolledBackMeanwhile(COMMIT)
@@ -285,9 +285,8 @@ def test_prepare_that_failed_may_be_tried_again(
 ) -> None:
     transaction = producer.begin_transaction()
     transaction.send(PAID)
-    with failing_commits(1, error=OSError(errno.ENOSPC, "No space left")):
-        with pytest.raises(StoreFullError):
-            transaction.prepare()
+    with failing_commits(1, error=FULL), pytest.raises(StoreFullError):
+        transaction.prepare()
     with pytest.raises(NotPreparedError):
         transaction.commit()
 
@@ -298,23 +297,26 @@ def test_prepare_that_failed_may_be_tried_again(
     assert bodies(store) == [b"42"]
 
 
+def leave_block(producer: TransactionProducer, *, prepare: bool, fail: bool = False) -> None:
+    with producer.begin_transaction() as transaction:
+        transaction.send(PAID)
+        if prepare:
+            transaction.prepare()
+        if fail:
+            raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("prepare", [False, True])
 def test_block_without_an_end_raises(producer: TransactionProducer, *, prepare: bool) -> None:
     with pytest.raises(NotEndedError):
-        with producer.begin_transaction() as transaction:
-            transaction.send(PAID)
-            if prepare:
-                transaction.prepare()
+        leave_block(producer, prepare=prepare)
 
 
 def test_exception_in_the_block_leaves_the_end_to_the_check(
     store: Store, producer: TransactionProducer
 ) -> None:
     with pytest.raises(ZeroDivisionError):
-        with producer.begin_transaction() as transaction:
-            transaction.send(PAID)
-            transaction.prepare()
-            _ = 1 / 0
+        leave_block(producer, prepare=True, fail=True)
 
     assert len(log_rows(store, "half")) == 1
     assert log_rows(store, "op") == []
@@ -583,7 +585,7 @@ def test_forked_process_needs_its_own_producer(store: Store) -> None:
 
 def test_threads_that_wait_share_a_commit(store: Store, producer: TransactionProducer) -> None:
     threads = 64
-    waiting, committing = producer._commits.halves._waiting, threading.Event()
+    waiting, committing = producer._commits._logs.halves._waiting, threading.Event()
 
     def others_wait() -> None:
         committing.set()
@@ -641,9 +643,8 @@ def test_end_that_could_not_be_written_may_be_tried_again(
     store: Store, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
-    with failing_commits(1, error=OSError(errno.ENOSPC, "No space left")):
-        with pytest.raises(StoreFullError):
-            transaction.commit()
+    with failing_commits(1, error=FULL), pytest.raises(StoreFullError):
+        transaction.commit()
 
     transaction.commit()
     publish(store)

@@ -493,6 +493,7 @@ def test_restored_op_log_ends_the_service_and_says_why(store: Store, spark: Any)
     wait_until(lambda: commits(store, "settled") > 0)
 
     restore(op)
+    send(store, 5)
 
     wait_until(lambda: not handle.is_alive)
     assert "SourceRestoredError" in str(handle.exception)

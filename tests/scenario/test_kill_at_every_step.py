@@ -1,0 +1,103 @@
+"""Processes that die at each step of the protocol; afterwards the topics tell the truth."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.reading import are_gap_free, log_rows, topic_rows, wait_until
+from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
+from tests.scenario.steps import ORDERS, STEPS, run
+from txmq.broker import Broker
+from txmq.config import Config
+from txmq.publisher import Publisher
+from txmq.store import Store
+from txmq.verify import verify
+
+FRAME_ROWS = 100
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store", Config(**SETTINGS))
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path / "books.sqlite")
+
+
+def drain(store: Store, books: Books) -> None:
+    """A broker that starts anew works until no transaction is open."""
+    broker = Broker(store, listeners={GROUP: books})
+    wait_until(lambda: broker.run_once().checked.open_transactions == 0)
+
+
+def prepare(store: Store, books: Books, actor: str) -> None:
+    """What must be there before the process that is killed begins."""
+    if actor in ("publisher", "checker"):
+        sell(store, books, ORDERS)
+
+
+def assert_topics_tell_the_truth(store: Store, books: Books) -> None:
+    paid = books.paid()
+    for topic in TOPICS:
+        rows = topic_rows(store, topic)
+        assert {row["transaction_id"]: row["body"] for row in rows} == paid
+        assert len({row["message_id"] for row in rows}) == len(rows)
+        assert are_gap_free(rows)
+    report = verify(store.location)
+    assert report.is_clean, report
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if "frame" not in name])
+def test_killed_process_changes_nothing_of_the_truth(store: Store, books: Books, name: str) -> None:
+    prepare(store, books, STEPS[name].actor)
+
+    assert run(name, store.location, books.path) == -signal.SIGKILL
+    sell(store, books, 3, first=ORDERS)
+    drain(store, books)
+
+    assert len(books.paid()) > 2
+    assert_topics_tell_the_truth(store, books)
+    assert len(topic_rows(store)) == len(books.paid())
+
+
+def test_frames_of_a_killed_process_stay_hidden(store: Store, books: Books) -> None:
+    [name] = [name for name in STEPS if "frame" in name]
+
+    assert run(name, store.location, books.path) == -signal.SIGKILL
+
+    orphans = set(Path(store.location, "half").rglob("*.parquet"))
+    assert orphans
+    assert log_rows(store, "half") == []
+    sell(store, books, 3)
+    drain(store, books)
+    assert_topics_tell_the_truth(store, books)
+    live = {Path(uri) for uri in DeltaTable(f"{store.location}/half").file_uris()}
+    assert not orphans & live
+
+
+def test_publisher_that_dies_again_and_again_gets_there(store: Store, books: Books) -> None:
+    sell(store, books, ORDERS)
+    names = [name for name in STEPS if STEPS[name].actor == "publisher"]
+
+    codes = [run(name, store.location, books.path) for name in names]
+    drain(store, books)
+
+    assert codes.count(-signal.SIGKILL) >= len(names) / 2
+    assert_topics_tell_the_truth(store, books)
+
+
+def test_topic_files_of_a_killed_publisher_are_not_read(store: Store, books: Books) -> None:
+    sell(store, books, ORDERS)
+
+    run("the files of a topic are written, not committed", store.location, books.path)
+    Publisher(store).run_once()
+
+    folder = Path(store.location, "topics", TOPICS[1])
+    assert len(list(folder.glob("*.parquet"))) == 2
+    assert len(DeltaTable(str(folder)).file_uris()) == 1
