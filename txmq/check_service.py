@@ -8,29 +8,36 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from txmq.check_claims import RoundResult
 from txmq.check_round import CheckRound
 from txmq.check_rules import DueRow
-from txmq.check_stream import OnDue, horizon_s, start_check_stream
+from txmq.check_stream import due_rows_of, horizon_s, start_check_stream
 from txmq.clock import Clock, SystemClock
 from txmq.errors import EnvironmentProblemError, TxmqError
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import TransactionListener
 from txmq.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
-from txmq.service import StreamHandle
 from txmq.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.2
 QUERY_FAILURES_MAX = 10
 ROWS_A_ROUND = 50_000
+RESTART_PAUSE_S = 0.5
+RESTART_PAUSE_MAX_S = 60.0
+STOP_WAIT_S = 120.0
+STOP_POLL_S = 0.01
+STOP_PAUSE_S = 0.3
+ENDING_BATCHES_MAX = 2
+
+OnDue = Callable[[list[DueRow], int], None]
 
 
 class CheckService:
@@ -189,20 +196,20 @@ class _Stream:
         self._horizon_s = horizon_s(store.config)
         self._running: _Running | None = None
         self._failures = 0
+        self._next_start_s = -math.inf
 
     def keep_running(self) -> bool:
-        """Start the query if it does not run, or anew if rows came too late for it."""
+        """Whether the query was started now: at first, after a failure, or after late rows."""
         running = self._running
         if running is not None and running.is_alive:
+            self._failures = 0 if running.batches else self._failures
             if not running.has_dropped_rows():
-                self._failures = 0 if running.batches else self._failures
                 return False
             logger.error("rows were dropped as late: the clock was set back; starting anew")
         elif running is not None:
-            self._note_failure(running)
+            self._note_failure(running.exception)
         self.stop()
-        self._running = _Running(self._spark, self._store, self._clock, self._on_due)
-        return True
+        return time.monotonic() >= self._next_start_s and self._start()
 
     def watches_all(self, silence_s: float) -> bool:
         """Whether it has run for a horizon, and its last micro-batch is not long ago."""
@@ -215,11 +222,22 @@ class _Stream:
         if running is not None:
             running.stop()
 
-    def _note_failure(self, running: _Running) -> None:
+    def _start(self) -> bool:
+        try:
+            self._running = _Running(self._spark, self._store, self._clock, self._on_due)
+        except Exception as error:  # noqa: BLE001 - Spark's errors have no common root
+            self._note_failure(error)
+            return False
+        return True
+
+    def _note_failure(self, failure: BaseException | None) -> None:
+        """Try again after a pause that grows; the recheck goes on meanwhile."""
         self._failures += 1
-        logger.error("the deadline join failed: %s", running.exception)
-        if self._failures >= QUERY_FAILURES_MAX and running.exception is not None:
-            raise running.exception
+        logger.error("the deadline join failed: %s", failure)
+        if self._failures >= QUERY_FAILURES_MAX and failure is not None:
+            raise failure
+        pause_s = min(RESTART_PAUSE_S * 2**self._failures, RESTART_PAUSE_MAX_S)
+        self._next_start_s = time.monotonic() + pause_s
 
 
 class _Running:
@@ -228,25 +246,35 @@ class _Running:
     def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
         self._on_due = on_due
         self._ending = threading.Event()
+        self._trigger_s = store.config.check_trigger_interval_s
         self._checkpoint = store.checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
         self._query = start_check_stream(
-            spark, store, clock=clock, checkpoint=self._checkpoint, on_due=self._batch
+            spark, store, clock=clock, checkpoint=self._checkpoint, on_batch=self._batch
         )
-        self._handle = StreamHandle(self._query, self._ending, self._forget)
         self._first_batch_s: float | None = None
         self._last_batch_s = -math.inf
+        self._ending_batches = 0
         self.batches = 0
 
     @property
     def is_alive(self) -> bool:
-        return self._handle.is_alive
+        return bool(self._query.isActive)
 
     @property
     def exception(self) -> BaseException | None:
-        return self._handle.exception
+        failure = self._query.exception()
+        return failure if isinstance(failure, BaseException) else None
 
     def stop(self) -> None:
-        self._handle.stop()
+        """Stop between two micro-batches: `query.stop()` inside one overflows, then hangs 30 s."""
+        self._ending.set()
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        while self.is_alive and not self._is_pausing() and time.monotonic() < deadline_s:
+            time.sleep(STOP_POLL_S)
+        if self.is_alive:
+            self._query.stop()
+        if "://" not in self._checkpoint:
+            shutil.rmtree(self._checkpoint, ignore_errors=True)
 
     def is_steady(self, horizon_s: float, silence_s: float) -> bool:
         now_s, first_s = time.monotonic(), self._first_batch_s
@@ -259,15 +287,25 @@ class _Running:
         operators = [] if progress is None else progress.stateOperators
         return any(operator.numRowsDroppedByWatermark > 0 for operator in operators)
 
-    def _batch(self, dues: list[DueRow], clock_ms: int) -> None:
+    def _batch(self, batch: DataFrame) -> None:
+        if self._ending_batches >= ENDING_BATCHES_MAX:
+            # Batches without a pause between them: state that is not written ends the query.
+            return
+        dues, clock_ms = due_rows_of(batch)
         if self._ending.is_set():
-            # These rows are found again by the recheck of the next start.
+            # The next start's recheck finds these rows.
+            self._ending_batches += 1
             return
         self._on_due(dues, clock_ms)
         self.batches += 1
         self._last_batch_s = time.monotonic()
         self._first_batch_s = self._first_batch_s or self._last_batch_s
 
-    def _forget(self) -> None:
-        if "://" not in self._checkpoint:
-            shutil.rmtree(self._checkpoint, ignore_errors=True)
+    def _is_pausing(self) -> bool:
+        """Whether the next micro-batch is some way off; Spark begins them at whole intervals."""
+        if self._query.status["isTriggerActive"]:
+            return False
+        trigger_s = self._trigger_s
+        left_s = trigger_s - time.time() % trigger_s if trigger_s else 0.0
+        has_begun = self.batches + self._ending_batches > 0
+        return has_begun and left_s >= min(STOP_PAUSE_S, trigger_s / 2)

@@ -28,7 +28,7 @@ _ENDING = [
     for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK, ClaimKind.DISCARD, ClaimKind.EXPIRE)
 ]
 
-OnDue = Callable[[list[DueRow], int], None]
+OnBatch = Callable[["DataFrame"], None]
 
 
 def horizon_s(config: Config) -> float:
@@ -39,23 +39,19 @@ def horizon_s(config: Config) -> float:
 
 
 def start_check_stream(
-    spark: SparkSession, store: Store, *, clock: Clock, checkpoint: str, on_due: OnDue
+    spark: SparkSession, store: Store, *, clock: Clock, checkpoint: str, on_batch: OnBatch
 ) -> StreamingQuery:
     """Start the join over what is appended from now on; `checkpoint` must be new.
 
-    Reads: half, op (change feeds). Writes: the checkpoint. `on_due` gets the due rows of each
-    micro-batch, often none, and the clock value that they passed.
+    Reads: half, op (change feeds). Writes: the checkpoint. `on_batch` gets the due rows of each
+    micro-batch, often none; unless the query is to end it must read them, see `due_rows_of`.
     """
     session = join_session(spark)
     due = due_transactions(session, store, affine(clock))
     interval_ms = round(store.config.check_trigger_interval_s * 1000)
 
-    def on_batch(batch: DataFrame, batch_id: int) -> None:  # noqa: ARG001 - Spark passes both
-        # Looking whether a batch of this query is empty first, and returning, loses its state.
-        on_due(*_due_rows(batch))
-
     return (
-        due.writeStream.foreachBatch(on_batch)
+        due.writeStream.foreachBatch(lambda batch, _: on_batch(batch))
         .queryName(f"txmq-check-{checkpoint.rsplit('-', 1)[-1]}")
         .option("checkpointLocation", checkpoint)
         .trigger(processingTime=f"{interval_ms} milliseconds")
@@ -111,7 +107,11 @@ def ends(claims: DataFrame) -> DataFrame:
     )
 
 
-def _due_rows(batch: DataFrame) -> tuple[list[DueRow], int]:
+def due_rows_of(batch: DataFrame) -> tuple[list[DueRow], int]:
+    """The due rows of a micro-batch and the clock value that they passed.
+
+    All are read: a look whether there are any, and a return if not, loses the query's state.
+    """
     rows = batch.toArrow().to_pylist()
     dues = [
         DueRow(

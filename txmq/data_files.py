@@ -8,16 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter
+
 # Bodies are often random bytes: a dictionary or statistics on them cost time and give nothing.
 WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue_offset")
 COMPRESSION = "snappy"
 STAGING_PREFIX = "staging-"
+BLOCK_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,14 @@ def microsecond_timestamps(spark: Any) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(key, before)
+
+
+def spark_writer(rows: DataFrame) -> DataFrameWriter:
+    """A writer with the settings that suit messages, and row groups that need little memory."""
+    writer = rows.write.option("compression", COMPRESSION).option("parquet.block.size", BLOCK_BYTES)
+    for name in WITHOUT_DICTIONARY:
+        writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
+    return writer
 
 
 def written_by_spark(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.clock import timestamp
 from txmq.data_files import (
-    COMPRESSION,
-    WITHOUT_DICTIONARY,
     NewFile,
     microsecond_timestamps,
+    spark_writer,
     staging_folder,
     written_by_spark,
 )
@@ -63,9 +62,7 @@ class DataFrameSend:
         observation = Observation(folder)
         rows = self._half_rows(origin, first_sequence, limits.queue_count)
         observed = rows.observe(observation, *_problem_counts(F, limits))
-        writer = observed.write.option("compression", COMPRESSION)
-        for name in WITHOUT_DICTIONARY:
-            writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
+        writer = spark_writer(observed)
         with microsecond_timestamps(self.dataframe.sparkSession):
             writer.parquet(f"{half.location}/{folder}")
         try:

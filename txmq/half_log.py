@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.grouping import Groups, Integers, first_of_each, flags, integers
 from txmq.lifecycle import Halves
 from txmq.message import Message, message_id, transaction_time_ms
 from txmq.schemas import HALF, HEAD_SEQUENCE
@@ -20,6 +22,7 @@ IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date")
 SUMMARY_COLUMNS = ("transaction_id", "sequence", "producer_group", "real_topic", "message_count")
 COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
 
+NO_SEQUENCE = -1
 HalfRow = tuple[object, ...]
 
 
@@ -138,35 +141,43 @@ class HalfLog:
 
 def grouped_summaries(summaries: pa.Table) -> pa.Table:
     """One row a transaction: its rows, distinct places, messages, heads, groups, message_count."""
-    carries = pc.cast(pc.is_valid(summaries["real_topic"]), pa.int64())
-    first = pc.equal(summaries["sequence"], HEAD_SEQUENCE)
-    is_head = pc.cast(first, pa.int64())
+    groups = Groups.of(summaries["transaction_id"])
+    sequence = integers(summaries["sequence"], NO_SEQUENCE)
+    rows = groups.count()
+    first_group, last_group = _producer_groups(groups, summaries["producer_group"])
     # Only the head says how many messages there are.
-    said = pc.if_else(first, summaries["message_count"], None)
-    counted = summaries.append_column("carries", carries).append_column("is_head", is_head)
-    counted = counted.append_column("said", said)
-    grouped = counted.group_by("transaction_id").aggregate(
-        [
-            ("sequence", "count"),
-            ("sequence", "count_distinct"),
-            ("carries", "sum"),
-            ("is_head", "sum"),
-            ("producer_group", "min"),
-            ("producer_group", "max"),
-            ("said", "max"),
-        ]
-    )
-    return grouped.rename_columns(
+    said = np.where(sequence == HEAD_SEQUENCE, integers(summaries["message_count"], -1), -1)
+    message_count = groups.largest(said, -1)
+    return pa.table(
         {
-            "sequence_count": "rows",
-            "sequence_count_distinct": "places",
-            "carries_sum": "messages",
-            "is_head_sum": "heads",
-            "producer_group_min": "first_group",
-            "producer_group_max": "last_group",
-            "said_max": "message_count",
+            "transaction_id": groups.keys,
+            "rows": rows,
+            "places": _places(groups, sequence, rows),
+            "messages": groups.count(flags(pc.is_valid(summaries["real_topic"]))),
+            "heads": groups.count(sequence == HEAD_SEQUENCE),
+            "first_group": first_group,
+            "last_group": last_group,
+            "message_count": pa.array(message_count, mask=message_count < 0),
         }
     )
+
+
+def _places(groups: Groups, sequence: Integers, rows: Integers) -> Integers:
+    """Distinct sequences of each transaction; a transaction of one row needs no look."""
+    if not len(rows) or rows.max() == 1:
+        return rows
+    return groups.count(first_of_each(groups.place, sequence))
+
+
+def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    senders = Groups.of(pc.fill_null(column, ""))
+    order = pc.array_sort_indices(senders.keys)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order.to_numpy()] = np.arange(len(order))
+    names, ranks = senders.keys.take(order), rank[senders.place]
+    first = groups.smallest(ranks, len(order))
+    last = groups.largest(ranks, -1)
+    return names.take(pa.array(first)), names.take(pa.array(last))
 
 
 def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
@@ -198,12 +209,9 @@ def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
 
 def without_doubles(rows: pa.Table) -> pa.Table:
     """One row of each (transaction_id, sequence), for an append may have been made twice."""
-    order = pa.array(range(rows.num_rows), pa.int64())
-    numbered = rows.select(["transaction_id", "sequence"]).append_column("row", order)
-    first = numbered.group_by(["transaction_id", "sequence"]).aggregate([("row", "min")])
-    if first.num_rows == rows.num_rows:
-        return rows
-    return rows.take(first["row_min"].sort())
+    place = Groups.of(rows["transaction_id"]).place
+    first = first_of_each(place, integers(rows["sequence"], NO_SEQUENCE))
+    return rows if first.all() else rows.filter(pa.array(first))
 
 
 def payload_only(rows: pa.Table) -> pa.Table:

@@ -20,15 +20,15 @@ import pyarrow.compute as pc
 
 from txmq.clock import timestamp
 from txmq.data_files import (
-    COMPRESSION,
-    WITHOUT_DICTIONARY,
     NewFile,
+    spark_writer,
     staging_folder,
     write_file,
     written_by_spark,
 )
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
-from txmq.half_log import HalfLog, without_doubles
+from txmq.grouping import Groups, Integers, first_of_each, flags, integers
+from txmq.half_log import HalfLog
 from txmq.lifecycle import TransactionState
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schemas import MICROSECONDS_UTC, TOPIC
@@ -105,14 +105,20 @@ def make_plan(half: HalfLog, facts: pa.Table) -> Plan:
         with: nothing is skipped.
     """
     shown = facts.filter(pc.is_in(facts["state"], value_set=pa.array(SHOWN_STATES)))
-    ids = pc.unique(shown["transaction_id"]).sort()
-    files = half.table.files_holding("transaction_id", ids)
-    halves = _numbered(half.table, files)
-    halves = halves.filter(pc.is_in(halves["transaction_id"], value_set=ids))
-    halves = without_doubles(halves)
-    _check_complete(shown, halves)
-    messages = halves.filter(pc.is_valid(halves["real_topic"]))
-    return Plan(files, _ordered(messages, shown))
+    by_id = Groups.of(shown["transaction_id"])
+    files = half.table.files_holding("transaction_id", by_id.keys)
+    halves, place = _wanted(_numbered(half.table, files), by_id.keys)
+    _check_complete(shown, by_id, halves, place)
+    return Plan(files, _ordered(halves, place, shown, by_id))
+
+
+def _wanted(halves: pa.Table, ids: pa.Array) -> tuple[pa.Table, Integers]:
+    """The halves of these transactions, once each, and whose they are (number in `ids`)."""
+    place = integers(pc.index_in(halves["transaction_id"], value_set=ids), -1)
+    if (place < 0).any():
+        halves, place = halves.filter(pa.array(place >= 0)), place[place >= 0]
+    first = first_of_each(place, integers(halves["sequence"], -1))
+    return (halves, place) if first.all() else (halves.filter(pa.array(first)), place[first])
 
 
 def _numbered(table: Table, files: Sequence[DataFile]) -> pa.Table:
@@ -127,37 +133,49 @@ def _numbered(table: Table, files: Sequence[DataFile]) -> pa.Table:
     )
 
 
-def _check_complete(facts: pa.Table, halves: pa.Table) -> None:
-    committed = facts.filter(pc.equal(facts["state"], TransactionState.COMMITTED.value))
-    carries = pc.cast(pc.is_valid(halves["real_topic"]), pa.int64())
-    found = (
-        halves.append_column("carries", carries)
-        .group_by("transaction_id")
-        .aggregate([("carries", "sum"), ("message_count", "max")])
-    )
-    whole = found.filter(
-        pc.fill_null(pc.equal(found["carries_sum"], found["message_count_max"]), False)  # noqa: FBT003
-    )
-    there = pc.is_in(committed["transaction_id"], value_set=whole["transaction_id"])
-    missing = committed.filter(pc.invert(there))["transaction_id"]
-    if len(missing):
-        problem = f"halves of {len(missing):,} committed transactions are gone, first {missing[0]}"
+def _check_complete(facts: pa.Table, by_id: Groups, halves: pa.Table, place: Integers) -> None:
+    of_halves = Groups(by_id.keys, place)
+    found = of_halves.count(flags(pc.is_valid(halves["real_topic"])))
+    asked = of_halves.largest(integers(halves["message_count"], -1), -1)
+    committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
+    gone = facts.filter(pa.array(committed & (found != asked)[by_id.place]))["transaction_id"]
+    if len(gone):
+        problem = f"halves of {len(gone):,} committed transactions are gone, first {gone[0]}"
         raise PayloadMissingError("half", f"{problem}; restore them, nothing is skipped")
 
 
-def _ordered(messages: pa.Table, facts: pa.Table) -> pa.Table:
+def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) -> pa.Table:
     """One row for each showing of a message: a discarded life and a later commit are two."""
-    keys = ["transaction_id"]
-    wanted = facts.select(["transaction_id", "state", "op_version", "ordinal", "life"])
-    joined = messages.join(wanted, keys, join_type="inner", use_threads=False)
-    is_dead = pc.equal(joined["state"], TransactionState.DISCARDED.value)
-    topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, joined["real_topic"])
-    rows = joined.append_column("topic", topic).sort_by(
-        [(name, "ascending") for name in ("op_version", "ordinal", "sequence")]
-    )
-    return rows.select(
-        ["topic", "real_queue_id", "op_version", "life", "file", "row"]
-    ).rename_columns(["topic", "queue_id", "op_version", "life", "file", "row"])
+    carries = flags(pc.is_valid(halves["real_topic"]))
+    rows, numbers = np.flatnonzero(carries), place[carries]
+    fact, row = _pairs(by_id, numbers, rows)
+    sequence = integers(halves["sequence"], -1)[row]
+    rank = _rank(facts)[fact]
+    order = np.lexsort((sequence, rank))
+    facts, halves = facts.take(pa.array(fact[order])), halves.take(pa.array(row[order]))
+    is_dead = pc.equal(facts["state"], TransactionState.DISCARDED.value)
+    topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
+    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["life"],
+               halves["file"], halves["row"]]  # fmt: skip
+    return pa.table(columns, names=["topic", "queue_id", "op_version", "life", "file", "row"])
+
+
+def _pairs(by_id: Groups, numbers: Integers, rows: Integers) -> tuple[Integers, Integers]:
+    """Each message beside each fact of its transaction: their row numbers."""
+    order = np.argsort(by_id.place, kind="stable")
+    counts = by_id.count()
+    begin = np.cumsum(counts) - counts
+    times = counts[numbers]
+    nth = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    return order[np.repeat(begin[numbers], times) + nth], np.repeat(rows, times)
+
+
+def _rank(facts: pa.Table) -> Integers:
+    """The place of each fact in the order of its claim."""
+    order = np.lexsort((integers(facts["ordinal"], 0), integers(facts["op_version"], 0)))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
 
 
 # --- arrow -------------------------------------------------------------------------------------
@@ -293,9 +311,7 @@ class SparkEngine:
         self, half: Table, topic: Table, files: Sequence[DataFile], rows: pa.Table, now_ms: int
     ) -> list[NewFile]:
         folder = staging_folder()
-        writer = self._copied(half, files, rows, now_ms).write.option("compression", COMPRESSION)
-        for name in WITHOUT_DICTIONARY:
-            writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
+        writer = spark_writer(self._copied(half, files, rows, now_ms))
         with _spark_failures_told(topic.schema.name):
             writer.parquet(f"{topic.location}/{folder}")
         return written_by_spark(folder, topic.filesystem, TOPIC.statistics_columns, {})

@@ -207,6 +207,8 @@ class _Round:
         self._span = FIRST_SPAN_VERSIONS
         self._lost_in_a_row = 0
         self._kept = self._register.read()
+        # What others followed must be looked up in an op log that is not older.
+        self._op.table.refresh()
         self._progress = Progress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = time.monotonic()
         self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
@@ -222,10 +224,12 @@ class _Round:
 
     def advance(self, stopping: threading.Event) -> PublishResult:
         """Settle and publish, range after range, up to the op log's version of now."""
+        # In this order, or claims that another publisher settles between the two looks would
+        # seem to have gone.
+        self._settled.table.refresh()
         self._op.table.refresh()
         self._progress.check_source(self._op.table)
         latest = self._op.table.version
-        self._settled.table.refresh()
         if self._settled.mark > latest:
             raise SourceRestoredError("op", f"ends at {latest}, but more of it was settled")
         result = self._publish()
@@ -387,6 +391,7 @@ class _Round:
             self._kept = self._register.swap(self._kept, value, self._clock.now_ms())
         except CommitRefusedError:
             self._kept = self._register.read()
+            self._op.table.refresh()
             self._progress = _merged(self._progress, self._kept.value, self._op.table)
         self._kept_at_s = time.monotonic()
 

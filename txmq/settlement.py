@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.grouping import Groups, flags
 from txmq.half_log import HalfLog, grouped_summaries
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, TransactionState, fold
 from txmq.op_log import claims_of_table
@@ -71,13 +72,12 @@ def complete_groups(summaries: pa.Table) -> pa.Table:
 
 def _split(claims: pa.Table, summaries: pa.Table, known: pa.Array) -> tuple[pa.Table, pa.Table]:
     """Claims that columns can decide, and the rest; all claims of one transaction stay together."""
-    counts = claims.group_by("transaction_id").aggregate([("kind", "count")])
-    single = counts.filter(pc.equal(counts["kind_count"], 1))["transaction_id"]
+    by_id = Groups.of(claims["transaction_id"])
     groups = complete_groups(summaries)
-    place = pc.index_in(claims["transaction_id"], value_set=groups["transaction_id"])
-    half_group = pc.take(groups["first_group"], place)
+    found = pc.index_in(by_id.keys, value_set=groups["transaction_id"])
+    half_group = pc.take(groups["first_group"].combine_chunks(), found).take(by_id.place)
     conditions = [
-        pc.is_in(claims["transaction_id"], value_set=single),
+        pa.array(by_id.count()[by_id.place] == 1),
         pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))),
         pc.invert(pc.is_in(claims["transaction_id"], value_set=known)),
         pc.fill_null(pc.equal(half_group, claims["producer_group"]), False),  # noqa: FBT003
@@ -85,6 +85,8 @@ def _split(claims: pa.Table, summaries: pa.Table, known: pa.Array) -> tuple[pa.T
     is_plain = conditions[0]
     for condition in conditions[1:]:
         is_plain = pc.and_(is_plain, condition)
+    if flags(is_plain).all():
+        return claims, claims.slice(0, 0)
     return claims.filter(is_plain), claims.filter(pc.invert(is_plain))
 
 

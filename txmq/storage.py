@@ -49,7 +49,11 @@ from txmq.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 
 READ_ATTEMPTS = 8
 LARGE_FILE_BYTES = 1_000_000
+# The time of a UUIDv7, in milliseconds, and a dash.
+COARSE_LENGTH = 13
+COARSE_FROM = 10_000
 LARGE_FILE_ROWS = 1_000
+READ_BUFFER_BYTES = 1 << 20
 RETRY_PAUSE_S = 0.01
 SHOWN_CHARACTERS_OF_A_CAUSE = 200
 _INSERT = "insert"
@@ -92,6 +96,9 @@ class Table:
         self._attempts = commit_attempts
         self._handle: DeltaTable | None = None
         self._filesystem: pa_fs.FileSystem | None = None
+        # Reading a mark costs half a millisecond, and a version's marks never change.
+        self._marks: dict[str, int | None] = {}
+        self._marks_of: int | None = None
 
     # --- opening ---------------------------------------------------------------------------
 
@@ -153,6 +160,7 @@ class Table:
         handle = _read_again(self.schema.name, lambda: DeltaTable(
             self.location, storage_options=self._options or None))  # fmt: skip
         _check_schema_version(self.schema.name, handle)
+        self._marks_of = None
         return handle
 
     @property
@@ -171,8 +179,12 @@ class Table:
 
     def mark(self, app_id: str) -> int | None:
         """The newest number committed under `app_id` in this version of the table."""
-        found = self.handle.transaction_version(app_id)
-        return None if found is None else int(found)
+        if self._marks_of != self.version:
+            self._marks, self._marks_of = {}, self.version
+        if app_id not in self._marks:
+            found = self.handle.transaction_version(app_id)
+            self._marks[app_id] = None if found is None else int(found)
+        return self._marks[app_id]
 
     def has_news(self) -> bool:
         """Whether a version after this one exists; one look at one file name."""
@@ -214,7 +226,7 @@ class Table:
         return self._chosen(lambda actions: np.ones(actions.num_rows, dtype=bool))
 
     def files_holding(self, column: str, values: pa.Array) -> list[DataFile]:
-        """Live files whose range of `column` covers at least one of the sorted `values`.
+        """Live files whose range of `column` covers at least one of `values`, in any order.
 
         Each value is looked up by itself, so one old id does not widen the range to all files.
         """
@@ -259,15 +271,17 @@ class Table:
 
     def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
         """All rows whose `column` is one of `values`, reading only the files that may hold them."""
-        wanted = values.unique().sort()
         wanted_columns = columns if column in columns else [column, *columns]
-        files = [f for f in self.files_holding(column, wanted) if self._holds(f, column, wanted)]
+        files = [f for f in self.files_holding(column, values) if self._holds(f, column, values)]
         found = self.read(files, wanted_columns)
-        return found.filter(pc.is_in(found[column], value_set=wanted)).select(list(columns))
+        if files:
+            found = found.filter(pc.is_in(found[column], value_set=values))
+        return found.select(list(columns))
 
     def _holds(self, file: DataFile, column: str, wanted: pa.Array) -> bool:
         """Statistics are a range; of a large file one column is read before all the others are."""
-        if file.num_records < LARGE_FILE_ROWS:
+        if file.num_records < LARGE_FILE_ROWS or len(wanted) > file.num_records // 100:
+            # Many ids: a hash of all of them for each file would cost more than it spares.
             return True
         return bool(pc.any(pc.is_in(self.read([file], [column])[column], value_set=wanted)).as_py())
 
@@ -310,7 +324,13 @@ class Table:
         """The rows of one file in its own order, `rows` at a time, with bounded memory."""
         stored = [name for name in columns if name not in self.schema.partition_by]
         with self.filesystem.open_input_file(file.path) as source:
-            reader = pq.ParquetFile(source, pre_buffer=False, coerce_int96_timestamp_unit="us")
+            # Without a buffer size a whole column of a row group is held.
+            reader = pq.ParquetFile(
+                source,
+                pre_buffer=False,
+                buffer_size=READ_BUFFER_BYTES,
+                coerce_int96_timestamp_unit="us",
+            )
             yield from reader.iter_batches(rows, columns=stored, use_threads=False)
 
     # --- writing ---------------------------------------------------------------------------
@@ -431,12 +451,20 @@ def _check_schema_version(table: str, handle: DeltaTable) -> None:
 
 
 def _covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any, Any]:
-    wanted = values.drop_null().to_pylist()
     low, high = _bounds(actions, column)
+    if len(values) > COARSE_FROM and pa.types.is_string(values.type):
+        # Ids of one millisecond start alike: sorting their starts is much less than sorting them.
+        values = pc.utf8_slice_codeunits(values, 0, COARSE_LENGTH)
+        low, high = _starts(low), _starts(high)
+    wanted = sorted(values.unique().drop_null().to_pylist())
     covers = [
         _covers(smallest, largest, wanted) for smallest, largest in zip(low, high, strict=True)
     ]
     return np.array(covers, dtype=bool)
+
+
+def _starts(bounds: list[Any]) -> list[Any]:
+    return [None if bound is None else bound[:COARSE_LENGTH] for bound in bounds]
 
 
 def _covers(smallest: Any, largest: Any, wanted: list[Any]) -> bool:

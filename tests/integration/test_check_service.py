@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 240.0
 # The recheck would find everything by itself; here the join shall.
-JOIN_ONLY = {"check_trigger_interval_s": 0.2, "recheck_interval_s": 100_000.0}
+JOIN_ONLY = {"check_trigger_interval_s": 1.0, "recheck_interval_s": 100_000.0}
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_two_services_and_rechecks_at_once_never_ask_more_than_the_maximum(
         transaction_check_max=3,
         listener_timeout_s=20.0,
         check_lease_s=120.0,
-        check_trigger_interval_s=0.2,
+        check_trigger_interval_s=1.0,
     )
     listener = world.listener(UNKNOWN)
     services = [
@@ -305,14 +305,19 @@ def test_service_gives_up_after_many_failures_and_says_why(
 ) -> None:
     import txmq.check_service as module
 
+    tries = []
+
     def broken(*_: object, **__: object) -> None:
+        tries.append(1)
         raise RuntimeError("no query")
 
     monkeypatch.setattr(module, "start_check_stream", broken)
+    monkeypatch.setattr(module, "RESTART_PAUSE_MAX_S", 0.01)
     handle = CheckService(world.store, spark=spark, listeners={}).start()
     wait_until(lambda: not handle.is_alive, "the end", PATIENCE_S)
 
     assert isinstance(handle.exception, RuntimeError)
+    assert len(tries) == module.QUERY_FAILURES_MAX
 
 
 def test_stop_ends_all_threads_and_removes_the_checkpoint(

@@ -34,6 +34,7 @@ from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher, PublishResult
 from txmq.schemas import OP
 from txmq.service import StreamHandle
+from txmq.storage import Table
 from txmq.store import Store
 from txmq.testing import ManualClock, before_commit, failing_commits
 
@@ -207,6 +208,52 @@ def test_publisher_that_came_second_writes_nothing(store: Store, table: str) -> 
     assert rival[0].published == 5
     assert (result.refused, result.published) == (1, 0)
     assert (len(log_rows(store, "settled")), len(topic_rows(store))) == (5, 5)
+
+
+def test_publisher_is_not_confused_by_one_that_saw_more(store: Store) -> None:
+    """The other one settles, publishes and keeps claims that come while this one works."""
+    send(store)
+    publisher = Publisher(store)
+
+    def other() -> None:
+        send(store, 3)
+        publish(store)
+
+    for table in ("settled", TOPIC, "state/publisher"):
+        with before_commit(other, table=table):
+            publisher.run_once()
+        send(store)
+    publisher.run_once()
+
+    assert len(topic_rows(store)) == 13
+    assert are_gap_free(topic_rows(store))
+
+
+@pytest.mark.parametrize("publisher_is_new", [False, True])
+def test_claims_settled_between_two_looks_are_no_restore(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *, publisher_is_new: bool
+) -> None:
+    send(store)
+    publisher = Publisher(store)
+    if not publisher_is_new:
+        publisher.run_once()
+    refresh, waiting = Table.refresh, [True, True]
+
+    def refresh_then_others_work(table: Table) -> Table:
+        result = refresh(table)
+        if table.schema is OP and waiting:
+            waiting.pop()
+            with monkeypatch.context() as undone:
+                undone.setattr(Table, "refresh", refresh)
+                send(store)
+                publish(store)
+        return result
+
+    monkeypatch.setattr(Table, "refresh", refresh_then_others_work)
+    publisher.run_once()
+    publisher.run_once()
+
+    assert len(topic_rows(store)) == 3
 
 
 def test_two_publishers_at_once_show_everything_once(store: Store) -> None:

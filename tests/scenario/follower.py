@@ -10,13 +10,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from txmq.data_files import NewFile
 from txmq.publisher import Publisher
 from txmq.storage import Table
 from txmq.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from txmq.data_files import NewFile
 
 
 def switch_off_compare_and_swap() -> None:

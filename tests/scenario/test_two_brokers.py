@@ -21,7 +21,7 @@ from txmq.verify import VerifyReport, verify
 
 NAMES = ("first", "second")
 TOPICS = ("order-paid", "stock-reserved")
-MESSAGES = 50
+MESSAGES = 100
 THREADS = 2
 
 

@@ -1,0 +1,126 @@
+"""A whole broker, Python and JVM, dies and comes back; its checkpoints may be lost or old."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.reading import are_gap_free, log_rows, topic_rows, wait_until
+from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
+from tests.scenario.steps import REPOSITORY
+from txmq.broker import Broker
+from txmq.config import Config
+from txmq.store import Store
+from txmq.verify import verify
+
+pytestmark = pytest.mark.spark
+START_S = 120.0
+# Nobody may be asked about an order whose producer still works on it.
+IMMUNITY_S = 5.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    settings = {**SETTINGS, "transaction_timeout_s": IMMUNITY_S, "publish_drain_s": 0.5}
+    return Store.create(tmp_path / "store", Config(**settings))
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path / "books.sqlite")
+
+
+@contextmanager
+def broker(store: Store, books: Books) -> Iterator[subprocess.Popen[bytes]]:
+    """A broker that works; afterwards nothing of its process group is left."""
+    ready = Path(store.location).with_name("ready")
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.scenario.broker_process", store.location, books.path]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([*command, str(ready)], env=environment, start_new_session=True)
+    try:
+        wait_until(lambda: ready.exists() or process.poll() is not None, START_S)
+        assert process.poll() is None
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def sales(store: Store, books: Books) -> Iterator[None]:
+    """Orders come in all the time."""
+    stopped = threading.Event()
+
+    def go_on() -> None:
+        first = 0
+        while not stopped.is_set():
+            sell(store, books, 5, first)
+            first += 5
+
+    seller = threading.Thread(target=go_on)
+    seller.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        seller.join()
+
+
+def wait_for_more(store: Store) -> None:
+    """Return when the broker has shown more than there was."""
+    before = len(topic_rows(store))
+    wait_until(lambda: len(topic_rows(store)) > before + 5)
+
+
+def java_of(process: subprocess.Popen[bytes]) -> int:
+    """The JVM in the process group of a broker."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = folder.joinpath("stat").read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if fields[0].endswith("(java") and int(fields[2].split()[2]) == process.pid:
+            return int(folder.name)
+    pytest.fail("the broker has no JVM")
+
+
+def test_broker_that_is_killed_loses_and_doubles_nothing(store: Store, books: Books) -> None:
+    checkpoints = Path(store.location, "checkpoints")
+    older = checkpoints.with_name("older-checkpoints")
+
+    with sales(store, books):
+        with broker(store, books):
+            wait_for_more(store)
+            shutil.copytree(checkpoints, older, ignore_dangling_symlinks=True)
+            wait_for_more(store)
+        shutil.rmtree(checkpoints)
+        with broker(store, books):
+            wait_for_more(store)
+        shutil.rmtree(checkpoints)
+        older.rename(checkpoints)
+        with broker(store, books) as process:
+            wait_for_more(store)
+            os.kill(java_of(process), signal.SIGKILL)
+            wait_until(lambda: process.poll() is not None)
+            assert process.poll() != 0
+    last = Broker(store, listeners={GROUP: books})
+    wait_until(lambda: last.run_once().checked.open_transactions == 0)
+
+    paid = books.paid()
+    for topic in TOPICS:
+        rows = topic_rows(store, topic)
+        assert {row["transaction_id"]: row["body"] for row in rows} == paid
+        assert are_gap_free(rows)
+    report = verify(store.location)
+    assert report.is_clean, report
+    assert {row["source"] for row in log_rows(store, "op")} > {"producer"}

@@ -1,0 +1,72 @@
+"""Grouping rows by a text key with one hash of it, for a group_by of strings is much slower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """`place` has the number of each row's key in `keys`."""
+
+    keys: pa.Array
+    place: Integers
+
+    @classmethod
+    def of(cls, column: Any) -> Groups:
+        """The groups of a column without nulls."""
+        encoded = pc.dictionary_encode(column)
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        return cls(encoded.dictionary, encoded.indices.to_numpy().astype(np.int64))
+
+    def count(self, chosen: npt.NDArray[np.bool_] | None = None) -> Integers:
+        """How many rows each group has, or how many of the chosen ones."""
+        place = self.place if chosen is None else self.place[chosen]
+        return np.bincount(place, minlength=len(self.keys)).astype(np.int64)
+
+    def largest(self, values: Integers, start: int) -> Integers:
+        """The largest value of each group, at least `start`."""
+        found = np.full(len(self.keys), start, dtype=np.int64)
+        np.maximum.at(found, self.place, values)
+        return found
+
+    def smallest(self, values: Integers, start: int) -> Integers:
+        """The smallest value of each group, at most `start`."""
+        found = np.full(len(self.keys), start, dtype=np.int64)
+        np.minimum.at(found, self.place, values)
+        return found
+
+
+def first_of_each(place: Integers, sequence: Integers) -> npt.NDArray[np.bool_]:
+    """Whether a row is the first one with its pair of values."""
+    order = np.lexsort((sequence, place))
+    ordered_place, ordered_sequence = place[order], sequence[order]
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (ordered_place[1:] != ordered_place[:-1]) | (
+        ordered_sequence[1:] != ordered_sequence[:-1]
+    )
+    answer = np.empty(len(order), dtype=bool)
+    answer[order] = is_first
+    return answer
+
+
+def integers(column: Any, null: int) -> Integers:
+    """A column of whole numbers as numpy, with `null` for nulls."""
+    filled = pc.fill_null(column, null).to_numpy()
+    return np.asarray(filled, dtype=np.int64)
+
+
+def flags(column: Any) -> npt.NDArray[np.bool_]:
+    """A column of booleans without nulls as numpy."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
