@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from txmq.affine_clock import AffineClock, affine
@@ -47,7 +48,7 @@ def start_check_stream(
     micro-batch, often none; unless the query is to end it must read them, see `due_rows_of`.
     """
     session = join_session(spark)
-    due = due_transactions(session, store, affine(clock))
+    due = due_transactions(session, store, affine(clock), versions_now(store))
     interval_ms = round(store.config.check_trigger_interval_s * 1000)
 
     return (
@@ -59,11 +60,25 @@ def start_check_stream(
     )
 
 
-def due_transactions(session: SparkSession, store: Store, clock: AffineClock) -> DataFrame:
-    """Transactions whose deadline passes unanswered, from the commits of now on."""
-    half, op = store.half_log().table, store.op_log().table
-    claims = changes(session, op.location, op.version)
-    halves = changes(session, half.location, half.version)
+@dataclass(frozen=True, slots=True)
+class LogVersions:
+    """Where the streams of a new checkpoint begin; an old one must be given the same again."""
+
+    half: int
+    op: int
+
+
+def versions_now(store: Store) -> LogVersions:
+    """The newest commits of half and op."""
+    return LogVersions(store.half_log().table.version, store.op_log().table.version)
+
+
+def due_transactions(
+    session: SparkSession, store: Store, clock: AffineClock, begin: LogVersions
+) -> DataFrame:
+    """Transactions whose deadline passes unanswered, from the commits since `begin`."""
+    halves = changes(session, store.half_log().table.location, begin.half)
+    claims = changes(session, store.op_log().table.location, begin.op)
     armed = heads(halves, clock).unionByName(rearmed(claims, clock))
     return overdue(armed, ends(claims), horizon_s=horizon_s(store.config), clock=clock)
 

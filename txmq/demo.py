@@ -52,7 +52,7 @@ class Options:
 def main(  # noqa: PLR0913 - the options of a command
     location: str | None = None,
     *,
-    flights: int = 20_000,
+    flights: int = 8_000,
     seed: int = 13,
     dispatchers: int = 3,
     seconds: float = 60.0,

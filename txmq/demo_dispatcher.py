@@ -36,6 +36,7 @@ from txmq.store import Store
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 10
+NICENESS = 10
 PAUSE_S = 0.2
 _STATES = {
     Ending.COMMIT: LocalTransactionState.COMMIT,
@@ -171,6 +172,8 @@ class Dispatcher:
 def main(arguments: Sequence[str]) -> int:
     """The process: 0 when the plan is done or it was told to stop."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # A broker that restarts needs a processor more than those who send.
+    os.nice(NICENESS)
     stopping = threading.Event()
     stop_on_signal(stopping)
     watch_parent(stopping)

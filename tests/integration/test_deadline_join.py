@@ -10,7 +10,7 @@ import pytest
 
 from tests.check_world import CheckWorld, wait_until
 from txmq.affine_clock import AffineClock
-from txmq.check_stream import due_transactions, horizon_s
+from txmq.check_stream import due_transactions, horizon_s, versions_now
 from txmq.clock import milliseconds, timestamp
 from txmq.config import Config
 from txmq.deadline_join import join_session
@@ -35,12 +35,14 @@ class Watched:
         self.dropped = 0
         self._seen = -1
         self._spark, self._world = spark, world
+        self._versions = versions_now(world.store)
         self._checkpoint = str(world.folder / f"checkpoint-{uuid.uuid4()}")
         self.begin()
 
     def begin(self) -> None:
         """Start a query over the same checkpoint."""
-        due = due_transactions(join_session(self._spark), self._world.store, self.clock)
+        session = join_session(self._spark)
+        due = due_transactions(session, self._world.store, self.clock, self._versions)
         self.query = (
             due.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", self._checkpoint)

@@ -17,8 +17,6 @@ from txmq.publisher import Publisher
 from txmq.store import Store
 from txmq.verify import verify
 
-FRAME_ROWS = 100
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
@@ -66,6 +64,7 @@ def test_killed_process_changes_nothing_of_the_truth(store: Store, books: Books,
     assert len(topic_rows(store)) == len(books.paid())
 
 
+@pytest.mark.spark
 def test_frames_of_a_killed_process_stay_hidden(store: Store, books: Books) -> None:
     [name] = [name for name in STEPS if "frame" in name]
 

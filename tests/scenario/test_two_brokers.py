@@ -82,7 +82,6 @@ def two_brokers(tmp_path: Path, transactions: int, mode: str) -> Outcome:
 
 def test_two_brokers_share_the_work_and_double_nothing(tmp_path: Path) -> None:
     outcome = two_brokers(tmp_path, 20_000 // MESSAGES, "with-compare-and-swap")
-    print(outcome)
 
     assert outcome.were_alive
     assert outcome.least_share("settled_commits") >= 0.2
@@ -96,7 +95,6 @@ def test_two_brokers_share_the_work_and_double_nothing(tmp_path: Path) -> None:
 
 def test_without_compare_and_swap_the_same_is_red(tmp_path: Path) -> None:
     outcome = two_brokers(tmp_path, 100, "without-compare-and-swap")
-    print(outcome)
 
     assert outcome.were_alive
     assert not outcome.report.is_clean

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.reading import publish
+from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.errors import InvalidNameError, TopicNotFoundError
+from txmq.message import Message
+from txmq.producer import TransactionProducer
+from txmq.store import Store
+
+TOPIC = "order-paid"
+
+
+def send(store: Store, *contents: bytes, commit: bool = True) -> None:
+    with TransactionProducer(store, producer_group="orders-service") as producer:
+        for body in contents:
+            transaction = producer.begin_transaction()
+            transaction.send(Message(TOPIC, body, tags="paid", properties={"a": "b"}))
+            transaction.prepare()
+            if commit:
+                transaction.commit()
+    publish(store)
+
+
+def consumed(stream: Any, checkpoint: Path | str) -> list[bytes]:
+    """What the stream holds now that this checkpoint has not seen."""
+    seen: list[bytes] = []
+    query = (
+        stream.writeStream.foreachBatch(
+            lambda batch, _: seen.extend(bytes(row["body"]) for row in batch.collect())
+        )
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return sorted(seen)
+
+
+def stream_of(store: Store, spark: Any, **options: Any) -> Any:
+    return Consumer(store, consumer_group="billing").read_stream(TOPIC, spark=spark, **options)
+
+
+def test_topic_is_a_plain_delta_stream(store: Store, spark: Any, tmp_path: Path) -> None:
+    send(store, b"1")
+    send(store, b"pending", commit=False)
+
+    stream = spark.readStream.format("delta").load(store.topic_location(TOPIC))
+
+    assert consumed(stream, tmp_path / "checkpoint") == [b"1"]
+
+
+def test_group_goes_on_where_it_was(store: Store, spark: Any, tmp_path: Path) -> None:
+    send(store, b"1", b"2")
+    assert consumed(stream_of(store, spark), tmp_path / "checkpoint") == [b"1", b"2"]
+
+    send(store, b"3")
+
+    assert consumed(stream_of(store, spark), tmp_path / "checkpoint") == [b"3"]
+
+
+def test_each_group_has_its_own_place(store: Store, spark: Any) -> None:
+    send(store, b"1")
+
+    for group in ("billing", "shipping"):
+        consumer = Consumer(store, consumer_group=group)
+        stream = consumer.read_stream(TOPIC, spark=spark)
+        assert consumed(stream, consumer.checkpoint_location(TOPIC)) == [b"1"]
+
+
+def test_new_group_may_begin_with_what_comes(store: Store, spark: Any, tmp_path: Path) -> None:
+    send(store, b"old")
+    seen: list[bytes] = []
+    stream = stream_of(store, spark, from_where=ConsumeFromWhere.LAST_OFFSET)
+    query = (
+        stream.writeStream.foreachBatch(
+            lambda batch, _: seen.extend(bytes(row["body"]) for row in batch.collect())
+        )
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    query.processAllAvailable()
+
+    send(store, b"new")
+    query.processAllAvailable()
+    query.stop()
+
+    assert seen == [b"new"]
+
+
+def test_compaction_and_removed_rows_are_no_news(store: Store, spark: Any, tmp_path: Path) -> None:
+    for number in range(4):
+        send(store, b"%d" % number)
+    assert len(consumed(stream_of(store, spark), tmp_path / "checkpoint")) == 4
+
+    DeltaTable(store.topic_location(TOPIC)).optimize.compact()
+    DeltaTable(store.topic_location(TOPIC)).delete("queue_offset = 0")
+    send(store, b"new")
+
+    assert consumed(stream_of(store, spark), tmp_path / "checkpoint") == [b"new"]
+
+
+def test_rows_have_all_that_was_sent(store: Store, spark: Any) -> None:
+    send(store, b"1")
+
+    [row] = spark.read.format("delta").load(store.topic_location(TOPIC)).collect()
+
+    assert (row["tags"], row["properties"], row["topic"]) == ("paid", {"a": "b"}, TOPIC)
+    assert row["message_id"] == f"{row['transaction_id']}:0"
+
+
+def test_topic_before_its_first_message_is_told(store: Store, spark: Any) -> None:
+    send(store, b"pending", commit=False)
+
+    with pytest.raises(TopicNotFoundError, match="first committed message"):
+        stream_of(store, spark)
+
+
+@pytest.mark.parametrize("group", ["", "a b", "../x", None, 7])
+def test_name_of_the_group_is_checked(store: Store, group: Any) -> None:
+    with pytest.raises(InvalidNameError):
+        Consumer(store, consumer_group=group)
+
+
+@pytest.mark.parametrize("topic", ["../half", "", "a/b"])
+def test_name_of_the_topic_is_checked(store: Store, spark: Any, topic: str) -> None:
+    consumer = Consumer(store, consumer_group="billing")
+
+    with pytest.raises(InvalidNameError):
+        consumer.read_stream(topic, spark=spark)
+    with pytest.raises(InvalidNameError):
+        consumer.checkpoint_location(topic)
