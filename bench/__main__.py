@@ -7,12 +7,13 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -67,16 +68,26 @@ def _run(part: str, sizes: Sizes, console: Console) -> list[Outcome]:
 
 def _keep(outcomes: Sequence[Outcome], load_before: float, console: Console) -> None:
     now = datetime.now(UTC)
+    path = RESULTS / f"{now:%Y-%m-%d}.json"
+    facts, measured = machine_facts(), [outcome.to_dict() for outcome in outcomes]
     result = {
         "date": now.isoformat(timespec="seconds"),
         "load_before": round(load_before, 2),
-        **machine_facts(),
-        "outcomes": [outcome.to_dict() for outcome in outcomes],
+        **facts,
+        "outcomes": [*_kept_parts(path, facts, {one["part"] for one in measured}), *measured],
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{now:%Y-%m-%d}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(f"kept in bench/results/{path.name}")
+
+
+def _kept_parts(path: Path, facts: Mapping[str, Any], again: set[str]) -> list[dict[str, Any]]:
+    """What an earlier run of the same code on the same day measured of the other parts."""
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text(encoding="utf-8"))
+    is_same = all(before.get(key) == value for key, value in facts.items())
+    return [one for one in before["outcomes"] if is_same and one["part"] not in again]
 
 
 if __name__ == "__main__":
