@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Answers are kept this long for deadlines that arrive after them; later deadlines are the
 # recheck's.
 LEAST_HORIZON_S = 120.0
+IMMUNITY_MAX_S = 1e9
 _HEAD_VERSION = -1
 _ARMING = [ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value]
 _ENDING = [
@@ -87,7 +88,10 @@ def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
     """Heads, due one immunity after the store received them."""
     from pyspark.sql import functions as sql
 
-    immunity = sql.make_dt_interval(secs=sql.col("check_immunity_time_s"))
+    written = sql.col("check_immunity_time_s")
+    # Where it is no time the recheck takes the timeout instead; without a deadline it does all.
+    believable = sql.when((written > 0) & (written < IMMUNITY_MAX_S), written)
+    immunity = sql.make_dt_interval(secs=believable)
     return halves.where(sql.col("sequence") == HEAD_SEQUENCE).select(
         *KEYS,
         sql.lit(0).alias("check_times"),

@@ -63,7 +63,10 @@ class Config:
         10.0, "a question still open after this is counted as UNKNOWN", at_least=0.001
     )
     check_threads: int = setting(
-        5, "questions asked at the same time (RocketMQ: 2 to 5)", at_least=1, at_most=1024
+        5,
+        "questions asked of one listener at the same time (RocketMQ: 2 to 5)",
+        at_least=1,
+        at_most=1024,
     )
     check_queue_size: int = setting(
         2000, "questions of one round at most (RocketMQ: 2000)", at_least=1, at_most=1_000_000

@@ -300,6 +300,26 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
     assert sources(world) == {"recheck"}
 
 
+def test_while_the_join_cannot_run_the_recheck_asks_every_interval(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import txmq.check_service as module
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no query")
+
+    monkeypatch.setattr(module, "start_check_stream", broken)
+    world = CheckWorld(tmp_path, transaction_check_interval_s=0.5, **JOIN_ONLY)
+    listener = world.listener(UNKNOWN)
+    handle = CheckService(world.store, spark=spark, listeners={GROUP: listener}).start()
+    ids = world.prepare(immunity_s=0.1)
+    wait_until(lambda: len(listener.asked()) >= 3, "three questions", PATIENCE_S)
+    handle.stop()
+
+    assert set(listener.asked()) == set(ids)
+    assert sources(world) == {"recheck"}
+
+
 def test_service_gives_up_after_many_failures_and_says_why(
     spark: SparkSession, world: CheckWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,6 +215,18 @@ def test_only_the_first_message_of_a_transaction_is_watched(
     assert Counter(watched.ids()) == Counter(ids)
 
 
+@pytest.mark.parametrize("immunity_s", [float("nan"), float("inf"), -1.0, 0.0])
+def test_half_with_an_unusable_immunity_is_left_out_and_stops_nothing(
+    world: CheckWorld, watched: Watched, immunity_s: float
+) -> None:
+    world.prepare(immunity_s=immunity_s)
+    fine = world.prepare(immunity_s=6.0)
+    watched.wait(lambda: watched.out, "the half beside it")
+    watched.wait_batches(2)
+
+    assert watched.ids() == fine
+
+
 def test_deadline_beyond_the_horizon_is_left_to_the_recheck(
     world: CheckWorld, watched: Watched
 ) -> None:
