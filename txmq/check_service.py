@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import threading
 import time
 import uuid
@@ -20,6 +19,7 @@ from txmq.errors import EnvironmentProblemError, TxmqError
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import TransactionListener
 from txmq.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
+from txmq.service import forget_checkpoint
 from txmq.store import Store
 
 if TYPE_CHECKING:
@@ -273,8 +273,7 @@ class _Running:
             time.sleep(STOP_POLL_S)
         if self.is_alive:
             self._query.stop()
-        if "://" not in self._checkpoint:
-            shutil.rmtree(self._checkpoint, ignore_errors=True)
+        forget_checkpoint(self._checkpoint)
 
     def is_steady(self, horizon_s: float, silence_s: float) -> bool:
         now_s, first_s = time.monotonic(), self._first_batch_s

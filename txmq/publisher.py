@@ -7,7 +7,6 @@ depends on a checkpoint: every table says by itself how far it follows the op lo
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 import uuid
@@ -29,7 +28,7 @@ from txmq.errors import (
 )
 from txmq.payload import ArrowEngine, PayloadEngine, Plan, SparkEngine, make_plan
 from txmq.progress import ParkedTopic, Progress
-from txmq.service import StreamHandle
+from txmq.service import StreamHandle, forget_checkpoint
 from txmq.settlement import settle
 from txmq.topic_log import TopicLog, offsets_in_order
 
@@ -126,11 +125,7 @@ class Publisher:
             .trigger(processingTime="0 seconds")
             .start()
         )
-        return StreamHandle(query, self._stopping, lambda: self._ended(checkpoint))
-
-    def _ended(self, checkpoint: str) -> None:
-        if "://" not in checkpoint:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        return StreamHandle(query, self._stopping, lambda: forget_checkpoint(checkpoint))
 
     def _on_bell(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - only the bell
         """Go on for a while, for Spark's next trigger costs more than our next look."""
