@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def quiet_session() -> SparkSession:
-    """Both sides run in this session: two threads, 1 GB of Java heap, nothing printed."""
-    session = local_session("bench", extra={"spark.driver.memory": "1g"})
+def quiet_session(heap_mib: int = 1024) -> SparkSession:
+    """Both sides run in this session: two threads, one Java heap, nothing printed."""
+    session = local_session("bench", extra={"spark.driver.memory": f"{heap_mib}m"})
     session.sparkContext.setLogLevel("ERROR")
     return session
 

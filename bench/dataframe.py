@@ -27,35 +27,39 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_S = 0.02
-MEMORY_BOUND_MIB = 2000.0
+MEMORY_BOUND_MB = 2000.0
+ROOMY_HEAP_MIB = 1024
 BODY_SCHEMA = pa.schema([("body", pa.binary())])
 Timed = tuple[float, PeakMemory]
 
 
-def measure(sizes: Sizes, folder: Path, engine: str) -> list[Outcome]:
+def measure(sizes: Sizes, folder: Path, engine: str, heap_mib: int) -> list[Outcome]:
     """Rows a second with one engine, and the memory of Python and Java together."""
-    spark = quiet_session()
+    spark = quiet_session(heap_mib)
     for name, size in (("warm", sizes.smaller()), ("full", sizes)):
         write_dataframe_files(folder / name, size.dataframe_rows, size.body_bytes)
     alternate(_sides(spark, sizes.smaller(), folder, "warm", engine), 1)
     samples = alternate(_sides(spark, sizes, folder, "full", engine), sizes.rounds)
-    return _outcomes(sizes, engine, samples)
+    memory_bar = Bar(MEMORY_BOUND_MB, at_most=True) if heap_mib < ROOMY_HEAP_MIB else None
+    return _outcomes(sizes, f"{engine}, {heap_mib} MiB heap", samples, memory_bar)
 
 
-def _outcomes(sizes: Sizes, engine: str, samples: dict[str, list[Timed]]) -> list[Outcome]:
+def _outcomes(
+    sizes: Sizes, setting: str, samples: dict[str, list[Timed]], memory_bar: Bar | None
+) -> list[Outcome]:
     rates = {
         name: [sizes.dataframe_rows / seconds for seconds, _ in timed]
         for name, timed in samples.items()
     }
     peaks = [peak for _, peak in samples["txmq"]]
     bar = Bar(1.0, at_most=False)
-    speed = f"whole way, {engine}"
-    memory = f"memory, {engine}"
+    speed = f"whole way, {setting}"
+    memory = f"memory, {setting}"
     return [
         Outcome("dataframe", speed, "rows/s", rates["txmq"], rates[BARE], bar,
                 {"rows": sizes.dataframe_rows}),
         Outcome("dataframe", memory, "MB", [peak.together_mib * 1.048576 for peak in peaks],
-                bar=Bar(MEMORY_BOUND_MIB, at_most=True),
+                bar=memory_bar,
                 facts={"peaks_mib": [asdict(peak) for peak in peaks]}),
     ]  # fmt: skip
 

@@ -28,7 +28,7 @@ from txmq.session import local_session
 try:
     spark  # noqa: B018 - Databricks gives one
 except NameError:
-    spark = local_session("quickstart")
+    spark = local_session("quickstart", for_minutes=True)
 
 folder = tempfile.mkdtemp()
 store = Store.create(f"{folder}/store")

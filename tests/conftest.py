@@ -48,6 +48,6 @@ def store(tmp_path: Path) -> Store:
 def spark() -> Iterator[SparkSession]:
     from txmq.session import local_session
 
-    session = local_session()
+    session = local_session(for_minutes=True)
     yield session
     session.stop()

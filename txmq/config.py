@@ -129,7 +129,7 @@ class Config:
         20, "tries of one commit against other writers", at_least=1, at_most=1000
     )
     checkpoint_interval: int = setting(
-        100, "commits between two checkpoints of a table's log; fixed at creation", at_least=1
+        25, "commits between two checkpoints of a table's log; fixed at creation", at_least=1
     )
     listeners: Mapping[str, str] = field(
         default_factory=lambda: MappingProxyType({}),

@@ -37,6 +37,9 @@ _COLUMN_TYPES = {
     "properties": ("map<string,string>",),
 }
 
+_TEXTS = ("tags", "keys", "sharding_key")
+_CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
+
 
 class DataFrameSend:
     """A checked DataFrame and the topic it goes to; nothing is computed yet."""
@@ -61,7 +64,7 @@ class DataFrameSend:
         folder = staging_folder()
         observation = Observation(folder)
         rows = self._half_rows(origin, first_sequence, limits.queue_count)
-        observed = rows.observe(observation, *_problem_counts(F, limits))
+        observed = rows.observe(observation, *_problem_counts(F, limits, self.dataframe.columns))
         writer = spark_writer(observed)
         with microsecond_timestamps(self.dataframe.sparkSession):
             writer.parquet(f"{half.location}/{folder}")
@@ -156,53 +159,80 @@ def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
     return faults
 
 
-def _problem_counts(functions: Any, limits: SendLimits) -> list[Column]:
+def _problem_counts(functions: Any, limits: SendLimits, given: Sequence[str]) -> list[Column]:
     """Counts of rows that cannot be messages, taken while they are written."""
     F = functions  # noqa: N806
-    body_bytes = F.octet_length("body")
-    texts = [
-        F.coalesce(F.octet_length(name), F.lit(0)) for name in ("tags", "keys", "sharding_key")
+    texts = [name for name in _TEXTS if name in given]
+    checks = _body_problems(F, limits)
+    if texts:
+        checks |= _text_problems(F, texts)
+    if "properties" in given:
+        checks |= _property_problems(F)
+    if texts or "properties" in given:
+        checks |= _size_problems(F, limits, texts, with_properties="properties" in given)
+    return [
+        F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
+        for name, problem in checks.items()
     ]
+
+
+def _body_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
+    too_large = functions.octet_length("body") > limits.max_message_size_bytes
+    return {
+        "body is null": functions.col("body").isNull(),
+        f"body above {limits.max_message_size_bytes:,} bytes": too_large,
+    }
+
+
+def _text_problems(functions: Any, texts: Sequence[str]) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    lengths = [F.coalesce(F.length(F.trim(name)), F.lit(1)) for name in texts]
+    problems = {
+        "control characters in a text": F.concat_ws("", *texts).rlike(_CONTROL_CHARACTERS),
+        f"keys, tags or sharding_key above {MAX_FIELD_BYTES:,} bytes": (
+            F.greatest(F.lit(0), *(_size_bytes(F, name) for name in texts)) > MAX_FIELD_BYTES
+        ),
+        "keys, tags or sharding_key blank": F.least(F.lit(1), *lengths) == 0,
+    }
+    if "tags" in texts:
+        problems["tags with |"] = F.col("tags").contains("|")
+    return problems
+
+
+def _property_problems(functions: Any) -> dict[str, Column]:
+    F = functions  # noqa: N806
     entries = F.map_entries("properties")
-    pairs = F.aggregate(
-        entries,
-        F.lit(0),
-        lambda total, pair: total + F.octet_length(pair["key"]) + F.octet_length(pair["value"]),
-    )
-    properties_bytes = texts[0] + texts[1] + texts[2] + pairs
-    counts = {
-        "body is null": F.col("body").isNull(),
-        f"body above {limits.max_message_size_bytes:,} bytes": (
-            body_bytes > limits.max_message_size_bytes
-        ),
-        f"properties above {limits.max_properties_size_bytes:,} bytes": (
-            properties_bytes > limits.max_properties_size_bytes
-        ),
-        "a property without a value": properties_bytes.isNull(),
+    together = F.transform(entries, lambda pair: F.concat(pair["key"], pair["value"]))
+    return {
+        "a property without a value": F.exists(entries, lambda pair: pair["value"].isNull()),
         "a property that is blank or reserved": F.exists(
             entries, lambda pair: _is_refused(F, pair["key"], pair["value"])
         ),
-        "control characters in a text": F.concat_ws(
-            "",
-            *["tags", "keys", "sharding_key"],
-            F.transform(entries, lambda pair: F.concat(pair["key"], pair["value"])),
-        ).rlike(r"[\x00-\x1f\x7f]"),
-        "tags with |": F.col("tags").contains("|"),
-        f"keys, tags or sharding_key above {MAX_FIELD_BYTES:,} bytes": (
-            F.greatest(*texts) > MAX_FIELD_BYTES
-        ),
-        "keys, tags or sharding_key blank": F.least(
-            *[
-                F.coalesce(F.length(F.trim(name)), F.lit(1))
-                for name in ("tags", "keys", "sharding_key")
-            ]
-        )
-        == 0,
+        "control characters in a property": F.concat_ws("", together).rlike(_CONTROL_CHARACTERS),
     }
-    return [
-        F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
-        for name, problem in counts.items()
-    ]
+
+
+def _size_problems(
+    functions: Any, limits: SendLimits, texts: Sequence[str], *, with_properties: bool
+) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    size = sum((_size_bytes(F, name) for name in texts), F.lit(0))
+    if with_properties:
+        size = size + F.aggregate(
+            F.map_entries("properties"),
+            F.lit(0),
+            lambda total, pair: (
+                total
+                + F.octet_length(pair["key"])
+                + F.coalesce(F.octet_length(pair["value"]), F.lit(0))
+            ),
+        )
+    above = f"properties above {limits.max_properties_size_bytes:,} bytes"
+    return {above: size > limits.max_properties_size_bytes}
+
+
+def _size_bytes(functions: Any, name: str) -> Column:
+    return functions.coalesce(functions.octet_length(name), functions.lit(0))  # type: ignore[no-any-return]
 
 
 def _is_refused(functions: Any, name: Column, value: Column) -> Any:

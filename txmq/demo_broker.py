@@ -84,7 +84,7 @@ class CarrierCount:
 
 def serve(folder: DemoFolder) -> None:
     """Run until told to stop."""
-    spark = local_session("txmq demo")
+    spark = local_session("txmq demo", for_minutes=True)
     store = Store.open(folder.store)
     broker = Broker(store, spark=spark, listeners={GROUP: DepartureListener(folder)})
     count = CarrierCount(folder, store, spark)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -31,7 +32,7 @@ from txmq.grouping import Groups, Integers, first_of_each, flags, integers
 from txmq.half_log import HalfLog
 from txmq.lifecycle import TransactionState
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.schemas import MICROSECONDS_UTC, TOPIC
+from txmq.schemas import HALF, MICROSECONDS_UTC, TOPIC
 from txmq.storage import DataFile, Table
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ BATCH_ROWS = 8192
 READ_AHEAD_BATCHES = 3
 SHOWN_STATES = (TransactionState.COMMITTED.value, TransactionState.DISCARDED.value)
 _PLAN_COLUMNS = ("transaction_id", "sequence", "real_topic", "real_queue_id", "message_count")
+_HALF_FIELDS = [HALF.columns.field(name) for name in _PLAN_COLUMNS if name != "transaction_id"]
 # A topic's column and the half's column that it is copied from.
 COPIED = {
     "message_id": "message_id",
@@ -57,7 +59,9 @@ COPIED = {
     "sequence": "sequence",
 }
 _GIVEN = ("queue_offset", "life", "op_version")
-# One broadcast of the spark engine holds at most this many rows.
+# Narrow columns of so many halves are in memory before the wanted ones are picked.
+ROWS_READ_AT_ONCE = 200_000
+# The arrays of one job of the spark engine have at most this many places.
 SPARK_PLAN_ROWS = 4_000_000
 
 
@@ -80,7 +84,7 @@ class Plan:
         wanted = pc.and_(
             pc.equal(self.rows["topic"], topic), pc.greater(self.rows["op_version"], after)
         )
-        return Plan(self.files, self.rows.filter(wanted))
+        return self if pc.all(wanted).as_py() else Plan(self.files, self.rows.filter(wanted))
 
     def size_bytes(self) -> int:
         """The size of the files that hold the bodies."""
@@ -107,30 +111,49 @@ def make_plan(half: HalfLog, facts: pa.Table) -> Plan:
     shown = facts.filter(pc.is_in(facts["state"], value_set=pa.array(SHOWN_STATES)))
     by_id = Groups.of(shown["transaction_id"])
     files = half.table.files_holding("transaction_id", by_id.keys)
-    halves, place = _wanted(_numbered(half.table, files), by_id.keys)
+    halves, place = _halves_of(half.table, files, by_id.keys)
     _check_complete(shown, by_id, halves, place)
     return Plan(files, _ordered(halves, place, shown, by_id))
 
 
-def _wanted(halves: pa.Table, ids: pa.Array) -> tuple[pa.Table, Integers]:
+def _halves_of(table: Table, files: Sequence[DataFile], ids: pa.Array) -> tuple[pa.Table, Integers]:
     """The halves of these transactions, once each, and whose they are (number in `ids`)."""
-    place = integers(pc.index_in(halves["transaction_id"], value_set=ids), -1)
-    if (place < 0).any():
-        halves, place = halves.filter(pa.array(place >= 0)), place[place >= 0]
+    parts = [_wanted(table, files, group, ids) for group in _file_groups(files, len(ids))]
+    columns = pa.schema([*_HALF_FIELDS, ("file", pa.int32()), ("row", pa.int64())])
+    halves = pa.concat_tables([columns.empty_table(), *(rows for rows, _ in parts)])
+    place = np.concatenate([np.arange(0, dtype=np.int64), *(place for _, place in parts)])
     first = first_of_each(place, integers(halves["sequence"], -1))
     return (halves, place) if first.all() else (halves.filter(pa.array(first)), place[first])
 
 
-def _numbered(table: Table, files: Sequence[DataFile]) -> pa.Table:
-    """The narrow columns of all files, each row with its file and its place in it."""
-    rows = table.read(files, _PLAN_COLUMNS)
-    lengths = [file.num_records for file in files]
-    file_numbers = np.repeat(np.arange(len(files), dtype=np.int32), lengths)
-    none = np.arange(0, dtype=np.int64)
-    row_numbers = np.concatenate([none, *(np.arange(n, dtype=np.int64) for n in lengths)])
-    return rows.append_column("file", pa.array(file_numbers, pa.int32())).append_column(
-        "row", pa.array(row_numbers, pa.int64())
+def _file_groups(files: Sequence[DataFile], ids: int) -> Iterator[range]:
+    """Numbers of files that are read together: few rows, but one hash of `ids` for many of them."""
+    start, rows = 0, 0
+    for number, file in enumerate(files):
+        rows += file.num_records
+        if rows >= max(ROWS_READ_AT_ONCE, ids) or number == len(files) - 1:
+            yield range(start, number + 1)
+            start, rows = number + 1, 0
+
+
+def _wanted(
+    table: Table, files: Sequence[DataFile], group: range, ids: pa.Array
+) -> tuple[pa.Table, Integers]:
+    """The wanted rows of some files with their file and their row in it, without their id."""
+    lengths = [files[number].num_records for number in group]
+    halves = table.read([files[number] for number in group], _PLAN_COLUMNS)
+    place = integers(pc.index_in(halves["transaction_id"], value_set=ids), -1)
+    file_numbers = np.repeat(np.array(group, dtype=np.int32), lengths)
+    row_numbers = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
+    numbered = (
+        halves.drop_columns(["transaction_id"])
+        .append_column("file", pa.array(file_numbers))
+        .append_column("row", pa.array(row_numbers))
     )
+    is_wanted = place >= 0
+    if is_wanted.all():
+        return numbered, place
+    return numbered.filter(pa.array(is_wanted)), place[is_wanted]
 
 
 def _check_complete(facts: pa.Table, by_id: Groups, halves: pa.Table, place: Integers) -> None:
@@ -152,7 +175,9 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     sequence = integers(halves["sequence"], -1)[row]
     rank = _rank(facts)[fact]
     order = np.lexsort((sequence, rank))
-    facts, halves = facts.take(pa.array(fact[order])), halves.take(pa.array(row[order]))
+    facts = facts.select(["state", "op_version", "life"]).take(pa.array(fact[order]))
+    if not np.array_equal(row[order], np.arange(halves.num_rows)):
+        halves = halves.take(pa.array(row[order]))
     is_dead = pc.equal(facts["state"], TransactionState.DISCARDED.value)
     topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
     columns = [topic, halves["real_queue_id"], facts["op_version"], facts["life"],
@@ -298,9 +323,8 @@ class SparkEngine:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
         files: list[NewFile] = []
-        for start in range(0, numbered.num_rows, SPARK_PLAN_ROWS):
-            part = numbered.slice(start, SPARK_PLAN_ROWS)
-            files += self._write_part(half, topic, plan.files, part, now_ms)
+        for part in _spark_parts(plan.files, numbered):
+            files += self._write_part(half, topic, part, now_ms)
         written = sum(file.num_records for file in files)
         if written != numbered.num_rows:
             problem = f"Spark wrote {written:,} of {numbered.num_rows:,} messages; trying again"
@@ -308,29 +332,89 @@ class SparkEngine:
         return files
 
     def _write_part(
-        self, half: Table, topic: Table, files: Sequence[DataFile], rows: pa.Table, now_ms: int
+        self, half: Table, topic: Table, part: _SparkPart, now_ms: int
     ) -> list[NewFile]:
         folder = staging_folder()
-        writer = spark_writer(self._copied(half, files, rows, now_ms))
+        writer = spark_writer(self._copied(half, part, now_ms))
         with _spark_failures_told(topic.schema.name):
             writer.parquet(f"{topic.location}/{folder}")
         return written_by_spark(folder, topic.filesystem, TOPIC.statistics_columns, {})
 
-    def _copied(
-        self, half: Table, files: Sequence[DataFile], rows: pa.Table, now_ms: int
-    ) -> DataFrame:
+    def _copied(self, half: Table, part: _SparkPart, now_ms: int) -> DataFrame:
+        """A file meets its one row of arrays, and each of its rows its place in them."""
         import pyspark.sql.functions as F  # noqa: N812
 
-        used = [int(number) for number in pc.unique(rows["file"]).to_pylist()]
-        numbers = {files[number].path.rpartition("/")[2]: number for number in used}
-        literals = [F.lit(item) for pair in numbers.items() for item in pair]
-        paths = [f"{half.location}/{files[number].path}" for number in used]
+        paths = [f"{half.location}/{file.path}" for file in part.files]
         source = self._spark.read.schema(_stored_schema()).parquet(*paths)
-        file_number = F.create_map(*literals)[F.col("_metadata.file_name")]
-        keyed = source.withColumn("place", _place(F, file_number, F.col("_metadata.row_index")))
-        plan = self._spark.createDataFrame(_keyed_plan(rows))
-        joined = keyed.join(F.broadcast(plan), "place", how="inner")
-        return joined.select(_topic_columns(F, now_ms))
+        places = {name: F.col(f"_metadata.{name}") for name in ("file_name", "row_index")}
+        given = F.broadcast(self._spark.createDataFrame(part.given))
+        place = (F.col("row_index") - F.col("first")).cast("int")
+        found = {name: F.get(name, place) for name in _GIVEN}
+        rows = source.withColumns(places).join(given, "file_name").withColumns(found)
+        return rows.where(F.col("queue_offset").isNotNull()).select(_topic_columns(F, now_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class _SparkPart:
+    """Files for one job; `given` has one row for each: its name, the first place, the arrays."""
+
+    files: Sequence[DataFile]
+    given: pa.Table
+
+
+def _spark_parts(files: Sequence[DataFile], rows: pa.Table) -> Iterator[_SparkPart]:
+    """The plan as jobs whose arrays are small enough for a broadcast."""
+    lengths = [file.num_records for file in files]
+    ends = np.cumsum(lengths)
+    places = (ends - lengths)[rows["file"].to_numpy()] + rows["row"].to_numpy()
+    for layer in _layers(places):
+        for first in range(0, int(ends[-1]), SPARK_PLAN_ROWS):
+            chosen = layer[(places[layer] >= first) & (places[layer] < first + SPARK_PLAN_ROWS)]
+            if len(chosen):
+                yield _spark_part(files, rows.take(pa.array(chosen)))
+
+
+def _layers(places: Integers) -> Iterator[Integers]:
+    """Row numbers whose places are distinct: a message of two discarded lives is shown twice."""
+    left = np.arange(len(places))
+    while len(left):
+        _, first = np.unique(places[left], return_index=True)
+        yield left[first]
+        left = np.delete(left, first)
+
+
+def _spark_part(files: Sequence[DataFile], rows: pa.Table) -> _SparkPart:
+    """Arrays from the first to the last wanted row of each file, null where none is wanted."""
+    ordered = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
+    used, begins = np.unique(ordered["file"].to_numpy(), return_index=True)
+    of_files = [ordered.slice(*cut) for cut in _cuts(begins, ordered.num_rows)]
+    chosen = [files[number] for number in used]
+    names = [file.path.rpartition("/")[2] for file in chosen]
+    firsts = pa.array([part["row"][0].as_py() for part in of_files], pa.int64())
+    arrays = [_arrays(part) for part in of_files]
+    columns = {name: _lists([one[name] for one in arrays]) for name in _GIVEN}
+    return _SparkPart(chosen, pa.table({"file_name": names, "first": firsts, **columns}))
+
+
+def _cuts(begins: Integers, length: int) -> Iterator[tuple[int, int]]:
+    """Where each part begins, and how long it is."""
+    for begin, end in pairwise([*begins.tolist(), length]):
+        yield begin, end - begin
+
+
+def _arrays(rows: pa.Table) -> pa.Table:
+    """What the rows of one file are given, from its first wanted row to its last."""
+    places = rows["row"].to_numpy() - rows["row"][0].as_py()
+    at = np.full(int(places[-1]) + 1, -1, dtype=np.int64)
+    at[places] = np.arange(len(places))
+    return rows.select(list(_GIVEN)).take(pa.array(at, mask=at < 0))
+
+
+def _lists(columns: Sequence[pa.ChunkedArray]) -> pa.ListArray:
+    """One list for each column."""
+    ends = np.cumsum([0, *(len(column) for column in columns)])
+    values = pa.chunked_array([chunk for column in columns for chunk in column.chunks])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values.combine_chunks())
 
 
 @contextmanager
@@ -345,16 +429,6 @@ def _spark_failures_told(table: str) -> Iterator[None]:
         text = str(error)[:200]
         problem = f"Spark could not write it ({type(error).__name__}: {text})"
         raise StorageError(table, problem) from error
-
-
-def _place(functions: Any, file_number: Any, row: Any) -> Any:
-    """One number for a row of a file: a join on one long is Spark's fastest."""
-    return functions.shiftleft(file_number.cast("long"), 40) + row
-
-
-def _keyed_plan(rows: pa.Table) -> pa.Table:
-    place = rows["file"].to_numpy().astype(np.int64) * (1 << 40) + rows["row"].to_numpy()
-    return pa.table({"place": place, **{name: rows[name] for name in _GIVEN}})
 
 
 def _stored_schema() -> str:

@@ -44,6 +44,7 @@ MAX_SPAN_VERSIONS = 4096
 PROGRESS_INTERVAL_S = 1.0
 BELLS_PER_S = 1
 ERROR_PAUSE_S = 1.0
+LARGE_ROUND_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +277,9 @@ class _Round:
             plan = make_plan(self._half, facts)
             names = [name for name in plan.topics() if name not in self._progress.parked]
             result = self._write_topics(names, plan, mark)
+        if facts.num_rows + result.published >= LARGE_ROUND_ROWS:
+            # Arrow keeps what it freed, and a large transaction is rarely followed by another.
+            pa.default_memory_pool().release_unused()
         self._progress = self._progress.advanced(mark, self._op.table)
         self._keep_progress_sometimes(urgent=result.parked > 0)
         return result

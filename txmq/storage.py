@@ -33,7 +33,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction
 
-from txmq.data_files import NewFile
+from txmq.data_files import NewFile, write_file
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -274,8 +274,10 @@ class Table:
         wanted_columns = columns if column in columns else [column, *columns]
         files = [f for f in self.files_holding(column, values) if self._holds(f, column, values)]
         found = self.read(files, wanted_columns)
-        if files:
-            found = found.filter(pc.is_in(found[column], value_set=values))
+        is_wanted = pc.is_in(found[column], value_set=values)
+        # A large transaction fills its files alone; a filter would copy them.
+        if not pc.all(is_wanted, min_count=0).as_py():
+            found = found.filter(is_wanted)
         return found.select(list(columns))
 
     def _holds(self, file: DataFile, column: str, wanted: pa.Array) -> bool:
@@ -344,7 +346,7 @@ class Table:
         Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
             StorageError.
         """
-        return self._once(app_id, number, lambda marks: self._write(rows, marks))
+        return self.append_files(self.new_files(rows), app_id=app_id, number=number)
 
     def append_files(self, files: Sequence[NewFile], *, app_id: str, number: int) -> int:
         """As `append`, for Parquet files that are written already."""
@@ -381,9 +383,23 @@ class Table:
         """Append `rows` and `marks` in one commit, only if nobody moved these marks meanwhile.
 
         It goes through the pinned handle, so the marks that were read from it are the ones that
-        are compared. Raises CommitRefusedError where another writer was first.
+        are compared; afterwards it shows this commit. Raises CommitRefusedError where another
+        writer was first.
         """
-        self._write(rows, marks)
+        self.swap_files(self.new_files(rows), marks)
+        self.refresh()
+
+    def new_files(self, rows: pa.Table) -> list[NewFile]:
+        """Write `rows` into files beside the log, one for each partition; 0 commits.
+
+        At 400 live files delta-rs's own writer takes 38 ms for one row, this and a commit 7.
+        """
+        statistics = self.schema.statistics_columns or self.schema.columns.names
+        with _translated(self.schema.name):
+            return [
+                write_file([part], part.schema, self.filesystem, statistics, values)
+                for values, part in _partitions(rows, self.schema.partition_by)
+            ]
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
         """As `swap`, for Parquet files that are written already."""
@@ -404,14 +420,6 @@ class Table:
                 commit_properties=_commit_properties(marks),
             )  # fmt: skip
 
-    def _write(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
-        with _translated(self.schema.name):
-            write_deltalake(
-                self.handle, rows, mode="append", writer_properties=_WRITER,
-                commit_properties=_commit_properties(marks),
-                post_commithook_properties=_NO_CLEANUP,
-            )  # fmt: skip
-
 
 # --- helpers ------------------------------------------------------------------------------------
 
@@ -421,6 +429,22 @@ def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSy
     if "://" not in location:
         return pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
     return pa_fs.PyFileSystem(DeltaStorageHandler(location, dict(options) or None))
+
+
+def _partitions(
+    rows: pa.Table, columns: Sequence[str]
+) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """The rows of each partition without its columns, and its values as Delta writes them."""
+    if not columns or not rows.num_rows:
+        yield from [({}, rows)] if rows.num_rows else []
+        return
+    for key in rows.group_by(list(columns), use_threads=False).aggregate([]).to_pylist():
+        part = rows
+        for name, value in key.items():
+            same = pc.is_null(part[name]) if value is None else pc.equal(part[name], value)
+            part = part.filter(same)
+        values = {name: None if value is None else str(value) for name, value in key.items()}
+        yield values, part.drop_columns(list(columns))
 
 
 def _commit_properties(marks: Mapping[str, int]) -> CommitProperties:

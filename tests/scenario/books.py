@@ -82,7 +82,11 @@ def sell_frame(store: Store, books: Books, rows: int) -> None:
     """One order of many messages to each topic, sent as DataFrames."""
     from txmq.session import local_session
 
-    frame = local_session().range(0, rows, 1, 2).selectExpr("'order of a frame' AS body")
+    frame = (
+        local_session(for_minutes=True)
+        .range(0, rows, 1, 2)
+        .selectExpr("'order of a frame' AS body")
+    )
     with TransactionProducer(store, producer_group=GROUP) as producer:
         transaction = producer.begin_transaction()
         for topic in TOPICS:

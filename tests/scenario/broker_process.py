@@ -12,7 +12,9 @@ from txmq.store import Store
 
 
 def main(location: str, books: str, ready: str) -> None:
-    broker = Broker(Store.open(location), spark=local_session(), listeners={GROUP: Books(books)})
+    broker = Broker(
+        Store.open(location), spark=local_session(for_minutes=True), listeners={GROUP: Books(books)}
+    )
 
     def start() -> BrokerHandle:
         handle = broker.start()
