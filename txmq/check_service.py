@@ -19,7 +19,7 @@ from txmq.errors import EnvironmentProblemError, TxmqError
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import TransactionListener
 from txmq.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
-from txmq.service import forget_checkpoint
+from txmq.service import StreamHandle, forget_checkpoint
 from txmq.store import Store
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ QUERY_FAILURES_MAX = 10
 ROWS_A_ROUND = 50_000
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 60.0
-STOP_WAIT_S = 120.0
-STOP_POLL_S = 0.01
 STOP_PAUSE_S = 0.3
 ENDING_BATCHES_MAX = 2
 
@@ -240,40 +238,22 @@ class _Stream:
         self._next_start_s = time.monotonic() + pause_s
 
 
-class _Running:
+class _Running(StreamHandle):
     """One query from its start to its end."""
 
     def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
         self._on_due = on_due
         self._ending = threading.Event()
         self._trigger_s = store.config.check_trigger_interval_s
-        self._checkpoint = store.checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
-        self._query = start_check_stream(
-            spark, store, clock=clock, checkpoint=self._checkpoint, on_batch=self._batch
-        )
         self._first_batch_s: float | None = None
         self._last_batch_s = -math.inf
         self._ending_batches = 0
         self.batches = 0
-
-    @property
-    def is_alive(self) -> bool:
-        return bool(self._query.isActive)
-
-    @property
-    def exception(self) -> BaseException | None:
-        failure = self._query.exception()
-        return failure if isinstance(failure, BaseException) else None
-
-    def stop(self) -> None:
-        """Stop between two micro-batches: `query.stop()` inside one overflows, then hangs 30 s."""
-        self._ending.set()
-        deadline_s = time.monotonic() + STOP_WAIT_S
-        while self.is_alive and not self._is_pausing() and time.monotonic() < deadline_s:
-            time.sleep(STOP_POLL_S)
-        if self.is_alive:
-            self._query.stop()
-        forget_checkpoint(self._checkpoint)
+        checkpoint = store.checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
+        query = start_check_stream(
+            spark, store, clock=clock, checkpoint=checkpoint, on_batch=self._batch
+        )
+        super().__init__(query, self._ending, after=lambda: forget_checkpoint(checkpoint))
 
     def is_steady(self, horizon_s: float, silence_s: float) -> bool:
         now_s, first_s = time.monotonic(), self._first_batch_s

@@ -172,11 +172,11 @@ def demo(  # noqa: PLR0913 - the options of a command
         str | None, typer.Argument(help="A new folder; one below ./demo-store if left out.")
     ] = None,
     *,
-    flights: Annotated[int, typer.Option(min=1, help="Departures.")] = 8_000,
+    flights: Annotated[int, typer.Option(min=1, help="Departures.")] = 6_000,
     seed: Annotated[int, typer.Option(help="The same one gives the same story.")] = 13,
     dispatchers: Annotated[int, typer.Option(min=1, help="Processes that send.")] = 3,
     seconds: Annotated[float, typer.Option(min=1.0, help="Length of the day.")] = 60.0,
-    kills: Annotated[int, typer.Option(min=0, help="Dispatchers that get kill -9.")] = 24,
+    kills: Annotated[int, typer.Option(min=0, help="Dispatchers that get kill -9.")] = 12,
     broker_kills: Annotated[int, typer.Option(min=0, help="Times the broker gets it.")] = 1,
     lose_checkpoints: Annotated[
         bool, typer.Option("--lose-checkpoints", help="Delete all checkpoints in between.")

@@ -52,11 +52,11 @@ class Options:
 def main(  # noqa: PLR0913 - the options of a command
     location: str | None = None,
     *,
-    flights: int = 8_000,
+    flights: int = 6_000,
     seed: int = 13,
     dispatchers: int = 3,
     seconds: float = 60.0,
-    kills: int = 24,
+    kills: int = 12,
     broker_kills: int = 1,
     lose_checkpoints: bool = False,
 ) -> int:

@@ -205,15 +205,3 @@ def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
         )
         for transaction_id, seen in grouped.items()
     }
-
-
-def without_doubles(rows: pa.Table) -> pa.Table:
-    """One row of each (transaction_id, sequence), for an append may have been made twice."""
-    place = Groups.of(rows["transaction_id"]).place
-    first = first_of_each(place, integers(rows["sequence"], NO_SEQUENCE))
-    return rows if first.all() else rows.filter(pa.array(first))
-
-
-def payload_only(rows: pa.Table) -> pa.Table:
-    """Without the heads of DataFrame transactions, which carry no message."""
-    return rows.filter(pc.is_valid(rows["real_topic"]))

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-STOP_WAIT_S = 30.0
-STOP_POLL_S = 0.02
+STOP_WAIT_S = 120.0
+STOP_POLL_S = 0.01
 
 
 class ServiceHandle(Protocol):
@@ -46,12 +46,12 @@ class StreamHandle:
         self._after = after
 
     def stop(self) -> None:
-        """Let the batch on its way end, then stop the query: inside a batch it can overflow."""
+        """Stop between two micro-batches: inside one, `query.stop()` can overflow and hang."""
         self._stopping.set()
         deadline_s = time.monotonic() + STOP_WAIT_S
-        while self._in_batch() and time.monotonic() < deadline_s:
+        while self.is_alive and not self._is_pausing() and time.monotonic() < deadline_s:
             time.sleep(STOP_POLL_S)
-        if self._query.isActive:
+        if self.is_alive:
             self._query.stop()
         self._after()
 
@@ -66,5 +66,6 @@ class StreamHandle:
         failure = self._query.exception()
         return failure if isinstance(failure, BaseException) else None
 
-    def _in_batch(self) -> bool:
-        return bool(self._query.isActive and self._query.status["isTriggerActive"])
+    def _is_pausing(self) -> bool:
+        """Whether the query waits for its next trigger."""
+        return not self._query.status["isTriggerActive"]

@@ -17,9 +17,7 @@ from txmq.half_log import (
     half_table,
     halves_by_id,
     head_row,
-    payload_only,
     store_date,
-    without_doubles,
 )
 from txmq.lifecycle import CONFLICT, MISSING, Halves
 from txmq.message import Message
@@ -78,7 +76,6 @@ def test_head_of_a_dataframe_transaction_carries_no_message() -> None:
     row = rows.to_pylist()[0]
     assert row["message_count"] == 1_000_000
     assert (row["real_topic"], row["body"]) == (None, None)
-    assert payload_only(rows).num_rows == 0
 
 
 def test_empty_body_is_kept_apart_from_no_body(store: Store) -> None:
@@ -259,27 +256,3 @@ def test_summaries_of_nothing_are_empty() -> None:
 
     assert grouped_summaries(empty).num_rows == 0
     assert halves_by_id(HALF.columns.empty_table()) == {}
-
-
-# --- doubled rows ------------------------------------------------------------------------------
-
-
-def test_rows_without_doubles_are_returned_as_they_are() -> None:
-    rows = halves(1, messages(3))
-
-    assert without_doubles(rows) is rows
-
-
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), max_size=12))
-def test_of_equal_places_the_first_row_stays_in_its_order(places: list[tuple[int, int]]) -> None:
-    rows = as_table(
-        [
-            {"number": number, "sequence": sequence, "body": b"%d" % position}
-            for position, (number, sequence) in enumerate(places)
-        ]
-    )
-
-    kept = without_doubles(rows)
-
-    expected = [places.index(place) for place in dict.fromkeys(places)]
-    assert kept["body"].to_pylist() == [b"%d" % position for position in expected]
