@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import os
 import re
 import uuid
@@ -188,7 +189,17 @@ class Message:
 def new_transaction_id(now_ms: int) -> str:
     """A UUIDv7: it sorts by time, so file statistics prune."""
     random = int.from_bytes(os.urandom(10), "big") >> (80 - _RANDOM_BITS)
-    value = now_ms << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1
+    return _uuid7(now_ms, random)
+
+
+def keyed_transaction_id(producer_group: str, key: str, key_time_ms: int, attempt: int) -> str:
+    """The id that a retried job finds again: the key's time in front, then a hash of the rest."""
+    digest = hashlib.sha256("\n".join([producer_group, key, str(attempt)]).encode()).digest()
+    return _uuid7(key_time_ms, int.from_bytes(digest[:10], "big") >> (80 - _RANDOM_BITS))
+
+
+def _uuid7(time_ms: int, random: int) -> str:
+    value = time_ms << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1
     return str(uuid.UUID(int=value))
 
 

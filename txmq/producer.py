@@ -15,6 +15,7 @@ from txmq.errors import (
     ProducerGroupMismatchError,
     TransactionNotFoundError,
 )
+from txmq.idempotency import checked_key
 from txmq.lifecycle import ClaimKind
 from txmq.listeners import HalfMessage, TransactionListener, answer_of, check_listener
 from txmq.message import (
@@ -29,6 +30,8 @@ from txmq.producer_commits import ProducerCommits
 from txmq.transaction import Transaction
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from txmq.store import Store
 
 logger = logging.getLogger(__name__)
@@ -103,13 +106,31 @@ class TransactionProducer:
             transaction.end(_END_KINDS[state])
         return TransactionSendResult(transaction.id, message_id(transaction.id, 0), state)
 
-    def begin_transaction(self) -> Transaction:
-        """A transaction of one to many messages to one to many topics; 0 commits."""
+    def begin_transaction(
+        self, *, idempotency_key: str | None = None, key_timestamp: datetime | None = None
+    ) -> Transaction:
+        """A transaction of one to many messages to one to many topics; 0 commits.
+
+        With a key and its time (aware, both the same in every retry) a retried job continues the
+        transaction of its first try: `prepare()` uses halves that are there already and raises
+        AlreadyResolvedError where it was committed. After a rollback it is the next attempt, with
+        another id. Keys belong to the producer group.
+
+        Raises: NotAcceptedError (R25), ClosedError, InvalidMessageError.
+        """
         if self.store.config.reject_transaction_message:
             message = "the store takes no transactions now (reject_transaction_message); try later"
             raise NotAcceptedError(message)
         self._commits.check_open()
-        return Transaction(self._commits, new_transaction_id(self.clock.now_ms()))
+        if idempotency_key is None and key_timestamp is None:
+            return Transaction(self._commits, new_transaction_id(self.clock.now_ms()))
+        key = checked_key(
+            idempotency_key,
+            key_timestamp,
+            now_ms=self.clock.now_ms(),
+            reserved_s=self.store.config.file_reserved_time_h * 3600,
+        )
+        return Transaction(self._commits, self._commits.attempt_of(key), is_keyed=True)
 
     def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
         """End a transaction that any process of this group prepared; UNKNOWN changes nothing (R34).

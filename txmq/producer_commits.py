@@ -6,25 +6,28 @@ import itertools
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
-from txmq.data_files import write_file
 from txmq.dataframe_send import (
     SEQUENCES_PER_DATAFRAME,
     DataFrameSend,
     SendLimits,
-    partition_of,
 )
-from txmq.errors import InvalidMessageError, TopicConflictError
+from txmq.errors import (
+    AlreadyResolvedError,
+    IncompleteTransactionError,
+    InvalidMessageError,
+    TopicConflictError,
+)
 from txmq.group_commit import GroupCommitter
 from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.idempotency import IdempotencyKey
+from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message import Message
 from txmq.op_log import OpRow, op_table
 from txmq.resolution import Resolution, Resolver
-from txmq.schemas import HALF
 from txmq.storage import Table
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from txmq.store import Store
 
 REOPEN_AFTER_COMMITS = 100
+_TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
 class ProducerCommits:
@@ -54,19 +58,51 @@ class ProducerCommits:
         """Wait for commits on their way."""
         self._logs.close()
 
-    def prepare(self, transaction_id: str, messages: Sequence[Message]) -> None:
-        """All halves of a transaction: one commit, shared with others."""
-        queues = [self.queues.queue_of(message) for message in messages]
+    def attempt_of(self, key: IdempotencyKey) -> str:
+        """The id of the first attempt that was not rolled back or expired; 0 commits."""
+        resolver = self._logs.new_resolver()
+        for attempt in itertools.count():
+            transaction_id = key.transaction_id(self.producer_group, attempt)
+            if resolver.resolution(transaction_id).state not in _TRIED_AGAIN:
+                return transaction_id
+        raise AssertionError
+
+    def is_prepared(self, transaction_id: str) -> bool:
+        """Whether an earlier try made all halves durable and nobody ended it; 0 commits.
+
+        Raises: AlreadyResolvedError, IncompleteTransactionError.
+        """
+        resolution = self._logs.new_resolver().resolution(transaction_id)
+        halves = self.store.half_log().halves(transaction_id)
+        if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
+            return halves is not None
+        if halves is not None and halves.problem:
+            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
+
+    def prepare(
+        self, transaction_id: str, messages: Sequence[Message], *, in_turn: bool = True
+    ) -> None:
+        """All halves of a transaction: one commit, shared with others.
+
+        Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
+        """
+        queues = self.queues.queues_of(messages, in_turn=in_turn)
         origin = self._origin(transaction_id, messages)
         rows = half_rows(origin, messages, queues, len(messages))
         self._logs.halves.submit(rows).result()
 
     def prepare_dataframes(
-        self, transaction_id: str, sends: Sequence[DataFrameSend], messages: Sequence[Message]
+        self,
+        transaction_id: str,
+        sends: Sequence[DataFrameSend],
+        messages: Sequence[Message],
+        *,
+        in_turn: bool = True,
     ) -> None:
         """All halves of a transaction with DataFrames: one commit of its own."""
         origin = self._origin(transaction_id, messages)
-        queues = [self.queues.queue_of(message) for message in messages]
+        queues = self.queues.queues_of(messages, in_turn=in_turn)
         self._logs.commit_dataframes(
             origin,
             sends,
@@ -113,10 +149,14 @@ class QueueChoice:
             config.max_message_size_bytes, config.max_properties_size_bytes, self.queue_count
         )
 
-    def queue_of(self, message: Message) -> int:
-        """By sharding key, else in turn."""
+    def queues_of(self, messages: Sequence[Message], *, in_turn: bool) -> list[int]:
+        """By sharding key, else in turn or by the place among these messages."""
+        turns = self._turn if in_turn else itertools.count()
+        return [self._queue_of(message, turns) for message in messages]
+
+    def _queue_of(self, message: Message, turns: Iterator[int]) -> int:
         if message.sharding_key is None:
-            return next(self._turn) % self.queue_count
+            return next(turns) % self.queue_count
         # Spark's crc32 gives the same number for the same bytes.
         return zlib.crc32(message.sharding_key.encode()) % self.queue_count
 
@@ -186,14 +226,10 @@ class _LogCommits:
         count = message_count + sum(file.num_records for file in files)
         if count == 0:
             raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
-        rows = half_table(message_rows(count) or [head_row(origin, count)])
-        stored = rows.drop_columns(list(HALF.partition_by))
-        head = write_file(
-            [stored], stored.schema, half.filesystem, HALF.statistics_columns, partition_of(origin)
-        )
+        head = half.new_files(half_table(message_rows(count) or [head_row(origin, count)]))
         with self._frame_lock:
             number = next(self._numbers)
-            half.append_files([*files, head], app_id=self._frame_session, number=number)
+            half.append_files([*files, *head], app_id=self._frame_session, number=number)
 
     def _commit_ends(self, rows: list[OpRow]) -> list[Resolution]:
         number = next(self._numbers)
@@ -202,6 +238,12 @@ class _LogCommits:
         answers = self._looker().resolutions(rows)
         _reopen_sometimes(self._op.table, number)
         return answers
+
+    def new_resolver(self) -> Resolver:
+        """With handles of its own, for the calling thread."""
+        op = self._store.op_log()
+        settled = self._store.settled_log(op.table.table_id)
+        return Resolver(self._store.half_log(), op, settled)
 
     def _looker(self) -> Resolver:
         if self._resolver is None:

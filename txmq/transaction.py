@@ -43,9 +43,12 @@ class Transaction:
     transaction may have been done.
     """
 
-    def __init__(self, commits: ProducerCommits, transaction_id: str) -> None:
+    def __init__(
+        self, commits: ProducerCommits, transaction_id: str, *, is_keyed: bool = False
+    ) -> None:
         """Use `begin_transaction`."""
         self.id = transaction_id
+        self._is_keyed = is_keyed
         self._commits = commits
         self._messages: list[Message] = []
         self._dataframes: list[DataFrameSend] = []
@@ -84,16 +87,24 @@ class Transaction:
     def prepare(self) -> None:
         """Make all halves durable in one commit; the line before the local transaction.
 
+        With an idempotency key, halves of an earlier try are used as they are: 0 commits.
+
         Raises: StorageError: nothing may be assumed durable, and the local transaction must
-            not run.
+            not run. With a key: AlreadyResolvedError, where an earlier try has ended (COMMITTED:
+            the work is done); IncompleteTransactionError.
         """
         self._check_collecting()
         if not self._messages and not self._dataframes:
             raise InvalidMessageError("transaction", "has no message; call send() first")
+        if self._is_keyed and self._commits.is_prepared(self.id):
+            self._phase = _Phase.PREPARED
+            return
         if self._dataframes:
-            self._commits.prepare_dataframes(self.id, self._dataframes, self._messages)
+            self._commits.prepare_dataframes(
+                self.id, self._dataframes, self._messages, in_turn=not self._is_keyed
+            )
         else:
-            self._commits.prepare(self.id, self._messages)
+            self._commits.prepare(self.id, self._messages, in_turn=not self._is_keyed)
         self._phase = _Phase.PREPARED
 
     def commit(self) -> None:
