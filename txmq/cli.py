@@ -18,9 +18,10 @@ from rich.live import Live
 from typer.core import TyperGroup
 
 from txmq.admin import Admin
-from txmq.cli_view import life_view, status_view, verify_view
+from txmq.cli_view import life_view, recheck_view, status_view, verify_view
 from txmq.config import Config
 from txmq.errors import TxmqError
+from txmq.recheck import RecheckJob
 from txmq.store import Store
 from txmq.verify import verify as verify_store
 
@@ -100,6 +101,17 @@ def serve(
         return
     _say(f"Serving {store.location}; Ctrl-C stops it.")
     run_until_signal(broker.start)
+
+
+@app.command()
+def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
+    """Ask the listeners of the settings about all that is due, once; for schedulers."""
+    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    result = RecheckJob(store).run_once()
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        _console().print(recheck_view(result))
 
 
 @app.command()

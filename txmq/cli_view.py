@@ -11,9 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.admin import Lag, Status, TransactionLife
+from txmq.recheck import RecheckResult
 from txmq.verify import InvariantResult, VerifyReport
 
 SHOWN_VIOLATIONS = 5
+SHOWN_INCOMPLETE = 5
 
 
 def status_view(status: Status) -> RenderableType:
@@ -52,6 +54,27 @@ def life_view(life: TransactionLife) -> RenderableType:
             Text(", ".join(f"{name} {_text(value)}" for name, value in event.details.items())),
         )
     return Group(head, Text(facts), table)
+
+
+def recheck_view(result: RecheckResult) -> RenderableType:
+    """What a recheck came to, and what it could not do."""
+    checks = result.checks
+    said = {
+        "asked": f"{checks.asked:,}",
+        "committed": f"{checks.committed:,}",
+        "rolled back": f"{checks.rolled_back:,}",
+        "unknown, asked again later": f"{checks.unknown:,}",
+        "not asked yet": f"{checks.unasked:,}",
+        "discarded": f"{checks.discarded:,}",
+        "still open": f"{result.open_transactions:,}",
+    }
+    if checks.unheard_groups:
+        said["groups without a listener"] = ", ".join(sorted(checks.unheard_groups))
+    if result.incomplete:
+        said["with messages missing"] = ", ".join(result.incomplete[:SHOWN_INCOMPLETE])
+    if not result.is_complete:
+        said["not finished"] = "another service asks now; nothing is lost"
+    return _pairs("recheck", said)
 
 
 def verify_view(report: VerifyReport) -> RenderableType:

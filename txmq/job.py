@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
-class Service(Protocol):
-    """What a job runs."""
+class BatchService(Protocol):
+    """What a scheduler runs again and again."""
 
     def run_once(self) -> object:
         """Do what is due and return a small result."""
         ...
+
+
+class Service(BatchService, Protocol):
+    """What a job runs until it is told to stop."""
 
     def start(self) -> ServiceHandle | BrokerHandle:
         """Run until told to stop."""
@@ -41,10 +45,10 @@ def run_job(
     """
     from pyspark.sql import SparkSession
 
-    options = _parser(name).parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    config = Config.from_yaml(options.config) if options.config else None
-    store = Store.open(options.location, config)
+    parser = _parser(name, f"txmq {name}: runs until SIGTERM")
+    parser.add_argument("--once", action="store_true", help="do what is due, then end")
+    options = parser.parse_args(arguments)
+    store = _opened(options)
     spark = SparkSession.builder.appName(f"txmq-{name}").getOrCreate()
     service = make(store, spark)
     if options.once:
@@ -54,11 +58,29 @@ def run_job(
     return 0
 
 
-def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=name, description=f"txmq {name}: runs until SIGTERM")
+def run_batch_job(
+    name: str, make: Callable[[Store], BatchService], arguments: Sequence[str] | None = None
+) -> int:
+    """Parse LOCATION [--config FILE], run the service once without Spark, return the exit code.
+
+    Raises: TxmqError, so that the scheduler sees a failed job.
+    """
+    options = _parser(name, f"txmq {name}: does what is due, then ends").parse_args(arguments)
+    result = make(_opened(options)).run_once()
+    logging.getLogger(__name__).info("%s", result)
+    return 0
+
+
+def _opened(options: argparse.Namespace) -> Store:
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    config = Config.from_yaml(options.config) if options.config else None
+    return Store.open(options.location, config)
+
+
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("location", help="where the store is")
     parser.add_argument("--config", help="settings in place of the store's, as conf/txmq.yaml")
-    parser.add_argument("--once", action="store_true", help="do what is due, then end")
     return parser
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +36,12 @@ class RecheckResult:
     open_transactions: int
     incomplete: tuple[str, ...]
     is_complete: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        checks = asdict(self.checks) | {"asked": self.checks.asked}
+        checks["unheard_groups"] = sorted(self.checks.unheard_groups)
+        return asdict(self) | {"checks": checks}
 
 
 class RecheckJob:

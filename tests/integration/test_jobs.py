@@ -122,6 +122,20 @@ def test_terminated_publisher_leaves_a_store_without_violations(
     assert verify(store.location).is_clean
 
 
+@pytest.mark.parametrize("run", [run_with_python, submit])
+def test_recheck_job_asks_once_and_ends(
+    run: Callable[..., subprocess.Popen[str]], store: Store, environment: dict[str, str]
+) -> None:
+    send_one(store)
+
+    job = run(environment, "recheck.py", store.location)
+    said, _ = job.communicate(timeout=START_LIMIT_S)
+
+    assert job.returncode == 0, said
+    assert "RecheckResult" in said
+    assert "is_complete=True" in said
+
+
 def test_quickstart_notebook_runs_as_it_stands() -> None:
     notebook = PROJECT / "notebooks" / "quickstart.py"
 

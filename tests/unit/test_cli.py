@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,12 @@ from typer.testing import CliRunner, Result
 
 from tests.stores import HandMadeStore, clean_store, halves, transaction_id
 from txmq.cli import app
+from txmq.config import Config
 from txmq.errors import StoreNotFoundError
+from txmq.message import LocalTransactionState, Message
+from txmq.producer import TransactionProducer
 from txmq.store import Store
+from txmq.testing import ManualClock
 
 
 @pytest.fixture
@@ -280,3 +285,57 @@ def test_no_command_but_serve_and_demo_loads_spark() -> None:
     program = "import sys, txmq.cli; sys.exit('pyspark' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+# --- recheck --------------------------------------------------------------------------------------
+
+
+class SaysCommit:
+    """Answers each check with COMMIT."""
+
+    def execute_local_transaction(self, message: object, argument: object) -> object:  # noqa: ARG002
+        raise AssertionError
+
+    def check_local_transaction(self, message: object) -> LocalTransactionState:  # noqa: ARG002
+        return LocalTransactionState.COMMIT
+
+
+@pytest.fixture
+def unanswered(tmp_path: Path) -> Store:
+    """A store with one transaction that is long due, and a listener in its settings."""
+    config = Config(listeners={"shop": f"{__name__}:SaysCommit"})
+    store = Store.create(str(tmp_path / "unanswered"), config)
+    with TransactionProducer(store, producer_group="shop", clock=ManualClock()) as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message("order-paid", b"42"))
+        transaction.prepare()
+    # The deadline counts from the commit file, so its time is set back.
+    for commit in Path(store.location, "half", "_delta_log").iterdir():
+        os.utime(commit, (0, 0))
+    return store
+
+
+def test_recheck_asks_what_is_due_and_says_what_became_of_it(unanswered: Store) -> None:
+    first = json.loads(run("recheck", unanswered.location, "--json").stdout)
+    second = json.loads(run("recheck", unanswered.location, "--json").stdout)
+
+    assert (first["checks"]["asked"], first["checks"]["committed"]) == (1, 1)
+    assert (second["checks"]["asked"], second["open_transactions"]) == (0, 0)
+
+
+def test_recheck_as_text_names_groups_without_a_listener(unanswered: Store) -> None:
+    settings = Path(unanswered.location).parent / "none.yaml"
+    settings.write_text("listeners: {}\n", encoding="utf-8")
+
+    result = run("recheck", unanswered.location, "--config", str(settings))
+
+    assert result.exit_code == 0
+    assert "groups without a listener" in result.stdout
+    assert "shop" in result.stdout
+
+
+def test_recheck_with_a_listener_that_cannot_be_loaded_is_one_line(store: Store) -> None:
+    settings = Path(store.location).parent / "wrong.yaml"
+    settings.write_text("listeners: {shop: 'no.such.module:Listener'}\n", encoding="utf-8")
+
+    assert_one_line(run("recheck", store.location, "--config", str(settings)), "no.such.module")

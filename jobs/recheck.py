@@ -1,0 +1,12 @@
+"""Ask the listeners about all that is due, once; for schedulers, needs no stream and no Spark.
+
+python jobs/recheck.py LOCATION, or spark-submit jobs/recheck.py LOCATION
+"""
+
+import sys
+
+from txmq import RecheckJob
+from txmq.job import run_batch_job
+
+if __name__ == "__main__":
+    sys.exit(run_batch_job("recheck", RecheckJob))
