@@ -15,6 +15,7 @@ from txmq.check_lease import CheckLease
 from txmq.check_rules import Ask, Decision, Drop, DueRow, Reason, decide
 from txmq.check_standing import CheckStandings
 from txmq.clock import Clock
+from txmq.fail_points import FailPoint, reached
 from txmq.half_heads import half_messages
 from txmq.lifecycle import ClaimSource
 from txmq.listener_threads import ListenerThreads, NotReached, Outcome
@@ -83,10 +84,12 @@ class CheckRound:
                 return RoundResult()
             if not self._take_lease(may_wait):
                 return None
+            reached(FailPoint.LEASE_TAKEN)
             try:
                 return self._round(dues, clock_ms, source)
             finally:
                 self._lease.give_back(self._clock.now_ms())
+                reached(FailPoint.LEASE_RETURNED)
 
     def close(self) -> None:
         """Write the answers that came late and end the threads that do not hang."""
@@ -102,9 +105,13 @@ class CheckRound:
         return True
 
     def _round(self, dues: Sequence[DueRow], clock_ms: int, source: ClaimSource) -> RoundResult:
-        actions = self._asked(self._decided(dues, clock_ms))
+        decided = self._decided(dues, clock_ms)
+        reached(FailPoint.CHECKS_DECIDED)
+        actions = self._asked(decided)
+        reached(FailPoint.CHECKS_ANSWERED)
         now_ms = self._clock.now_ms()
         self._write([claim_of(action, source, now_ms, self._config) for action in actions])
+        reached(FailPoint.CHECKS_COMMITTED)
         result = result_of(actions, dropped=len(dues) - len(actions))
         _log(result)
         return result

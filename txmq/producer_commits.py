@@ -21,6 +21,7 @@ from txmq.errors import (
     InvalidMessageError,
     TopicConflictError,
 )
+from txmq.fail_points import FailPoint, reached
 from txmq.group_commit import GroupCommitter
 from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
 from txmq.idempotency import IdempotencyKey
@@ -204,7 +205,9 @@ class _LogCommits:
 
     def _append_halves(self, rows: pa.Table) -> None:
         number = next(self._numbers)
+        reached(FailPoint.HALF_READY)
         self._half.table.append(rows, app_id=self._session, number=number)
+        reached(FailPoint.HALF_COMMITTED)
         _reopen_sometimes(self._half.table, number)
 
     def commit_dataframes(
@@ -227,15 +230,20 @@ class _LogCommits:
         if count == 0:
             raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
         head = half.new_files(half_table(message_rows(count) or [head_row(origin, count)]))
+        reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
             number = next(self._numbers)
             half.append_files([*files, *head], app_id=self._frame_session, number=number)
+        reached(FailPoint.FRAMES_COMMITTED)
 
     def _commit_ends(self, rows: list[OpRow]) -> list[Resolution]:
         number = next(self._numbers)
         table = op_table(rows, self.queue_id)
+        reached(FailPoint.END_READY)
         self._op.table.append(table, app_id=self._session, number=number)
+        reached(FailPoint.END_COMMITTED)
         answers = self._looker().resolutions(rows)
+        reached(FailPoint.END_CONFIRMED)
         _reopen_sometimes(self._op.table, number)
         return answers
 

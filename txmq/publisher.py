@@ -26,6 +26,7 @@ from txmq.errors import (
     TopicConflictError,
     TxmqError,
 )
+from txmq.fail_points import FailPoint, reached
 from txmq.payload import ArrowEngine, PayloadEngine, Plan, SparkEngine, make_plan
 from txmq.progress import ParkedTopic, Progress
 from txmq.service import StreamHandle, forget_checkpoint
@@ -130,6 +131,7 @@ class Publisher:
 
     def _on_bell(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - only the bell
         """Go on for a while, for Spark's next trigger costs more than our next look."""
+        reached(FailPoint.BELL_RUNG)
         with self._lock:
             self._drain()
 
@@ -238,15 +240,18 @@ class _Round:
         after = self._settled.mark
         end = min(latest, after + self._span)
         claims = self._op.between(after, end)
+        reached(FailPoint.CLAIMS_READ)
         self._half.table.refresh()
         settlement = settle(claims, self._half, self._settled, self._clock.now_ms())
         self._adapt_span(claims.num_rows, end - after)
+        reached(FailPoint.FACTS_DECIDED)
         try:
             self._settled.swap(settlement.facts, end)
         except CommitRefusedError as error:
             self._settled.table.refresh()
             self._check_that_rivals_advance(after, error)
             return PublishResult(refused=1)
+        reached(FailPoint.FACTS_COMMITTED)
         return PublishResult(settled=settlement.facts.num_rows, settled_commits=1)
 
     def _check_that_rivals_advance(self, after: int, refusal: CommitRefusedError) -> None:
@@ -275,8 +280,10 @@ class _Round:
         if facts.num_rows:
             self._half.table.refresh()
             plan = make_plan(self._half, facts)
+            reached(FailPoint.PLAN_MADE)
             names = [name for name in plan.topics() if name not in self._progress.parked]
             result = self._write_topics(names, plan, mark)
+            reached(FailPoint.TOPICS_DONE)
         if facts.num_rows + result.published >= LARGE_ROUND_ROWS:
             # Arrow keeps what it freed, and a large transaction is rarely followed by another.
             pa.default_memory_pool().release_unused()
@@ -324,7 +331,9 @@ class _Round:
         files = engine.write(
             self._half.table, topic.table, part, pa.array(offsets), self._clock.now_ms()
         )
+        reached(FailPoint.PAYLOAD_WRITTEN)
         topic.swap_files(files, mark, after)
+        reached(FailPoint.TOPIC_COMMITTED)
 
     def _topic(self, name: str) -> TopicLog:
         if name not in self._topics:
@@ -332,6 +341,7 @@ class _Round:
             topic = self._store.topic_log(name, self._op.table.table_id)
             if not topic.table.exists():
                 self._store.create_topic(name)
+                reached(FailPoint.TOPIC_CREATED)
             self._topics[name] = topic
         return self._topics[name]
 
@@ -353,6 +363,7 @@ class _Round:
         logger.error("topic %s is parked: %s", name, parked.reason)
         self._topics.pop(name, None)
         self._progress = self._progress.with_parked(name, parked)
+        reached(FailPoint.TOPIC_PARKED)
 
     def _retry_parked(self) -> None:
         """Parked topics catch up from where they stopped; the others never wait for them."""
@@ -392,6 +403,7 @@ class _Round:
             self._kept = self._register.read()
             self._op.table.refresh()
             self._progress = _merged(self._progress, self._kept.value, self._op.table)
+        reached(FailPoint.PROGRESS_KEPT)
         self._kept_at_s = time.monotonic()
 
 

@@ -16,6 +16,7 @@ from txmq.check_round import CheckRound
 from txmq.check_rules import DueRow
 from txmq.clock import Clock, SystemClock
 from txmq.config import Config
+from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import TransactionListener, check_listener, load_listeners
 from txmq.open_transactions import OpenTransactions, due_rows
@@ -99,6 +100,7 @@ class Recheck:
         while True:
             found = self._open.read(clock_ms)
             dues = due_rows(found, clock_ms)
+            reached(FailPoint.DUE_FOUND)
             done, is_complete = self._rounds(dues, clock_ms, is_stopping)
             total += done
             # If all were dropped, the next look would find the same.

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from txmq.clock import timestamp
 from txmq.errors import CommitRefusedError
+from txmq.fail_points import FailPoint, reached
 from txmq.schemas import REGISTER
 from txmq.storage import Table
 
@@ -54,4 +55,5 @@ class Register:
             "updated_timestamp": [timestamp(now_ms)],
         }
         self.table.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
+        reached(FailPoint.REGISTER_SWAPPED)
         return Registered(revision, value)

@@ -45,6 +45,7 @@ from txmq.errors import (
     StoreNotFoundError,
     UnknownCommitError,
 )
+from txmq.fail_points import FailPoint, reached
 from txmq.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 
 READ_ATTEMPTS = 8
@@ -346,7 +347,9 @@ class Table:
         Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
             StorageError.
         """
-        return self.append_files(self.new_files(rows), app_id=app_id, number=number)
+        files = self.new_files(rows)
+        reached(FailPoint.FILES_WRITTEN)
+        return self.append_files(files, app_id=app_id, number=number)
 
     def append_files(self, files: Sequence[NewFile], *, app_id: str, number: int) -> int:
         """As `append`, for Parquet files that are written already."""
@@ -386,7 +389,9 @@ class Table:
         are compared; afterwards it shows this commit. Raises CommitRefusedError where another
         writer was first.
         """
-        self.swap_files(self.new_files(rows), marks)
+        files = self.new_files(rows)
+        reached(FailPoint.FILES_WRITTEN)
+        self.swap_files(files, marks)
         self.refresh()
 
     def new_files(self, rows: pa.Table) -> list[NewFile]:

@@ -20,6 +20,7 @@ from txmq.errors import (
     TopicNotFoundError,
     shown,
 )
+from txmq.fail_points import FailPoint, reached
 from txmq.half_log import HalfLog
 from txmq.names import check_readable_topic
 from txmq.op_log import OpLog
@@ -181,6 +182,7 @@ class Store:
     def _create(self, schema: TableSchema, path: str) -> None:
         extra = {COMMITTER_PROPERTY: self.config.committer}
         self.table(schema, path).create(self.config.checkpoint_interval, extra)
+        reached(FailPoint.STORE_TABLE_CREATED)
 
 
 def _plain(location: str | os.PathLike[str]) -> str:

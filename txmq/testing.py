@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from txmq import storage
+from txmq.fail_points import FailPoint, arm
 
 START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
+FAIL_POINTS_VARIABLE = "TXMQ_FAILPOINTS"
 
 
 class ManualClock:
@@ -85,6 +94,55 @@ def before_commit(action: Callable[[], None], *, table: str | None = None) -> It
         yield
 
 
+def arm_fail_points(text: str) -> Callable[[], None]:
+    """Let this process die, fail or wait at fail points; returns what ends that.
+
+    Args:
+        text: `point=action` or `point=action@hit`, several with commas between, such as
+            `settle.facts_committed=kill@3,check.answered=raise`. Actions: `kill` (SIGKILL),
+            `raise` (an OSError) and `pause-SECONDS`; without a hit the first one counts.
+
+    Raises: ValueError for an unknown point or action.
+    """
+    plans = [_fault(part) for part in text.split(",") if part.strip()]
+    hits: Counter[FailPoint] = Counter()
+    lock = threading.Lock()
+
+    def hook(point: FailPoint) -> None:
+        with lock:
+            hits[point] += 1
+            count = hits[point]
+        for fault in plans:
+            if (fault.point, fault.hit) == (point, count):
+                fault.strike()
+
+    return arm(hook)
+
+
+@dataclass(frozen=True)
+class _Fault:
+    point: FailPoint
+    action: str
+    hit: int
+
+    def strike(self) -> None:
+        if self.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.action == "raise":
+            raise OSError(errno.EIO, f"fail point {self.point}")
+        time.sleep(float(self.action.removeprefix("pause-")))
+
+
+def _fault(text: str) -> _Fault:
+    name, _, rest = text.strip().partition("=")
+    action, _, hit = rest.partition("@")
+    is_pause = action.startswith("pause-") and action[6:].replace(".", "", 1).isdecimal()
+    if name not in list(FailPoint) or not (is_pause or action in ("kill", "raise")):
+        problem = f"{text!r} is no point=action@hit; points: {', '.join(FailPoint)}"
+        raise ValueError(problem)
+    return _Fault(FailPoint(name), action, int(hit or 1))
+
+
 def _is_of(location: str, table: str | None) -> bool:
     return table is None or location.rstrip("/").endswith(f"/{table}")
 
@@ -116,3 +174,8 @@ def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, original)
+
+
+# Services never import this module, so the variable alone does nothing.
+if os.environ.get(FAIL_POINTS_VARIABLE):
+    arm_fail_points(os.environ[FAIL_POINTS_VARIABLE])

@@ -22,6 +22,7 @@ SETTINGS = {
     "transaction_check_interval_s": 0.001,
     "listener_timeout_s": 0.9,
     "check_lease_s": 1.0,
+    "park_retry_interval_s": 0.01,
     # One topic after the other, so that a kill between two of them means something.
     "publish_threads": 1,
 }

@@ -1,30 +1,20 @@
-"""A process that is killed with SIGKILL at a step with a name: `python -m tests.scenario.steps`.
-
-The steps are methods of txmq, wrapped in the child process alone; txmq has no hooks for it.
-"""
+"""A process that dies at a fail point: `python -m tests.scenario.steps ACTOR LOCATION BOOKS`."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
-from tests.scenario.books import GROUP, Books, sell, sell_frame
-from txmq.check_lease import CheckLease
-from txmq.op_log import OpLog
+from tests.scenario.books import GROUP, TOPICS, Books, sell, sell_frame
+from txmq.fail_points import FailPoint
 from txmq.publisher import Publisher
 from txmq.recheck import RecheckJob
-from txmq.register import Register
-from txmq.settled_log import SettledLog
-from txmq.storage import Table
+from txmq.session import local_session
 from txmq.store import Store
-from txmq.topic_log import TopicLog
+from txmq.testing import FAIL_POINTS_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
 ORDERS = 12
@@ -32,91 +22,50 @@ ORDERS = 12
 
 @dataclass(frozen=True)
 class Step:
-    """Where a process dies: before or after a call of a method of `owner`.
-
-    `path` is the end of the location of the table that the object works on, if that matters;
-    `hit` counts the calls up to the one that kills.
-    """
+    """Who passes a fail point, and which time of passing it is the last."""
 
     actor: str
-    owner: type
-    method: str
-    when: str
-    path: str = ""
     hit: int = 1
 
 
 STEPS = {
-    "the half is durable, its producer has no answer": Step(
-        "producer", Table, "append", "after", "/half", hit=4
-    ),
-    "the local transaction is done, its end is not written": Step(
-        "producer", Table, "append", "before", "/op", hit=5
-    ),
-    "the end is durable, its producer has no answer": Step(
-        "producer", Table, "append", "after", "/op", hit=5
-    ),
-    "the frames are written, their halves are not committed": Step(
-        "frame producer", Table, "append_files", "before", "/half"
-    ),
-    "facts are computed, not appended": Step("publisher", SettledLog, "swap", "before"),
-    "facts are appended, nothing is published": Step("publisher", SettledLog, "swap", "after"),
-    "one topic of two is published": Step("publisher", TopicLog, "swap_files", "after"),
-    "a topic is made, its first rows are not appended": Step(
-        "publisher", Store, "create_topic", "after"
-    ),
-    "the files of a topic are written, not committed": Step(
-        "publisher", TopicLog, "swap_files", "before", hit=2
-    ),
-    "all topics are published, the progress is not kept": Step(
-        "publisher", Register, "swap", "before", "/publisher"
-    ),
-    "the progress is kept, the publisher has no answer": Step(
-        "publisher", Register, "swap", "after", "/publisher"
-    ),
-    "the lease is taken, nothing is asked": Step("checker", CheckLease, "take", "after"),
-    "the listener has answered, the answer is not durable": Step(
-        "checker", OpLog, "append", "before"
-    ),
-    "the answer is durable, the lease is not given back": Step(
-        "checker", CheckLease, "give_back", "before"
-    ),
+    FailPoint.STORE_TABLE_CREATED: Step("creator", hit=2),
+    FailPoint.FILES_WRITTEN: Step("producer", hit=5),
+    FailPoint.REGISTER_SWAPPED: Step("checker", hit=2),
+    FailPoint.HALF_READY: Step("producer", hit=4),
+    FailPoint.HALF_COMMITTED: Step("producer", hit=4),
+    FailPoint.FRAMES_WRITTEN: Step("frame producer"),
+    FailPoint.FRAMES_COMMITTED: Step("frame producer"),
+    FailPoint.END_READY: Step("producer", hit=5),
+    FailPoint.END_COMMITTED: Step("producer", hit=5),
+    FailPoint.END_CONFIRMED: Step("producer", hit=5),
+    FailPoint.BELL_RUNG: Step("running publisher"),
+    FailPoint.CLAIMS_READ: Step("publisher"),
+    FailPoint.FACTS_DECIDED: Step("publisher"),
+    FailPoint.FACTS_COMMITTED: Step("publisher"),
+    FailPoint.PLAN_MADE: Step("publisher"),
+    FailPoint.TOPIC_CREATED: Step("publisher", hit=2),
+    FailPoint.PAYLOAD_WRITTEN: Step("publisher", hit=2),
+    FailPoint.TOPIC_COMMITTED: Step("publisher"),
+    FailPoint.TOPICS_DONE: Step("publisher"),
+    FailPoint.TOPIC_PARKED: Step("hindered publisher"),
+    FailPoint.PROGRESS_KEPT: Step("publisher"),
+    FailPoint.DUE_FOUND: Step("checker"),
+    FailPoint.LEASE_TAKEN: Step("checker"),
+    FailPoint.CHECKS_DECIDED: Step("checker"),
+    FailPoint.CHECKS_ANSWERED: Step("checker"),
+    FailPoint.CHECKS_COMMITTED: Step("checker"),
+    FailPoint.LEASE_RETURNED: Step("checker"),
 }
+WITH_SPARK = ("frame producer", "running publisher")
 
 
-def arm(step: Step) -> None:
-    """From now on this process dies at the step."""
-    original: Callable[..., Any] = getattr(step.owner, step.method)
-    calls = 0
-
-    @wraps(original)
-    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        if not _location(self).endswith(step.path):
-            return original(self, *arguments, **options)
-        calls += 1
-        if step.when == "before":
-            die(calls == step.hit)
-        result = original(self, *arguments, **options)
-        if step.when == "after":
-            die(calls == step.hit)
-        return result
-
-    setattr(step.owner, step.method, wrapped)
-
-
-def _location(it: Any) -> str:
-    table = getattr(it, "table", it)
-    return str(getattr(table, "location", ""))
-
-
-def die(now: bool) -> None:  # noqa: FBT001
-    if now:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def act(actor: str, store: Store, books: Books) -> None:
+def act(actor: str, location: str, books: Books) -> None:
     """What the process does while it lives."""
+    if actor == "creator":
+        Store.create(f"{location}-2")
+        return
+    store = Store.open(location)
     match actor:
         case "producer":
             sell(store, books, ORDERS)
@@ -124,20 +73,34 @@ def act(actor: str, store: Store, books: Books) -> None:
             sell_frame(store, books, rows=100)
         case "publisher":
             Publisher(store).run_once()
+        case "running publisher":
+            Publisher(store, spark=local_session(for_minutes=True)).start()
+            sell(store, books, ORDERS * 100)
+        case "hindered publisher":
+            obstacle(store).touch()
+            Publisher(store).run_once()
         case "checker":
             RecheckJob(store, listeners={GROUP: books}).run_once()
 
 
-def run(name: str, location: str, books: str) -> int:
-    """Start a process that dies at the step and return its exit code, as `subprocess` gives it."""
-    command = [sys.executable, "-m", "tests.scenario.steps", name, location, books]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+def obstacle(store: Store) -> Path:
+    """A file in the place of a topic, which nobody can write then."""
+    path = Path(store.location, "topics", TOPICS[0])
+    path.parent.mkdir(exist_ok=True)
+    return path
+
+
+def run(point: FailPoint, location: str, books: str) -> int:
+    """Start a process that dies at the point and return its exit code, as `subprocess` does."""
+    step = STEPS[point]
+    command = [sys.executable, "-m", "tests.scenario.steps", step.actor, location, books]
+    faults = {FAIL_POINTS_VARIABLE: f"{point}=kill@{step.hit}"}
+    environment = {**os.environ, **faults, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(command, check=False, timeout=120, env=environment).returncode
 
 
-def main(name: str, location: str, books: str) -> None:
-    arm(STEPS[name])
-    act(STEPS[name].actor, Store.open(location), Books(books))
+def main(actor: str, location: str, books: str) -> None:
+    act(actor, location, Books(books))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,16 @@ class PinnedTable:
             file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=False)
             read = [*columns, *CONTENT] if content else list(columns)
             for batch in file.iter_batches(_batch_rows(file), columns=read):
-                yield _narrow(batch, columns, content=content)
+                yield _narrow(self._filled(batch, read), columns, content=content)
+
+    def _filled(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+        """Columns that a file does not have are null in all its rows, as Delta has it."""
+        types = pa.schema(self._handle.schema().to_arrow())
+        for name in columns:
+            if name not in batch.schema.names:
+                nulls = pa.nulls(batch.num_rows, types.field(name).type)
+                batch = batch.append_column(name, nulls)
+        return batch
 
     def _filesystem(self) -> pa_fs.FileSystem:
         if "://" not in self._location:
