@@ -8,6 +8,7 @@ from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.errors import TxmqError
 from txmq.listeners import HalfMessage, TransactionListener
 from txmq.message import LocalTransactionState, Message
+from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer, TransactionSendResult
 from txmq.publisher import Publisher
 from txmq.recheck import RecheckJob
@@ -28,6 +29,7 @@ __all__ = [
     "HalfMessage",
     "LocalTransactionState",
     "Message",
+    "Operator",
     "Publisher",
     "RecheckJob",
     "Store",

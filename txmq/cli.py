@@ -1,4 +1,4 @@
-"""The `txmq` command: make a store, serve it, look at it, verify it.
+"""The `txmq` command: make a store, serve it, look at it, decide by hand, verify it.
 
 Spark is imported by `serve` and `demo` only, so the others start at once and run anywhere.
 """
@@ -18,9 +18,19 @@ from rich.live import Live
 from typer.core import TyperGroup
 
 from txmq.admin import Admin
-from txmq.cli_view import life_view, recheck_view, status_view, verify_view
+from txmq.cli_view import (
+    discarded_view,
+    life_view,
+    open_view,
+    operator_view,
+    recheck_view,
+    status_view,
+    verify_view,
+)
 from txmq.config import Config
 from txmq.errors import TxmqError
+from txmq.message import LocalTransactionState
+from txmq.operator_claims import Operator, OperatorResult
 from txmq.recheck import RecheckJob
 from txmq.store import Store
 from txmq.verify import verify as verify_store
@@ -28,6 +38,8 @@ from txmq.verify import verify as verify_store
 LOCATION_VARIABLE = "TXMQ_LOCATION"
 EXIT_VIOLATIONS = 1
 EXIT_ERROR = 2
+SHOWN_TRANSACTIONS = 50
+PIPED_WIDTH = 240
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 Location = Annotated[
@@ -36,6 +48,18 @@ Location = Annotated[
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as in conf/txmq.yaml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TransactionId = Annotated[
+    str | None, typer.Argument(help="The id that begin_transaction gave.", show_default=False)
+]
+GroupFilter = Annotated[str | None, typer.Option("--group", help="Of this producer group only.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        "--limit", min=1, help=f"List so many; without it {SHOWN_TRANSACTIONS}, as JSON all."
+    ),
+]
+Why = Annotated[str, typer.Option("--reason", help="Why; it is kept with the claim.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Write it; without this it is shown only.")]
 
 
 class _CleanErrors(TyperGroup):
@@ -60,6 +84,10 @@ app = typer.Typer(
     # Typer's own tracebacks show local variables, and those hold bodies.
     pretty_exceptions_enable=False,
 )
+
+
+discarded_app = typer.Typer(no_args_is_help=True, help="Transactions that nobody asks about.")
+app.add_typer(discarded_app, name="discarded")
 
 
 def main() -> None:
@@ -136,22 +164,84 @@ def status(
 
 @app.command()
 def show(
-    location: Location,
-    transaction_id: Annotated[
-        str | None, typer.Argument(help="The id that begin_transaction gave.", show_default=False)
-    ] = None,
-    *,
-    as_json: AsJson = False,
+    location: Location, transaction_id: TransactionId = None, *, as_json: AsJson = False
 ) -> None:
     """Show everything about one transaction, in order of time. Bodies are never shown."""
-    if transaction_id is None:
-        # One word alone is the id, and the store comes from the environment.
-        location, transaction_id = _location_of_environment(), location
-    life = Admin(Store.open(location)).transaction(transaction_id)
+    location, own_id = _location_and_id(location, transaction_id)
+    life = Admin(Store.open(location)).transaction(own_id)
     if as_json:
         _print_json(life.to_dict())
     else:
         _console().print(life_view(life))
+
+
+@app.command("open")
+def list_open(
+    location: Location,
+    *,
+    group: GroupFilter = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the transactions without a final end, oldest first."""
+    found = Operator(Store.open(location)).open_transactions(producer_group=group)
+    if as_json:
+        _print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
+    else:
+        _list_console().print(open_view(found[: limit or SHOWN_TRANSACTIONS], len(found)))
+
+
+@discarded_app.command("list")
+def list_discarded(
+    location: Location,
+    *,
+    group: GroupFilter = None,
+    limit: Limit = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the transactions that were discarded, oldest first; `txmq resume` opens one again."""
+    found = Operator(Store.open(location)).discarded(producer_group=group)
+    if as_json:
+        _print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
+    else:
+        _list_console().print(discarded_view(found[: limit or SHOWN_TRANSACTIONS], len(found)))
+
+
+@app.command()
+def resolve(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    transaction_id: TransactionId = None,
+    *,
+    reason: Why,
+    commit: Annotated[bool, typer.Option("--commit", help="Its messages become visible.")] = False,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Its messages are never shown.")
+    ] = False,
+    apply: Apply = False,
+    as_json: AsJson = False,
+) -> None:
+    """End a transaction by hand; without --apply only show what would follow."""
+    if commit == rollback:
+        raise typer.BadParameter("give one of both", param_hint="--commit / --rollback")
+    end = LocalTransactionState.COMMIT if commit else LocalTransactionState.ROLLBACK
+    location, own_id = _location_and_id(location, transaction_id)
+    operator = Operator(Store.open(location))
+    _show_claim(operator.resolve(own_id, end, reason=reason, apply=apply), as_json=as_json)
+
+
+@app.command()
+def resume(
+    location: Location,
+    transaction_id: TransactionId = None,
+    *,
+    reason: Why,
+    apply: Apply = False,
+    as_json: AsJson = False,
+) -> None:
+    """Open a DISCARDED or INCOMPLETE transaction again; without --apply only show it."""
+    location, own_id = _location_and_id(location, transaction_id)
+    operator = Operator(Store.open(location))
+    _show_claim(operator.resume(own_id, reason=reason, apply=apply), as_json=as_json)
 
 
 @app.command()
@@ -224,6 +314,26 @@ def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
         return
 
 
+def _show_claim(result: OperatorResult, *, as_json: bool) -> None:
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        _console().print(operator_view(result))
+
+
+def _listed(transactions: list[dict[str, Any]], total: int) -> dict[str, Any]:
+    return {"total": total, "transactions": transactions}
+
+
+def _location_and_id(location: str, transaction_id: str | None) -> tuple[str, str]:
+    # One word alone is the id, and the store comes from the environment.
+    return (
+        (_location_of_environment(), location)
+        if transaction_id is None
+        else (location, transaction_id)
+    )
+
+
 def _location_of_environment() -> str:
     location = os.environ.get(LOCATION_VARIABLE)
     if not location:
@@ -243,3 +353,11 @@ def _say(text: str) -> None:
 def _console(*, stderr: bool = False) -> Console:
     # Made for each use, so that it writes to the stream of the moment.
     return Console(stderr=stderr, highlight=False)
+
+
+def _list_console() -> Console:
+    console = _console()
+    if not console.is_terminal:
+        # What reads a pipe wants a transaction on one line.
+        console.width = max(console.width, PIPED_WIDTH)
+    return console

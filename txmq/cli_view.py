@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.admin import Lag, Status, TransactionLife
+from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.operator_claims import DiscardedTransaction, OpenTransaction, OperatorResult
 from txmq.recheck import RecheckResult
 from txmq.verify import InvariantResult, VerifyReport
 
@@ -77,6 +79,57 @@ def recheck_view(result: RecheckResult) -> RenderableType:
     return _pairs("recheck", said)
 
 
+def open_view(shown: Sequence[OpenTransaction], total: int) -> RenderableType:
+    """Open transactions, and how many there are in all."""
+    columns = ("transaction", "state", "group", "age", "checks", "next check", "problem")
+    rows = [
+        (
+            one.transaction_id,
+            one.state.value,
+            one.producer_group,
+            "" if one.age_s is None else str(timedelta(seconds=round(one.age_s))),
+            f"{one.check_times:,}",
+            "due" if one.is_due else _optional_moment(one.next_check),
+            one.problem or "",
+        )
+        for one in shown
+    ]
+    return _listed(columns, rows, f"{total:,} without a final end")
+
+
+def discarded_view(shown: Sequence[DiscardedTransaction], total: int) -> RenderableType:
+    """Discarded transactions, and how many there are in all."""
+    columns = ("transaction", "group", "discarded", "checks", "reason")
+    rows = [
+        (
+            one.transaction_id,
+            one.producer_group,
+            _optional_moment(one.discarded_at),
+            f"{one.check_times:,}",
+            one.reason or "",
+        )
+        for one in shown
+    ]
+    return _listed(columns, rows, f"{total:,} discarded")
+
+
+def operator_view(result: OperatorResult) -> RenderableType:
+    """What an operator's claim leads to, or has led to; the last line says which of both."""
+    count = sum(result.messages.values())
+    topics = ", ".join(f"{topic} {number:,}" for topic, number in result.messages.items())
+    said = {
+        "transaction": result.transaction_id,
+        "group": result.producer_group,
+        "claim": result.kind.value,
+        "reason": result.reason,
+        "state": f"{result.state_before.value} -> {result.state_after.value}, life {result.life}",
+        "messages": f"{count:,} ({topics or 'none'})",
+    }
+    if result.problem and result.kind is ClaimKind.RESUME:
+        said["problem"] = f"{result.problem}: until it is repaired, no COMMIT takes effect"
+    return Group(_pairs("operator's claim", said), _what_follows(result))
+
+
 def verify_view(report: VerifyReport) -> RenderableType:
     """What was checked, what is broken, and the number of violations on the last line."""
     table = Table("", "promise", "violations", box=None, header_style="bold")
@@ -116,6 +169,36 @@ def _lag(lag: Lag) -> str:
     return f"{lag.op_versions:,} versions behind, the oldest claim waits {lag.seconds:,.1f} s"
 
 
+def _listed(columns: Sequence[str], rows: Sequence[Sequence[str]], total: str) -> RenderableType:
+    """The first column is an id, which is of no use unless it is whole."""
+    table = Table(box=None, header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=place == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return Group(*([table] if rows else []), Text(f"{total}, {len(rows):,} shown"))
+
+
+_FOLLOWS = {
+    ClaimKind.COMMIT: "its messages become visible with the next round of the publisher",
+    ClaimKind.ROLLBACK: "its messages are never shown",
+    ClaimKind.RESUME: "its listener is asked again at once, from zero checks",
+}
+
+
+def _what_follows(result: OperatorResult) -> Text:
+    state = result.state_after.value
+    if not result.is_needed:
+        return Text(f"already {state} (by {result.source}): nothing to write")
+    follows = _FOLLOWS[result.kind]
+    if not result.is_written:
+        return Text(f"dry run, nothing was written; with --apply {follows}", style="bold")
+    said = f"written at op version {result.op_version}; it is {state} (by {result.source})"
+    # A resumed transaction may have met its next end before this look.
+    is_as_planned = result.source == ClaimSource.OPERATOR.value
+    return Text(f"{said}: {follows}" if is_as_planned else said, style="bold")
+
+
 def _pairs(title: str, values: Mapping[str, str]) -> RenderableType:
     table = Table(show_header=False, box=None)
     for name, value in values.items():
@@ -149,6 +232,10 @@ def _last_line(report: VerifyReport) -> RenderableType:
     count = report.violation_count
     text = f"{count:,} violation" if count == 1 else f"{count:,} violations"
     return Text(text, style="bold green" if report.is_clean else "bold red")
+
+
+def _optional_moment(at: datetime | None) -> str:
+    return "" if at is None else _moment(at)
 
 
 def _moment(at: datetime) -> str:

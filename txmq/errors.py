@@ -134,6 +134,14 @@ class SchemaMismatchError(MessageError):
         super().__init__("DataFrame refused: " + "; ".join(self.faults))
 
 
+class InvalidReasonError(TxmqError, ValueError):
+    """The reason of an operator cannot be kept; nothing was written."""
+
+    def __init__(self, problem: str) -> None:
+        """`problem` says what to pass instead."""
+        super().__init__(f"reason refused: {problem}")
+
+
 # --- the life of a transaction --------------------------------------------------------------
 
 
@@ -207,6 +215,15 @@ class IncompleteTransactionError(TransactionError):
         self.expected, self.found = expected, found
         wanted = "an unknown number" if expected is None else str(expected)
         super().__init__(transaction_id, f"has {found} of {wanted} messages; repair, then resume")
+
+
+class ClaimWithoutEffectError(TransactionError):
+    """A claim does not fit the state that its transaction is in; an end may come later."""
+
+    def __init__(self, transaction_id: str, kind: str, state: str, next_step: str) -> None:
+        """`next_step` says what fits in its place."""
+        self.kind, self.state = kind, state
+        super().__init__(transaction_id, f"is {state}, where {kind} has no effect; {next_step}")
 
 
 class NotAcceptedError(TxmqError):

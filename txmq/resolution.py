@@ -26,10 +26,11 @@ from txmq.settled_log import SettledLog, last_facts
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The state of a transaction and who brought it about."""
+    """The state of a transaction, who brought it about, and how often it was resumed."""
 
     state: TransactionState
     source: str
+    life: int = 0
 
     def confirm(self, transaction_id: str, asked: ClaimKind) -> None:
         """Return if this is the end asked for, else raise what it is instead.
@@ -105,6 +106,7 @@ def _resolution(
 ) -> Resolution:
     standing, source = settled or (Standing(), ClaimSource.PRODUCER.value)
     if halves is None:
-        return Resolution(standing.state, source)
+        return Resolution(standing.state, source, standing.life)
     standing, facts = fold(claims, halves, standing)
-    return Resolution(standing.state, facts[-1].claim.source.value if facts else source)
+    source = facts[-1].claim.source.value if facts else source
+    return Resolution(standing.state, source, standing.life)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.builders import table_versions
 from tests.stores import HandMadeStore, clean_store, halves, transaction_id
 from txmq.cli import app
 from txmq.config import Config
@@ -339,3 +340,160 @@ def test_recheck_with_a_listener_that_cannot_be_loaded_is_one_line(store: Store)
     settings.write_text("listeners: {shop: 'no.such.module:Listener'}\n", encoding="utf-8")
 
     assert_one_line(run("recheck", store.location, "--config", str(settings)), "no.such.module")
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+OPEN, DISCARDED = transaction_id(3), transaction_id(6)
+WHY = ("--reason", "asked the shop")
+
+
+def test_open_lists_what_has_no_final_end_oldest_first(made: HandMadeStore) -> None:
+    result = run("open", made.location)
+
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0
+    assert [line.split()[:2] for line in lines[1:5]] == [
+        [OPEN, "PENDING"],
+        [DISCARDED, "DISCARDED"],
+        [transaction_id(8), "INCOMPLETE"],
+        [transaction_id(11), "PENDING"],
+    ]
+    assert "MISSING" in lines[3]
+    assert lines[-1] == "4 without a final end, 4 shown"
+
+
+def test_open_of_one_group_and_with_a_limit(made: HandMadeStore) -> None:
+    none = json.loads(run("open", made.location, "--group", "strangers", "--json").stdout)
+    first = json.loads(run("open", made.location, "--limit", "1", "--json").stdout)
+
+    assert none == {"total": 0, "transactions": []}
+    assert first["total"] == 4
+    assert [one["transaction_id"] for one in first["transactions"]] == [OPEN]
+    assert "4 without a final end, 1 shown" in run("open", made.location, "--limit", "1").stdout
+
+
+def test_discarded_list(made: HandMadeStore) -> None:
+    result = run("discarded", "list", made.location)
+    listed = json.loads(run("discarded", "list", made.location, "--json").stdout)
+
+    assert result.exit_code == 0
+    assert DISCARDED in result.stdout
+    (one,) = listed["transactions"]
+    assert (one["transaction_id"], one["check_times"]) == (DISCARDED, 1)
+    assert one["discarded_at"] == "2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("resolve", OPEN, "--commit"), ("resolve", OPEN, "--rollback"), ("resume", DISCARDED)],
+)
+def test_claims_are_dry_by_default(made: HandMadeStore, arguments: tuple[str, ...]) -> None:
+    command, *others = arguments
+    before = table_versions(made.store)
+
+    result = run(command, made.location, *others, *WHY)
+
+    assert result.exit_code == 0
+    assert "dry run, nothing was written" in result.stdout
+    assert "asked the shop" in result.stdout
+    assert table_versions(made.store) == before
+
+
+def test_resolve_shows_what_would_follow(made: HandMadeStore) -> None:
+    result = run("resolve", made.location, OPEN, "--commit", *WHY, COLUMNS="200")
+
+    assert "PENDING -> COMMITTED" in result.stdout
+    assert "1 (orders 1)" in result.stdout
+    assert "body-3" not in result.stdout
+
+
+def test_resolve_writes_with_apply_and_says_what_took_effect(made: HandMadeStore) -> None:
+    result = run("resolve", made.location, OPEN, "--rollback", *WHY, "--apply", COLUMNS="200")
+
+    assert result.exit_code == 0
+    assert "written at op version 4; it is ROLLED_BACK (by operator)" in result.stdout
+    life = json.loads(run("show", made.location, OPEN, "--json").stdout)
+    assert life["state"] == "ROLLED_BACK"
+    assert life["events"][-1]["details"]["reason"].endswith(": asked the shop")
+
+
+def test_resolve_again_writes_nothing(made: HandMadeStore) -> None:
+    before = table_versions(made.store)
+
+    result = run("resolve", made.location, transaction_id(1), "--commit", *WHY, "--apply")
+
+    assert result.exit_code == 0
+    assert "already COMMITTED (by producer): nothing to write" in result.stdout
+    assert table_versions(made.store) == before
+
+
+def test_resume_opens_the_next_life(made: HandMadeStore) -> None:
+    result = run("resume", made.location, DISCARDED, *WHY, "--apply", "--json")
+
+    values = json.loads(result.stdout)
+    assert (values["state_before"], values["state_after"]) == ("DISCARDED", "PENDING")
+    assert (values["life"], values["is_written"]) == (1, True)
+    assert json.loads(run("discarded", "list", made.location, "--json").stdout)["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("resolve", transaction_id(500), "--commit"), "has no half message"),
+        (("resolve", transaction_id(1), "--rollback"), "already COMMITTED"),
+        (("resolve", DISCARDED, "--commit"), "resume it first"),
+        (("resolve", transaction_id(8), "--commit"), "1 of 2 messages; repair, then resume"),
+        (("resume", transaction_id(500)), "has no half message"),
+        (("resume", transaction_id(2)), "already ROLLED_BACK"),
+        (("resume", OPEN), "only a DISCARDED or INCOMPLETE"),
+    ],
+)
+def test_claim_that_does_not_fit_is_one_line(
+    made: HandMadeStore, arguments: tuple[str, ...], text: str
+) -> None:
+    command, *others = arguments
+    before = table_versions(made.store)
+
+    assert_one_line(run(command, made.location, *others, *WHY, "--apply"), text)
+    assert table_versions(made.store) == before
+
+
+def test_bad_reason_is_one_line(made: HandMadeStore) -> None:
+    result = run("resume", made.location, DISCARDED, "--reason", "two\nlines")
+
+    assert_one_line(result, "reason refused")
+
+
+@pytest.mark.parametrize("ends", [(), ("--commit", "--rollback")])
+def test_resolve_wants_one_end(made: HandMadeStore, ends: tuple[str, ...]) -> None:
+    before = table_versions(made.store)
+
+    result = run("resolve", made.location, OPEN, *ends, *WHY, "--apply")
+
+    assert result.exit_code == 2
+    assert "--commit / --rollback" in result.stderr
+    assert table_versions(made.store) == before
+
+
+@pytest.mark.parametrize("arguments", [("resolve", OPEN, "--commit"), ("resume", DISCARDED)])
+def test_claim_without_a_reason_is_refused(made: HandMadeStore, arguments: tuple[str, ...]) -> None:
+    command, *others = arguments
+
+    result = run(command, made.location, *others, "--apply")
+
+    assert result.exit_code == 2
+    assert "--reason" in result.stderr
+
+
+def test_claims_need_the_id_alone_where_the_environment_has_the_store(made: HandMadeStore) -> None:
+    result = run("resume", DISCARDED, *WHY, "--json", TXMQ_LOCATION=made.location)
+
+    assert json.loads(result.stdout)["is_needed"] is True
+
+
+@pytest.mark.parametrize("command", [("open",), ("discarded", "list")])
+def test_lists_of_a_place_without_a_store_are_one_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    assert_one_line(run(*command, str(tmp_path / "nothing")), "txmq init")
