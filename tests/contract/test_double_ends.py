@@ -1,0 +1,242 @@
+"""Two ends for one transaction: 8 x 8 stories, each with the one effect that the papers promise.
+
+The table below was written by hand from DESIGN section 3, not computed by the fold: the first end
+wins for good, DISCARD is an end until a RESUME, UNKNOWN never ends anything.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.reading import log_rows, topic_rows
+from txmq.errors import AlreadyResolvedError
+from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message import LocalTransactionState, Message
+from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.op_log import OpRow
+from txmq.producer import TransactionProducer
+from txmq.publisher import Publisher
+from txmq.store import Store
+from txmq.testing import START_MS, ManualClock
+from txmq.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GROUP = "orders-service"
+TOPIC = "order-paid"
+COMMIT, ROLLBACK = ClaimKind.COMMIT, ClaimKind.ROLLBACK
+DISCARD, UNKNOWN = ClaimKind.DISCARD, ClaimKind.UNKNOWN
+STATE_ASKED_FOR = {COMMIT: LocalTransactionState.COMMIT, ROLLBACK: LocalTransactionState.ROLLBACK}
+
+# What becomes of the one message.
+VISIBLE, NEVER, DEAD = "visible once", "never visible", "one dead letter"
+# Whose claim took effect.
+FIRST, SECOND, NOBODY = "the first", "the second", "nobody"
+# What commit() or rollback() of a producer comes to; NONE: it cannot ask for this.
+RETURNS, RESOLVED, NONE = "returns", "AlreadyResolvedError", "no such call"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a story ends: one fact or none, one effect, and an answer for each producer."""
+
+    state: str
+    winner: str
+    effect: str
+    first_hears: str
+    second_hears: str
+
+
+# Rows of producer and check count alike: a fold does not ask who wrote a claim of the right group.
+# A producer writes COMMIT and ROLLBACK only; its DISCARD and UNKNOWN stand here by hand, and
+# count because their life is the current one.
+OUTCOMES = {
+    (COMMIT, COMMIT): Outcome("COMMITTED", FIRST, VISIBLE, RETURNS, RETURNS),
+    (COMMIT, ROLLBACK): Outcome("COMMITTED", FIRST, VISIBLE, RETURNS, RESOLVED),
+    (COMMIT, DISCARD): Outcome("COMMITTED", FIRST, VISIBLE, RETURNS, NONE),
+    (COMMIT, UNKNOWN): Outcome("COMMITTED", FIRST, VISIBLE, RETURNS, NONE),
+    (ROLLBACK, COMMIT): Outcome("ROLLED_BACK", FIRST, NEVER, RETURNS, RESOLVED),
+    (ROLLBACK, ROLLBACK): Outcome("ROLLED_BACK", FIRST, NEVER, RETURNS, RETURNS),
+    (ROLLBACK, DISCARD): Outcome("ROLLED_BACK", FIRST, NEVER, RETURNS, NONE),
+    (ROLLBACK, UNKNOWN): Outcome("ROLLED_BACK", FIRST, NEVER, RETURNS, NONE),
+    (DISCARD, COMMIT): Outcome("DISCARDED", FIRST, DEAD, NONE, RESOLVED),
+    (DISCARD, ROLLBACK): Outcome("DISCARDED", FIRST, DEAD, NONE, RESOLVED),
+    (DISCARD, DISCARD): Outcome("DISCARDED", FIRST, DEAD, NONE, NONE),
+    (DISCARD, UNKNOWN): Outcome("DISCARDED", FIRST, DEAD, NONE, NONE),
+    (UNKNOWN, COMMIT): Outcome("COMMITTED", SECOND, VISIBLE, NONE, RETURNS),
+    (UNKNOWN, ROLLBACK): Outcome("ROLLED_BACK", SECOND, NEVER, NONE, RETURNS),
+    (UNKNOWN, DISCARD): Outcome("DISCARDED", SECOND, DEAD, NONE, NONE),
+    (UNKNOWN, UNKNOWN): Outcome("PENDING", NOBODY, NEVER, NONE, NONE),
+}
+
+SOURCES = (ClaimSource.PRODUCER, ClaimSource.CHECK)
+CLAIMS = [(kind, source) for kind in (COMMIT, ROLLBACK, DISCARD, UNKNOWN) for source in SOURCES]
+
+
+@dataclass(frozen=True)
+class Story:
+    """Who claims what first, and who claims what second."""
+
+    first: tuple[ClaimKind, ClaimSource]
+    second: tuple[ClaimKind, ClaimSource]
+
+    @property
+    def outcome(self) -> Outcome:
+        return OUTCOMES[self.first[0], self.second[0]]
+
+    @property
+    def winning_source(self) -> str | None:
+        winner = {FIRST: self.first, SECOND: self.second}.get(self.outcome.winner)
+        return None if winner is None else winner[1].value
+
+    def __str__(self) -> str:
+        return "-".join(f"{kind}.{source}" for kind, source in (self.first, self.second))
+
+
+STORIES = [Story(first, second) for first in CLAIMS for second in CLAIMS]
+OF_PRODUCERS = [s for s in STORIES if {s.first[1], s.second[1]} == {ClaimSource.PRODUCER}]
+
+
+class Stage:
+    """One prepared transaction of one message, and all who may end it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        clock = ManualClock()
+        self.publisher = Publisher(store, clock=clock)
+        self.producer = TransactionProducer(store, producer_group=GROUP, clock=clock)
+        # Another process of the group, for it knows nothing of the first one's transactions.
+        self.other = TransactionProducer(store, producer_group=GROUP, clock=clock)
+        self.transaction = self.producer.begin_transaction()
+        self.transaction.send(Message(TOPIC, b"42"))
+        self.transaction.prepare()
+        self._written = 0
+
+    def close(self) -> None:
+        self.producer.close()
+        self.other.close()
+
+    def claim(self, kind: ClaimKind, source: ClaimSource) -> str:
+        """Write it as its source does; what the caller of a producer heard."""
+        self._written += 1
+        if source is ClaimSource.PRODUCER and kind in STATE_ASKED_FOR:
+            return self._asked_of_producer(kind)
+        self._write_row(kind, source)
+        return NONE
+
+    def _asked_of_producer(self, kind: ClaimKind) -> str:
+        try:
+            if self._written > 1:
+                self.other.end_transaction(self.transaction.id, STATE_ASKED_FOR[kind])
+            elif kind is COMMIT:
+                self.transaction.commit()
+            else:
+                self.transaction.rollback()
+        except AlreadyResolvedError as error:
+            return f"{RESOLVED}: {error.resolution} by {error.source}"
+        return RETURNS
+
+    def _write_row(self, kind: ClaimKind, source: ClaimSource) -> None:
+        bound = kind in (DISCARD, UNKNOWN)
+        row = OpRow(
+            self.transaction.id, kind, GROUP, source, START_MS,
+            life=0 if bound else None,
+            check_times=self._written if bound else None,
+            next_check_timestamp_ms=START_MS if kind is UNKNOWN else None,
+        )  # fmt: skip
+        self.store.op_log().append([row], 0, app_id=f"test-{source}", number=self._written)
+
+    def facts(self) -> list[tuple[Any, ...]]:
+        return [(f["state"], f["source"], f["life"]) for f in log_rows(self.store, "settled")]
+
+    def effect(self) -> str:
+        visible = len(topic_rows(self.store, TOPIC))
+        dead = len(topic_rows(self.store, TRANS_CHECK_MAX_TIME_TOPIC))
+        effects = {(1, 0): VISIBLE, (0, 0): NEVER, (0, 1): DEAD}
+        return effects.get((visible, dead), f"{visible} visible and {dead} dead letters")
+
+    def publish(self) -> None:
+        self.publisher.run_once()
+        report = verify(self.store.location)
+        assert report.is_clean, report
+
+
+def expected_facts(story: Story) -> list[tuple[Any, ...]]:
+    outcome = story.outcome
+    return [] if outcome.winner == NOBODY else [(outcome.state, story.winning_source, 0)]
+
+
+def expected_answer(story: Story, claim: tuple[ClaimKind, ClaimSource], hears: str) -> str:
+    if claim[1] is not ClaimSource.PRODUCER:
+        return NONE
+    if hears == RESOLVED:
+        return f"{RESOLVED}: {story.outcome.state} by {story.winning_source}"
+    return hears
+
+
+def check_end(stage: Stage, story: Story, heard: tuple[str, str]) -> None:
+    outcome = story.outcome
+    assert heard == (
+        expected_answer(story, story.first, outcome.first_hears),
+        expected_answer(story, story.second, outcome.second_hears),
+    )
+    assert stage.facts() == expected_facts(story)
+    assert stage.effect() == outcome.effect
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("double-ends") / "store"
+    Store.create(str(folder))
+    return folder
+
+
+@pytest.fixture
+def stage(empty_store: Path, tmp_path: Path) -> Iterator[Stage]:
+    # Copying an empty store is much faster than making one.
+    shutil.copytree(empty_store, tmp_path / "store")
+    stage = Stage(Store.open(str(tmp_path / "store")))
+    yield stage
+    stage.close()
+
+
+def test_the_table_has_every_pair_of_kinds() -> None:
+    assert len(OUTCOMES) == 16
+    assert len(STORIES) == 64
+
+
+@pytest.mark.parametrize("story", STORIES, ids=str)
+def test_second_end_after_the_first_was_published(stage: Stage, story: Story) -> None:
+    first = stage.claim(*story.first)
+    stage.publish()
+    second = stage.claim(*story.second)
+    stage.publish()
+    check_end(stage, story, (first, second))
+
+
+@pytest.mark.parametrize("story", STORIES, ids=str)
+def test_both_ends_settled_in_one_range(stage: Stage, story: Story) -> None:
+    heard = stage.claim(*story.first), stage.claim(*story.second)
+    stage.publish()
+    check_end(stage, story, heard)
+
+
+@pytest.mark.parametrize("story", OF_PRODUCERS, ids=str)
+def test_second_end_after_the_first_was_settled_only(stage: Stage, story: Story) -> None:
+    """The publisher dies between settle and publish; another one goes on."""
+    first = stage.claim(*story.first)
+    settle_only(stage.store)
+    second = stage.claim(*story.second)
+    stage.publish()
+    check_end(stage, story, (first, second))
+
+
+def settle_only(store: Store) -> None:
+    rounds = Publisher(store, clock=ManualClock())._rounds()
+    rounds._settle(rounds._op.table.version)
