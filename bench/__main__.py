@@ -43,12 +43,16 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     sizes = QUICK if arguments.quick else FULL
     load_before = os.getloadavg()[0]
-    outcomes = [one for part in arguments.parts or PARTS for one in _run(part, sizes, console)]
+    outcomes: list[Outcome] = []
+    for part in arguments.parts or PARTS:
+        outcomes += _run(part, sizes, console)
+        if not arguments.quick:
+            # A run of 18 minutes may be cut.
+            _keep(outcomes, load_before, console)
     print_table(outcomes, console)
     if arguments.quick:
         console.print("--quick only tries the scripts: nothing is kept, no bar counts.")
         return 0
-    _keep(outcomes, load_before, console)
     return int(any(outcome.passed is False for outcome in outcomes))
 
 
