@@ -6,7 +6,7 @@ from txmq.check_service import CheckService
 from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.errors import TxmqError
-from txmq.listeners import HalfMessage, TransactionListener
+from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.message import LocalTransactionState, Message
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer, TransactionSendResult
@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admin",
+    "ArrowSetListener",
     "Broker",
     "BrokerHandle",
     "CheckService",
@@ -32,6 +33,7 @@ __all__ = [
     "Operator",
     "Publisher",
     "RecheckJob",
+    "SetListener",
     "Store",
     "Transaction",
     "TransactionListener",

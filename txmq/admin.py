@@ -9,11 +9,15 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.check_rules import UNASKED_REASONS
+from txmq.check_standing import CheckStandings
 from txmq.clock import Clock, SystemClock, milliseconds, timestamp
 from txmq.errors import TransactionNotFoundError
+from txmq.grouping import Groups
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
 from txmq.message import check_transaction_id, transaction_time_ms
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -62,6 +66,7 @@ class Status:
 
     Attributes:
         open: prepared and not ended yet (PENDING).
+        unasked: those of them whose last check reached no listener, by its reason.
         committed: COMMIT took effect, whether its messages are visible yet or not.
         messages: visible messages of each topic.
         oldest_open_half_age_s: None if nothing is open.
@@ -72,6 +77,7 @@ class Status:
     location: str
     at: datetime
     open: int
+    unasked: Mapping[str, int]
     committed: int
     rolled_back: int
     discarded: int
@@ -155,7 +161,7 @@ class Admin:
     def status(self) -> Status:
         """How the store stands now.
 
-        Reads: op, settled, half (ids only), state/publisher, the sizes of topics. Commits: 0.
+        Reads: op, settled, half (ids and groups), state/publisher, the sizes of topics. Commits: 0.
 
         Raises: StoreNotFoundError, StorageError.
         """
@@ -167,16 +173,18 @@ class Admin:
         half = self._store.half_log()
         now_ms = self._clock.now_ms()
         states = _states(op, settled, half, now_ms)
-        open_ids = _open_ids(half, states)
+        halves = _open_halves(half, states)
+        checks = CheckStandings(self._store).of(halves, now_ms)
         published = progress.get("low_water_version", NOTHING)
         return Status(
             location=self._store.location,
             at=timestamp(now_ms),
-            open=len(open_ids),
+            open=halves.num_rows,
+            unasked=_unasked(checks),
             **_counts(states),
             messages=self._messages(op_table_id),
             dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
-            oldest_open_half_age_s=_oldest_age_s(open_ids, now_ms),
+            oldest_open_half_age_s=_oldest_age_s(halves["transaction_id"], now_ms),
             op_version=op_version,
             settled=_lag(op, settled.mark, now_ms),
             published=_lag(op, published, now_ms),
@@ -244,12 +252,21 @@ def _states(op: OpLog, settled: SettledLog, half: HalfLog, now_ms: int) -> pa.Ta
     return last_facts(pa.concat_tables([facts.select(columns), fresh.select(columns)]))
 
 
-def _open_ids(half: HalfLog, states: pa.Table) -> pa.ChunkedArray:
-    rows = half.table.read(half.table.files(), ("transaction_id",))
-    ids = pa.chunked_array([pc.unique(rows["transaction_id"])])
+def _open_halves(half: HalfLog, states: pa.Table) -> pa.Table:
+    """transaction_id and producer_group of each that is PENDING."""
+    rows = half.table.read(half.table.files(), ("transaction_id", "producer_group"))
     is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
     ended = states.filter(pc.invert(is_pending))["transaction_id"]
-    return ids.filter(pc.invert(pc.is_in(ids, value_set=ended)))
+    rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
+    _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
+    return rows.take(pa.array(first))
+
+
+def _unasked(standings: pa.Table) -> dict[str, int]:
+    """How many were not asked in their last check, by the reason."""
+    counted = standings["reason"].value_counts().to_pylist()
+    counts = {row["values"]: row["counts"] for row in counted}
+    return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
 
 
 def _counts(states: pa.Table) -> dict[str, int]:

@@ -19,7 +19,7 @@ from txmq.service import ServiceHandle
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from txmq.listeners import TransactionListener
+    from txmq.listeners import CheckListener
     from txmq.store import Store
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Broker:
         store: Store,
         *,
         spark: SparkSession | None = None,
-        listeners: Mapping[str, TransactionListener] | None = None,
+        listeners: Mapping[str, CheckListener] | None = None,
         clock: Clock | None = None,
         name: str | None = None,
     ) -> None:

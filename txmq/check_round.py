@@ -7,21 +7,32 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from txmq.check_claims import Action, RoundResult, claim_of, late_claim, result_of
+import numpy as np
+import pyarrow as pa
+
+from txmq.check_claims import (
+    Actions,
+    RoundResult,
+    actions_of,
+    claims_of,
+    late_claims,
+    result_of,
+)
 from txmq.check_lease import CheckLease
-from txmq.check_rules import Ask, Decision, Drop, DueRow, Reason, decide
 from txmq.check_standing import CheckStandings
 from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
-from txmq.half_heads import half_messages
+from txmq.group_listeners import GroupListeners
+from txmq.grouping import Groups
 from txmq.lifecycle import ClaimSource
-from txmq.listener_threads import ListenerThreads, NotReached, Outcome
-from txmq.listeners import TransactionListener
-from txmq.op_log import OpRow
+from txmq.listeners import CheckListener
 from txmq.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
 
@@ -41,25 +52,33 @@ class CheckRound:
     """
 
     def __init__(
-        self, store: Store, *, listeners: Mapping[str, TransactionListener], clock: Clock
+        self,
+        store: Store,
+        *,
+        listeners: Mapping[str, CheckListener],
+        clock: Clock,
+        spark: SparkSession | None = None,
     ) -> None:
-        """`listeners` by producer group; no thread is started yet."""
+        """`listeners` by producer group; no thread is started yet. Raises: ListenerError."""
         session, config = uuid.uuid4(), store.config
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
         self._half = store.half_log()
         self._standings = CheckStandings(store)
-        self._listeners = frozenset(listeners)
-        self._threads = ListenerThreads(listeners, config.check_threads)
+        self._listeners = GroupListeners(listeners, config, spark)
         self._lease = CheckLease(store.register("check_lease"), str(session), config.check_lease_s)
         self._app_id = f"txmq-check/{session}"
         self._numbers = itertools.count(1)
         self._queue_id = session.int % config.half_queues
-        self._unwritten: list[OpRow] = []
+        self._unwritten: list[pa.Table] = []
+
+    def limit_of(self, producer_group: str) -> int:
+        """How many transactions of a group are asked about in one round."""
+        return self._listeners.limit_of(producer_group)
 
     def run(
         self,
-        dues: Sequence[DueRow],
+        dues: pa.Table,
         *,
         clock_ms: int,
         source: ClaimSource,
@@ -68,7 +87,8 @@ class CheckRound:
         """Take the lease, ask, write, give it back; None where another service holds it.
 
         Args:
-            dues: whose deadline passed; beyond `check_queue_size` they are re-armed unasked.
+            dues: DUE, whose deadline passed; of each group those beyond `limit_of` are re-armed
+                unasked.
             clock_ms: the clock value by which they are due.
             source: who found them; it is written into the claims.
             may_wait: looked at before each wait for another service's lease.
@@ -80,7 +100,7 @@ class CheckRound:
         """
         with self._lock:
             self._write(self._late_claims())
-            if not dues:
+            if not dues.num_rows:
                 return RoundResult()
             if not self._take_lease(may_wait):
                 return None
@@ -94,7 +114,7 @@ class CheckRound:
     def close(self) -> None:
         """Write the answers that came late and end the threads that do not hang."""
         with self._lock:
-            self._threads.close()
+            self._listeners.close()
             self._write(self._late_claims())
 
     def _take_lease(self, may_wait: Callable[[], bool]) -> bool:
@@ -104,74 +124,49 @@ class CheckRound:
             time.sleep(LEASE_POLL_S)
         return True
 
-    def _round(self, dues: Sequence[DueRow], clock_ms: int, source: ClaimSource) -> RoundResult:
-        decided = self._decided(dues, clock_ms)
+    def _round(self, dues: pa.Table, clock_ms: int, source: ClaimSource) -> RoundResult:
+        actions = self._decided(dues, clock_ms)
         reached(FailPoint.CHECKS_DECIDED)
-        actions = self._asked(decided)
+        actions = self._asked(actions)
         reached(FailPoint.CHECKS_ANSWERED)
         now_ms = self._clock.now_ms()
-        self._write([claim_of(action, source, now_ms, self._config) for action in actions])
+        self._write(claims_of(actions, source, now_ms, self._config))
         reached(FailPoint.CHECKS_COMMITTED)
-        result = result_of(actions, dropped=len(dues) - len(actions))
+        result = result_of(actions, dropped=dues.num_rows - actions.rows.num_rows)
         _log(result)
         return result
 
-    def _decided(self, dues: Sequence[DueRow], clock_ms: int) -> list[Action]:
+    def _decided(self, dues: pa.Table, clock_ms: int) -> Actions:
         """One action for each transaction that needs one, in the order of the deadlines."""
-        groups = {due.transaction_id: due.producer_group for due in dues}
-        standings = self._standings.of(groups, self._clock.now_ms())
-        actions: dict[str, Action] = {}
-        for due in sorted(dues, key=lambda due: (due.deadline_ms, due.transaction_id)):
-            now = standings[due.transaction_id]
-            decision: Decision = decide(due, now, clock_ms, self._config)
-            if not isinstance(decision, Drop):
-                actions.setdefault(due.transaction_id, Action(due, now, decision))
-        return list(actions.values())
+        of_transaction = Groups.of(dues["transaction_id"])
+        _, first = np.unique(of_transaction.place, return_index=True)
+        owners = dues.select(["transaction_id", "producer_group"]).take(pa.array(first))
+        standings = self._standings.of(owners, self._clock.now_ms())
+        own = standings.take(pa.array(of_transaction.place))
+        return actions_of(dues, own, clock_ms, self._config)
 
-    def _asked(self, actions: Sequence[Action]) -> list[Action]:
+    def _asked(self, actions: Actions) -> Actions:
         """The same actions; where one was to ask, its outcome is in its place."""
-        outcomes = self._outcomes([a for a in actions if isinstance(a.decision, Ask)])
-        return [
-            replace(action, decision=outcomes.get(action.due.transaction_id, action.decision))
-            for action in actions
-        ]
-
-    def _outcomes(self, asks: Sequence[Action]) -> dict[str, Outcome]:
-        """What came of each question; those beyond `check_queue_size` are left out."""
-        outcomes: dict[str, Outcome] = {
-            ask.due.transaction_id: NotReached(Reason.NO_LISTENER) for ask in asks
-        }
-        heard = [ask for ask in asks if ask.due.producer_group in self._listeners]
-        for place, ask in enumerate(heard):
-            queued = place < self._config.check_queue_size
-            reason = Reason.UNREADABLE if queued else Reason.BUSY
-            outcomes[ask.due.transaction_id] = NotReached(reason)
-        outcomes.update(self._answers(heard[: self._config.check_queue_size]))
-        return outcomes
-
-    def _answers(self, asks: Sequence[Action]) -> dict[str, Outcome]:
-        if not asks:
-            return {}
+        asks = actions.asks
+        if not asks.num_rows:
+            return actions
         self._half.table.refresh()
-        check_times = {ask.due.transaction_id: ask.now.standing.check_times for ask in asks}
-        halves = half_messages(self._half, check_times)
-        return self._threads.ask(list(halves.values()), self._config.listener_timeout_s)
+        return actions.answered(self._listeners.ask(self._half, asks))
 
-    def _write(self, rows: Sequence[OpRow]) -> None:
+    def _write(self, claims: pa.Table) -> None:
         """One commit, none without rows; what could not be written is kept for the next call."""
-        self._unwritten.extend(rows)
+        self._unwritten += [claims] if claims.num_rows else []
         if not self._unwritten:
             return
-        number = next(self._numbers)
-        op = self._standings.op
-        op.append(self._unwritten, self._queue_id, app_id=self._app_id, number=number)
+        number, op = next(self._numbers), self._standings.op
+        rows = pa.concat_tables(self._unwritten)
+        op.append_table(rows, self._queue_id, app_id=self._app_id, number=number)
         self._unwritten.clear()
         if number % REOPEN_AFTER_COMMITS == 0:
             op.table.reopen()
 
-    def _late_claims(self) -> list[OpRow]:
-        now_ms = self._clock.now_ms()
-        return [late_claim(answer, now_ms) for answer in self._threads.late_answers()]
+    def _late_claims(self) -> pa.Table:
+        return late_claims(self._listeners.late_answers(), self._clock.now_ms())
 
 
 def _log(result: RoundResult) -> None:

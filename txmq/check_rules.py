@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from txmq.config import Config
+from txmq.config import CheckSettings
 from txmq.lifecycle import PENDING, Standing, TransactionState
 
 # A group without a listener is looked at again after 1, 2, 4… intervals, up to this.
 MAX_BACKOFF_S = 600.0
 _MAX_DOUBLINGS = 32
+# A longer immunity is no time that anybody meant; the timeout holds then.
+IMMUNITY_MAX_S = 1e9
 
 
 class Reason(enum.StrEnum):
@@ -24,6 +26,13 @@ class Reason(enum.StrEnum):
     NOT_DUE = "NOT_DUE"
     NOT_ACKNOWLEDGED = "NOT_ACKNOWLEDGED"
     LATE = "LATE"
+    NO_ANSWER = "NO_ANSWER"
+    CONTRADICTION = "CONTRADICTION"
+    NO_STATE = "NO_STATE"
+
+
+# Nobody was asked, so it does not count; an operator may have to help.
+UNASKED_REASONS = (Reason.NO_LISTENER, Reason.BUSY, Reason.UNREADABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +90,11 @@ class Drop:
 Decision = Ask | Discard | RollBack | Rearm | Drop
 
 
-def decide(due: DueRow, now: CheckStanding, clock_ms: int, config: Config) -> Decision:
-    """What becomes of a due row, given the fold of now and the clock value that emitted it."""
+def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettings) -> Decision:
+    """What becomes of a due row, given the fold of now and the clock value that emitted it.
+
+    `settings` are those of its producer group.
+    """
     standing = now.standing
     if standing.state is not TransactionState.PENDING:
         return Drop()
@@ -95,31 +107,31 @@ def decide(due: DueRow, now: CheckStanding, clock_ms: int, config: Config) -> De
         return Rearm(next_check_ms) if next_check_ms == due.deadline_ms else Drop()
     if due.ordinary:
         return RollBack()
-    if standing.check_times >= config.transaction_check_max:
+    if standing.check_times >= settings.transaction_check_max:
         return Discard()
     return Ask(standing.check_times)
 
 
-def next_check_ms(clock_ms: int, config: Config) -> int:
+def next_check_ms(clock_ms: int, settings: CheckSettings) -> int:
     """When a transaction is due again after a counted question (R53)."""
-    return clock_ms + round(config.transaction_check_interval_s * 1000)
+    return clock_ms + round(settings.transaction_check_interval_s * 1000)
 
 
-def next_try_ms(clock_ms: int, uncounted: int, config: Config) -> int:
+def next_try_ms(clock_ms: int, uncounted: int, settings: CheckSettings) -> int:
     """When a transaction is due again that could not be asked; the pause grows each time."""
-    interval_s = config.transaction_check_interval_s
+    interval_s = settings.transaction_check_interval_s
     pause_s = interval_s * (1 << min(uncounted, _MAX_DOUBLINGS))
     return clock_ms + round(min(pause_s, max(interval_s, MAX_BACKOFF_S)) * 1000)
 
 
 def believable_next_check_ms(
-    next_check_timestamp_ms: int, armed_ms: int, clock_ms: int, config: Config
+    next_check_timestamp_ms: int, armed_ms: int, clock_ms: int, settings: CheckSettings
 ) -> int:
     """The next check as written, or now where its writer's clock has been set back since.
 
     Else one wrong hour of a clock would silence a transaction for an hour, a wrong year for a year.
     """
     ahead_ms = armed_ms - clock_ms
-    if ahead_ms > config.transaction_check_interval_s * 1000:
+    if ahead_ms > settings.transaction_check_interval_s * 1000:
         return min(next_check_timestamp_ms, clock_ms)
     return next_check_timestamp_ms

@@ -10,14 +10,16 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from txmq.check_claims import RoundResult
 from txmq.check_round import CheckRound
-from txmq.check_rules import DueRow
-from txmq.check_stream import due_rows_of, horizon_s, start_check_stream
+from txmq.check_stream import dues_of, horizon_s, start_check_stream
 from txmq.clock import Clock, SystemClock
+from txmq.due_table import rounds_of
 from txmq.errors import EnvironmentProblemError, TxmqError
 from txmq.lifecycle import ClaimSource
-from txmq.listeners import TransactionListener
+from txmq.listeners import CheckListener
 from txmq.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
 from txmq.service import StreamHandle, forget_checkpoint
 from txmq.store import Store
@@ -29,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.2
 QUERY_FAILURES_MAX = 10
-ROWS_A_ROUND = 50_000
+ROWS_A_ROUND = 100_000
 RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 60.0
 STOP_PAUSE_S = 0.3
 ENDING_BATCHES_MAX = 2
 
-OnDue = Callable[[list[DueRow], int], None]
+OnDue = Callable[[pa.Table, int], None]
 
 
 class CheckService:
@@ -45,7 +47,8 @@ class CheckService:
 
     Args:
         store: whose transactions.
-        spark: needed by `start()` only; its settings are left as they are.
+        spark: needed by `start()`, and by listeners that answer with a DataFrame (SetListener);
+            its settings are left as they are.
         listeners: by producer group; those that the settings name are added.
         clock: what "due" means.
 
@@ -59,7 +62,7 @@ class CheckService:
         store: Store,
         *,
         spark: SparkSession | None = None,
-        listeners: Mapping[str, TransactionListener] | None = None,
+        listeners: Mapping[str, CheckListener] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Check the listeners; nothing is read or asked yet. Raises: ListenerError."""
@@ -69,15 +72,19 @@ class CheckService:
         self._listeners = all_listeners(store.config, listeners)
 
     def run_once(self) -> RecheckResult:
-        """A recheck: ask until nothing is left that was due at the start; needs no Spark."""
-        return RecheckJob(self.store, listeners=self._listeners, clock=self._clock).run_once()
+        """A recheck: ask until nothing is left that was due at the start; starts no stream."""
+        return RecheckJob(
+            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark
+        ).run_once()
 
     def start(self) -> CheckHandle:
         """Run until `stop()`; a recheck begins at once. Raises: EnvironmentProblemError."""
         if self._spark is None:
             what = "CheckService.start() needs a Spark session"
             raise EnvironmentProblemError(what, "Pass spark=, or call run_once() on a schedule.")
-        checks = CheckRound(self.store, listeners=self._listeners, clock=self._clock)
+        checks = CheckRound(
+            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark
+        )
         return CheckHandle(self.store, self._spark, checks, self._clock)
 
 
@@ -87,7 +94,10 @@ class CheckHandle:
     def __init__(self, store: Store, spark: SparkSession, checks: CheckRound, clock: Clock) -> None:
         """Made by `CheckService.start()`."""
         self._checks = checks
-        self._config = store.config
+        self._recheck_interval_s = store.config.recheck_interval_s
+        self._check_interval_s = min(
+            each.transaction_check_interval_s for each in store.config.check_settings().values()
+        )
         self._recheck = Recheck(store, checks, clock)
         self._stream = _Stream(spark, store, clock, self._on_due)
         self._stopping = threading.Event()
@@ -137,10 +147,9 @@ class CheckHandle:
     def _recheck_is_due(self) -> bool:
         if self._recheck_wanted.is_set():
             return True
-        config = self._config
-        watched = self._stream.watches_all(config.transaction_check_interval_s)
-        interval_s = config.recheck_interval_s if watched else config.transaction_check_interval_s
-        return time.monotonic() - self._rechecked_s >= min(interval_s, config.recheck_interval_s)
+        watched = self._stream.watches_all(self._check_interval_s)
+        interval_s = self._recheck_interval_s if watched else self._check_interval_s
+        return time.monotonic() - self._rechecked_s >= min(interval_s, self._recheck_interval_s)
 
     def _try_recheck(self) -> None:
         try:
@@ -150,17 +159,17 @@ class CheckHandle:
         else:
             self.checked += result.checks
 
-    def _on_due(self, dues: list[DueRow], clock_ms: int) -> None:
+    def _on_due(self, dues: pa.Table, clock_ms: int) -> None:
         """One micro-batch; a call without rows writes the answers that came late."""
         try:
-            for start in range(0, max(len(dues), 1), ROWS_A_ROUND):
-                self._round(dues[start : start + ROWS_A_ROUND], clock_ms)
+            for each in [*rounds_of(dues, lambda _: ROWS_A_ROUND)] or [dues]:
+                self._round(each, clock_ms)
         except TxmqError as error:
             # What left the join does not come back, so the recheck goes on with it.
             self._failed(error)
             self._recheck_wanted.set()
 
-    def _round(self, dues: list[DueRow], clock_ms: int) -> None:
+    def _round(self, dues: pa.Table, clock_ms: int) -> None:
         done = self._checks.run(
             dues,
             clock_ms=clock_ms,
@@ -249,7 +258,7 @@ class _Running(StreamHandle):
         self._last_batch_s = -math.inf
         self._ending_batches = 0
         self.batches = 0
-        checkpoint = store.checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
+        checkpoint = store.service_checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
         query = start_check_stream(
             spark, store, clock=clock, checkpoint=checkpoint, on_batch=self._batch
         )
@@ -270,7 +279,7 @@ class _Running(StreamHandle):
         if self._ending_batches >= ENDING_BATCHES_MAX:
             # Batches without a pause between them: state that is not written ends the query.
             return
-        dues, clock_ms = due_rows_of(batch)
+        dues, clock_ms = dues_of(batch)
         if self._ending.is_set():
             # The next start's recheck finds these rows.
             self._ending_batches += 1

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from txmq.affine_clock import AffineClock, affine
-from txmq.check_rules import DueRow
-from txmq.clock import Clock, milliseconds
+from txmq.check_rules import IMMUNITY_MAX_S
+from txmq.clock import Clock
 from txmq.config import Config
 from txmq.deadline_join import KEYS, changes, join_session, overdue, shown_by
+from txmq.due_table import DUE, milliseconds_of
 from txmq.lifecycle import ClaimKind
 from txmq.schemas import HEAD_SEQUENCE
 from txmq.store import Store
@@ -22,7 +26,6 @@ if TYPE_CHECKING:
 # Answers are kept this long for deadlines that arrive after them; later deadlines are the
 # recheck's.
 LEAST_HORIZON_S = 120.0
-IMMUNITY_MAX_S = 1e9
 _HEAD_VERSION = -1
 _ARMING = [ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value]
 _ENDING = [
@@ -34,10 +37,12 @@ OnBatch = Callable[["DataFrame"], None]
 
 
 def horizon_s(config: Config) -> float:
-    """How far ahead a deadline may lie to be watched by the join."""
-    return max(
-        LEAST_HORIZON_S, 2 * config.transaction_check_interval_s, 2 * config.transaction_timeout_s
-    )
+    """How far ahead a deadline may lie to be watched by the join, in any group."""
+    longest_s = [
+        2 * max(settings.transaction_check_interval_s, settings.transaction_timeout_s)
+        for settings in config.check_settings().values()
+    ]
+    return max(LEAST_HORIZON_S, *longest_s)
 
 
 def start_check_stream(
@@ -46,7 +51,7 @@ def start_check_stream(
     """Start the join over what is appended from now on; `checkpoint` must be new.
 
     Reads: half, op (change feeds). Writes: the checkpoint. `on_batch` gets the due rows of each
-    micro-batch, often none; unless the query is to end it must read them, see `due_rows_of`.
+    micro-batch, often none; unless the query is to end it must read them, see `dues_of`.
     """
     session = join_session(spark)
     due = due_transactions(session, store, affine(clock), versions_now(store))
@@ -126,21 +131,16 @@ def ends(claims: DataFrame) -> DataFrame:
     )
 
 
-def due_rows_of(batch: DataFrame) -> tuple[list[DueRow], int]:
-    """The due rows of a micro-batch and the clock value that they passed.
+def dues_of(batch: DataFrame) -> tuple[pa.Table, int]:
+    """DUE of a micro-batch and the clock value that was passed.
 
-    All are read: a look whether there are any, and a return if not, loses the query's state.
+    All is read: a look whether there is any, and a return if not, loses the query's state.
     """
-    rows = batch.toArrow().to_pylist()
-    dues = [
-        DueRow(
-            row["transaction_id"],
-            row["producer_group"],
-            milliseconds(row["deadline"]),
-            row["check_times"],
-            row["life"],
-            ordinary=bool(row["ordinary"]),
-        )
-        for row in rows
-    ]
-    return dues, max((milliseconds(row["event_time"]) for row in rows), default=0)
+    rows = batch.toArrow()
+    columns = {
+        **{name: rows[name] for name in DUE.names if name != "deadline_ms"},
+        "deadline_ms": milliseconds_of(rows["deadline"]),
+    }
+    clock_ms = pc.max(milliseconds_of(rows["event_time"])).as_py()
+    dues = pa.table({name: columns[name] for name in DUE.names}).cast(DUE)
+    return dues, clock_ms or 0

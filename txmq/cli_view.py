@@ -14,7 +14,7 @@ from txmq.admin import Lag, Status, TransactionLife
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.operator_claims import DiscardedTransaction, OpenTransaction, OperatorResult
 from txmq.recheck import RecheckResult
-from txmq.verify import InvariantResult, VerifyReport
+from txmq.verify import NOT_CHECKED, InvariantResult, VerifyComparison, VerifyReport
 
 SHOWN_VIOLATIONS = 5
 SHOWN_INCOMPLETE = 5
@@ -81,7 +81,7 @@ def recheck_view(result: RecheckResult) -> RenderableType:
 
 def open_view(shown: Sequence[OpenTransaction], total: int) -> RenderableType:
     """Open transactions, and how many there are in all."""
-    columns = ("transaction", "state", "group", "age", "checks", "next check", "problem")
+    columns = ("transaction", "state", "group", "age", "checks", "next check", "reason", "problem")
     rows = [
         (
             one.transaction_id,
@@ -90,6 +90,7 @@ def open_view(shown: Sequence[OpenTransaction], total: int) -> RenderableType:
             "" if one.age_s is None else str(timedelta(seconds=round(one.age_s))),
             f"{one.check_times:,}",
             "due" if one.is_due else _optional_moment(one.next_check),
+            one.reason or "",
             one.problem or "",
         )
         for one in shown
@@ -139,14 +140,33 @@ def verify_view(report: VerifyReport) -> RenderableType:
             result.invariant, result.promise, Text(f"{result.violation_count:,}", style=style)
         )
     broken = [_broken(result) for result in report.results if result.violation_count]
-    return Group(*_read(report), table, *broken, _last_line(report))
+    unseen = [Text(f"{name} is not checked: {why}") for name, why in NOT_CHECKED.items()]
+    return Group(*_read(report), table, *unseen, *broken, _last_line(report))
+
+
+def comparison_view(found: VerifyComparison) -> RenderableType:
+    """Both reports, where they differ, and on the last line whether both find nothing."""
+    table = Table("differs", "plain", "spark", box=None, header_style="bold red")
+    for one in found.differences:
+        table.add_row(*map(Text, (one.what, one.plain, one.spark)))
+    count = len(found.differences)
+    said = f"{count:,} differences between the engines" if count else "both engines agree"
+    style = "bold green" if found.is_clean else "bold red"
+    return Group(
+        verify_view(found.plain),
+        verify_view(found.spark),
+        *([table] if count else []),
+        Text(f"{found.plain.violation_count:,} violations, {said}", style=style),
+    )
 
 
 def _transactions(status: Status) -> dict[str, str]:
     oldest = status.oldest_open_half_age_s
     age = "" if oldest is None else f", the oldest {oldest:,.0f} s old"
+    unasked = ", ".join(f"{count:,} {reason}" for reason, count in status.unasked.items())
     return {
         "open": f"{status.open:,}{age}",
+        "open, and could not be asked": unasked or "0",
         "committed": f"{status.committed:,}",
         "rolled back": f"{status.rolled_back:,}",
         "discarded": f"{status.discarded:,} ({status.dead_letters:,} dead letters)",
@@ -214,7 +234,8 @@ def _read(report: VerifyReport) -> list[RenderableType]:
         f"{counts['claims']:,} claims, {counts['visible_messages']:,} visible, "
         f"{counts['dead_letters']:,} dead letters, {counts['not_published_yet']:,} on their way"
     )
-    lines = [f"{report.location} ({kind}), read in {report.duration_s:,.1f} s", read]
+    by = f"by the {report.engine} engine in {report.duration_s:,.1f} s"
+    lines = [f"{report.location} ({kind}), read {by}", read, *report.notes]
     lines += [f"not checked: topics/{name}" for name in report.unread]
     return [Text(line) for line in lines]
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
-import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +11,14 @@ from typing import Any
 
 import yaml
 
-from txmq.errors import ConfigError, InvalidNameError
-from txmq.names import check_group
+from txmq.errors import ConfigError
+from txmq.setting_faults import (
+    faults_of_groups,
+    faults_of_listeners,
+    faults_of_value,
+    setting,
+    unknown_key,
+)
 
 PAYLOAD_ENGINES = ("auto", "arrow", "spark")
 COMMITTERS = ("delta-rs",)
@@ -25,14 +27,28 @@ FIXED_KEYS = ("committer", "half_queues", "checkpoint_interval")
 
 # ValueError: a number or a date that no Python value can be.
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
-_REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def setting(default: Any, doc: str, *, at_least: float | None = None, at_most: float | None = None,
-            one_of: tuple[str, ...] = ()) -> Any:  # fmt: skip
-    """A field of Config with its bounds and its line in conf/txmq.yaml."""
-    bounds = {"doc": doc, "at_least": at_least, "at_most": at_most, "one_of": one_of}
-    return field(default=default, metadata=bounds)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """What holds for the transactions of one producer group; `Config.of_group` makes it."""
+
+    transaction_timeout_s: float
+    transaction_check_interval_s: float
+    transaction_check_max: int
+    listener_timeout_s: float
+    check_threads: int
+    check_queue_size: int
+
+    @property
+    def checks_s(self) -> float:
+        """From a half to its DISCARD, if nobody knows its end (R74)."""
+        return self.transaction_timeout_s + (
+            self.transaction_check_max * self.transaction_check_interval_s
+        )
+
+
+GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +85,16 @@ class Config:
         at_most=1024,
     )
     check_queue_size: int = setting(
-        2000, "questions of one round at most (RocketMQ: 2000)", at_least=1, at_most=1_000_000
+        2000,
+        "questions of one listener in a round (RocketMQ: 2000)",
+        at_least=1,
+        at_most=1_000_000,
+    )
+    check_set_size: int = setting(
+        100_000,
+        "questions in one call of a listener that answers for a set",
+        at_least=1,
+        at_most=10_000_000,
     )
     check_lease_s: float = setting(
         30.0, "another check service may take over after this silence", at_least=1.0
@@ -128,6 +153,23 @@ class Config:
     commit_attempts: int = setting(
         20, "tries of one commit against other writers", at_least=1, at_most=1000
     )
+    maintenance_interval_s: float = setting(
+        15.0, "time between two rounds of maintenance", at_least=0.01
+    )
+    compact_target_bytes: int = setting(
+        64 * 1024 * 1024, "small files are merged up to this size", at_least=1024 * 1024
+    )
+    log_reserved_time_s: float = setting(
+        300.0, "age at which a commit of half, op or settled that all have read may be cleaned",
+        at_least=1.0,
+    )  # fmt: skip
+    topic_log_reserved_time_h: float = setting(
+        24.0, "how long a stream over a topic may stand still and go on", at_least=0.01
+    )
+    orphan_reserved_time_h: float = setting(
+        24.0, "age at which a file that no commit names is removed; longer than any sending takes",
+        at_least=1.0,
+    )  # fmt: skip
     checkpoint_interval: int = setting(
         25, "commits between two checkpoints of a table's log; fixed at creation", at_least=1
     )
@@ -135,16 +177,27 @@ class Config:
         default_factory=lambda: MappingProxyType({}),
         metadata={"doc": "who answers for a producer group: group: package.module:Class"},
     )
+    groups: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: MappingProxyType({}),
+        metadata={
+            "doc": "other check settings of a producer group: group: {transaction_check_max: 3}"
+        },
+    )
 
     def __post_init__(self) -> None:
         """Check each key, then the pairs, and raise all faults together."""
-        faults = [
-            fault for spec in fields(self) for fault in _faults(spec, getattr(self, spec.name))
-        ]
+        specs = {spec.name: spec for spec in fields(self)}
+        faults = faults_of_listeners(self.listeners)
+        faults += faults_of_groups(self.groups, specs, GROUP_KEYS)
+        for name, spec in specs.items():
+            if name not in _MAPPINGS:
+                faults += faults_of_value(spec, getattr(self, name))
         faults += [] if faults else self._pair_faults()
         if faults:
             raise ConfigError(faults)
         object.__setattr__(self, "listeners", MappingProxyType(dict(self.listeners)))
+        groups = {name: MappingProxyType(dict(own)) for name, own in self.groups.items()}
+        object.__setattr__(self, "groups", MappingProxyType(groups))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
@@ -152,7 +205,7 @@ class Config:
         if not isinstance(values, Mapping):
             raise ConfigError([f"settings must be a mapping, not {type(values).__name__}"])
         known = {spec.name for spec in fields(cls)}
-        faults = [_unknown(key, known) for key in values if key not in known]
+        faults = [unknown_key(key, known) for key in values if key not in known]
         kept = {key: value for key, value in values.items() if key in known}
         try:
             config = cls(**kept)
@@ -182,11 +235,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values."""
-        return {
-            spec.name: dict(value) if isinstance(value, Mapping) else value
-            for spec in fields(self)
-            for value in [getattr(self, spec.name)]
-        }
+        return {spec.name: _plain(getattr(self, spec.name)) for spec in fields(self)}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Settings may be sent to other processes; a mapping proxy alone could not."""
@@ -196,28 +245,52 @@ class Config:
         """The same settings but for `changes`, checked again."""
         return Config.from_dict({**self.to_dict(), **changes})
 
+    def of_group(self, producer_group: str) -> CheckSettings:
+        """The check settings that hold for a producer group: its own ones, else the store's."""
+        own = self.groups.get(producer_group, {})
+        return CheckSettings(**{key: own.get(key, getattr(self, key)) for key in GROUP_KEYS})
+
+    def check_settings(self) -> dict[str, CheckSettings]:
+        """Those of each group that `groups` names, and under "" those of all the others."""
+        return {name: self.of_group(name) for name in ("", *self.groups)}
+
     def _pair_faults(self) -> list[str]:
-        reserved_s = self.file_reserved_time_h * 3600
-        checks_s = self.transaction_timeout_s + (
-            self.transaction_check_max * self.transaction_check_interval_s
-        )
-        faults = []
-        if checks_s > reserved_s:
-            faults.append(
-                f"transaction_timeout_s and transaction_check_max x transaction_check_interval_s "
-                f"are {checks_s:,.0f} s, longer than file_reserved_time_h ({reserved_s:,.0f} s)"
-            )
+        faults = self._check_faults(self.of_group(""))
         if self.max_transaction_size_bytes < self.max_message_size_bytes:
             faults.append(
                 f"max_transaction_size_bytes ({self.max_transaction_size_bytes:,}) is below "
                 f"max_message_size_bytes ({self.max_message_size_bytes:,})"
             )
-        if self.check_lease_s <= self.listener_timeout_s:
+        for group in self.groups:
+            # What the group has from the store is said already.
+            own = [one for one in self._check_faults(self.of_group(group)) if one not in faults]
+            faults += [f"groups: {group}: {fault}" for fault in own]
+        return faults
+
+    def _check_faults(self, settings: CheckSettings) -> list[str]:
+        reserved_s = self.file_reserved_time_h * 3600
+        faults = []
+        if settings.checks_s > reserved_s:
+            faults.append(
+                f"transaction_timeout_s and transaction_check_max x transaction_check_interval_s "
+                f"are {settings.checks_s:,.0f} s, longer than file_reserved_time_h "
+                f"({reserved_s:,.0f} s)"
+            )
+        if self.check_lease_s <= settings.listener_timeout_s:
             faults.append(
                 f"check_lease_s ({self.check_lease_s:g}) must be above "
-                f"listener_timeout_s ({self.listener_timeout_s:g})"
+                f"listener_timeout_s ({settings.listener_timeout_s:g})"
             )
         return faults
+
+
+_MAPPINGS = ("listeners", "groups")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _plain(own) for key, own in value.items()}
+    return value
 
 
 def _loaded(text: str) -> object:
@@ -226,71 +299,3 @@ def _loaded(text: str) -> object:
         return yaml.safe_load(text)
     except _UNREADABLE:
         return text
-
-
-def _unknown(key: object, known: set[str]) -> str:
-    nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"{key!r} is not a setting{hint}"
-
-
-def _faults(spec: dataclasses.Field[Any], value: object) -> list[str]:
-    if spec.name == "listeners":
-        return _listener_faults(value)
-    check = _CHECKS[str(spec.type)]
-    problem = check(value) or _bound_problem(spec, value)
-    return [f"{spec.name} {problem}, not {value!r}"[:200]] if problem else []
-
-
-def _bound_problem(spec: dataclasses.Field[Any], value: Any) -> str | None:
-    at_least, at_most = spec.metadata["at_least"], spec.metadata["at_most"]
-    if spec.metadata["one_of"] and value not in spec.metadata["one_of"]:
-        return "must be one of " + ", ".join(spec.metadata["one_of"])
-    if at_least is not None and value < at_least:
-        return f"must be at least {at_least:,}"
-    if at_most is not None and value > at_most:
-        return f"must be at most {at_most:,}"
-    return None
-
-
-def _number_problem(value: object) -> str | None:
-    # bool is an int in Python and YAML's `yes` is a bool.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "must be a number"
-    return None if abs(value) <= sys.float_info.max else "must be finite"
-
-
-def _whole_problem(value: object) -> str | None:
-    return None if type(value) is int else "must be a whole number"
-
-
-def _flag_problem(value: object) -> str | None:
-    return None if isinstance(value, bool) else "must be true or false"
-
-
-def _text_problem(value: object) -> str | None:
-    return None if isinstance(value, str) else "must be text"
-
-
-_CHECKS: dict[str, Callable[[object], str | None]] = {
-    "float": _number_problem,
-    "int": _whole_problem,
-    "bool": _flag_problem,
-    "str": _text_problem,
-}
-
-
-def _listener_faults(value: object) -> list[str]:
-    if not isinstance(value, Mapping):
-        return ["listeners must map a producer group to package.module:Class"]
-    faults = []
-    for group, reference in value.items():
-        try:
-            check_group(group)
-        except InvalidNameError as error:
-            faults.append(f"listeners: {error}")
-        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-            faults.append(
-                f"listeners: {group!r} needs package.module:Class, not {reference!r}"[:200]
-            )
-    return faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,41 @@ class Groups:
         found = np.full(len(self.keys), start, dtype=np.int64)
         np.minimum.at(found, self.place, values)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """The rows of a table that differ: a rule is asked once a case, not once a row.
+
+    `rows` holds each case once, `place` the number of each row's case in it.
+    """
+
+    rows: pa.Table
+    place: Integers
+
+    @classmethod
+    def of(cls, table: pa.Table) -> Cases:
+        """The cases of a table of few different rows; nulls are values of their own."""
+        code = np.zeros(table.num_rows, dtype=np.int64)
+        for name in table.column_names:
+            code = _joined(code, table[name])
+        _, first, place = np.unique(code, return_index=True, return_inverse=True)
+        return cls(table.take(pa.array(first)), place.astype(np.int64))
+
+    def values(self, found: Iterable[Any], kind: pa.DataType) -> pa.Array:
+        """What was found of each case, for each row."""
+        return pa.array(found, kind).take(pa.array(self.place))
+
+
+def _joined(code: Integers, column: Any) -> Integers:
+    """Numbers that differ where `code` or the column differs, and stay small."""
+    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.combine_chunks()
+    if len(encoded.dictionary) <= 1:
+        return code
+    both = code * len(encoded.dictionary) + encoded.indices.to_numpy().astype(np.int64)
+    return np.unique(both, return_inverse=True)[1].astype(np.int64)
 
 
 def first_of_each(place: Integers, sequence: Integers) -> npt.NDArray[np.bool_]:

@@ -1,98 +1,113 @@
-"""The first message of a transaction, as its listener will see it. Reads only."""
+"""The first message of each transaction, as its listener will see it. Reads only."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import StorageError
+from txmq.grouping import Groups, integers
 from txmq.half_log import HalfLog
-from txmq.listeners import HalfMessage
-from txmq.schemas import HEAD_SEQUENCE
+from txmq.listeners import HEAD_COLUMNS, HalfMessage
+from txmq.schemas import HALF, HEAD_SEQUENCE
 from txmq.storage import DataFile, Table
 
 logger = logging.getLogger(__name__)
 
-HEAD_COLUMNS = (
-    "transaction_id", "sequence", "message_id", "producer_group", "real_topic", "tags", "keys",
-    "body", "properties", "sharding_key", "born_timestamp", "message_count",
-)  # fmt: skip
 BATCH_ROWS = 8_192
 UNREADABLE_ERRORS = (OSError, pa.ArrowException, StorageError)
+_STORED_AS = {"topic": "real_topic"}
+_PLACE = ("transaction_id", "sequence")
 
 
-def half_messages(half: HalfLog, check_times: dict[str, int]) -> dict[str, HalfMessage]:
+def heads_of(half: HalfLog, asks: pa.Table, columns: Sequence[str] = HEAD_COLUMNS) -> pa.Table:
     """The heads of these transactions, or the lowest message left where the head is missing.
 
     What cannot be read is left out, and logged; it does not stop the others. The handle of
-    `half` must be fresh. Reads: half, the files that may hold these ids. Commits: 0.
+    `half` must be fresh.
+
+    Args:
+        half: where the heads are.
+        asks: transaction_id, each once, and check_times.
+        columns: fields of HalfMessage, `transaction_id` first; nothing else is read.
+
+    Reads: half, the files that may hold these ids. Commits: 0.
     """
-    rows = _first_rows(half.table, _head_files(half.table, check_times), check_times)
-    headless = [key for key in check_times if key not in rows]
-    if headless:
-        files = half.table.files_holding("transaction_id", _sorted(headless))
-        rows.update(_first_rows(half.table, files, headless))
-    messages = {}
-    for key, row in rows.items():
+    wanted = asks["transaction_id"].combine_chunks()
+    rows = _first_rows(half.table, _head_files(half.table, wanted), wanted, columns)
+    headless = wanted.filter(pc.invert(pc.is_in(wanted, value_set=rows["transaction_id"])))
+    if len(headless):
+        files = half.table.files_holding("transaction_id", headless)
+        rows = pa.concat_tables([rows, _first_rows(half.table, files, headless, columns)])
+    return _as_heads(rows, asks, columns)
+
+
+def half_messages(heads: pa.Table) -> list[HalfMessage]:
+    """Heads with all columns as objects; what cannot be parsed is left out, and logged."""
+    messages = []
+    for row in heads.to_pylist():
         try:
-            messages[key] = half_message(row, check_times[key])
+            messages.append(half_message(row))
         except (TypeError, ValueError, KeyError) as error:
-            logger.warning(
-                "transaction %s: its half cannot be parsed (%s)", key, type(error).__name__
-            )
+            own_id, problem = row["transaction_id"], type(error).__name__
+            logger.warning("transaction %s: its half cannot be parsed (%s)", own_id, problem)
     return messages
 
 
-def half_message(row: dict[str, Any], check_times: int) -> HalfMessage:
-    """A row of the half log as a listener sees it."""
-    return HalfMessage(
-        transaction_id=str(row["transaction_id"]),
-        message_id=str(row["message_id"]),
-        producer_group=str(row["producer_group"]),
-        topic=row["real_topic"],
-        body=row["body"] or b"",
-        tags=row["tags"],
-        keys=row["keys"],
-        properties=MappingProxyType(dict(row["properties"] or ())),
-        sharding_key=row["sharding_key"],
-        born_timestamp=row["born_timestamp"],
-        message_count=row["message_count"] or 0,
-        check_times=check_times,
-    )
+def half_message(row: dict[str, Any]) -> HalfMessage:
+    """One head as an object."""
+    properties = MappingProxyType(dict(row["properties"] or ()))
+    return HalfMessage(**{**row, "body": row["body"] or b"", "properties": properties})
 
 
-def _head_files(table: Table, transaction_ids: Iterable[str]) -> list[DataFile]:
+def _as_heads(rows: pa.Table, asks: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The columns by their names, and how often each was asked, in the order of `asks`."""
+    asked = pc.index_in(rows["transaction_id"], value_set=asks["transaction_id"].combine_chunks())
+    order = pc.sort_indices(asked)
+    rows, asked = rows.take(order), asked.take(order)
+    found = {
+        "check_times": asks["check_times"].take(asked),
+        **{name: rows[_STORED_AS.get(name, name)] for name in columns if name != "check_times"},
+    }
+    if "message_count" in found:
+        found["message_count"] = pc.fill_null(found["message_count"], 0)
+    return pa.table({name: found[name] for name in columns})
+
+
+def _head_files(table: Table, transaction_ids: pa.Array) -> list[DataFile]:
     """Files with heads only: the millions of other messages of a transaction are not read."""
     with_heads = {file.path for file in table.files_up_to("sequence", HEAD_SEQUENCE)}
-    holding = table.files_holding("transaction_id", _sorted(transaction_ids))
+    holding = table.files_holding("transaction_id", transaction_ids)
     return [file for file in holding if file.path in with_heads]
 
 
 def _first_rows(
-    table: Table, files: Sequence[DataFile], transaction_ids: Iterable[str]
-) -> dict[str, dict[str, Any]]:
+    table: Table, files: Sequence[DataFile], wanted: pa.Array, columns: Sequence[str]
+) -> pa.Table:
     """The row with the lowest sequence of each transaction."""
-    first: dict[str, dict[str, Any]] = {}
-    for row in _lowest_of_each_batch(table, files, _sorted(transaction_ids)):
-        known = first.setdefault(str(row["transaction_id"]), row)
-        if row["sequence"] < known["sequence"]:
-            first[str(row["transaction_id"])] = row
-    return first
+    own = [_STORED_AS.get(name, name) for name in columns if name != "check_times"]
+    stored = list(dict.fromkeys([*_PLACE, *own]))
+    empty = pa.schema([HALF.columns.field(name) for name in stored]).empty_table()
+    rows = [_lowest(part.cast(empty.schema)) for part in _parts(table, files, wanted, stored)]
+    return _lowest(pa.concat_tables([empty, *rows]))
 
 
-def _lowest_of_each_batch(
-    table: Table, files: Sequence[DataFile], wanted: pa.Array
-) -> Iterator[dict[str, Any]]:
+def _parts(
+    table: Table, files: Sequence[DataFile], wanted: pa.Array, columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Rows about `wanted`, a few thousand at a time: a file may hold much else."""
     for file in files:
         try:
             if _holds(table, file, wanted):
-                for batch in table.batches(file, HEAD_COLUMNS, BATCH_ROWS):
-                    yield from _lowest(pa.table(batch), wanted).to_pylist()
+                for batch in table.batches(file, columns, BATCH_ROWS):
+                    part = pa.table(batch).select(list(columns))
+                    yield part.filter(pc.is_in(part["transaction_id"], value_set=wanted))
         except UNREADABLE_ERRORS as error:
             logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
 
@@ -102,15 +117,12 @@ def _holds(table: Table, file: DataFile, wanted: pa.Array) -> bool:
     return bool(pc.any(pc.is_in(ids, value_set=wanted)).as_py())
 
 
-def _lowest(batch: pa.Table, wanted: pa.Array) -> pa.Table:
-    kept = batch.filter(pc.is_in(batch["transaction_id"], value_set=wanted))
-    ordered = kept.sort_by("sequence")
-    numbered = ordered.select(["transaction_id"]).append_column(
-        "row", pa.array(range(ordered.num_rows), pa.int64())
-    )
-    first = numbered.group_by("transaction_id").aggregate([("row", "min")])
-    return ordered.take(first["row_min"])
-
-
-def _sorted(transaction_ids: Iterable[str]) -> pa.Array:
-    return pa.array(sorted(transaction_ids), pa.string())
+def _lowest(rows: pa.Table) -> pa.Table:
+    """One row of each transaction, the one with the lowest sequence."""
+    if rows.num_rows == 0:
+        return rows
+    places = Groups.of(rows["transaction_id"]).place
+    order = np.lexsort((integers(rows["sequence"], 0), places))
+    ordered = places[order]
+    is_first = np.append(True, ordered[1:] != ordered[:-1])
+    return rows.take(pa.array(order[is_first]))

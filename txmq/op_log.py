@@ -95,12 +95,35 @@ class OpLog:
         return found
 
     def rows_about(self, transaction_ids: pa.Array) -> pa.Table:
-        """CLAIM_COLUMNS of all live rows about these transactions, in no order."""
-        return self.table.rows_of("transaction_id", transaction_ids, CLAIM_COLUMNS)
+        """CLAIM_COLUMNS of all live rows about these transactions, in no order.
+
+        Rows that no txmq writes are left out, as in `between`.
+        """
+        rows = self.table.rows_of("transaction_id", transaction_ids, CLAIM_COLUMNS)
+        return _well_formed(rows)
 
     def append(self, rows: Sequence[OpRow], queue_id: int, *, app_id: str, number: int) -> int:
         """One commit of claims; returns its version. Raises as `Table.append`."""
-        return self.table.append(op_table(rows, queue_id), app_id=app_id, number=number)
+        return self.append_table(op_table(rows, queue_id), queue_id, app_id=app_id, number=number)
+
+    def append_table(self, rows: pa.Table, queue_id: int, *, app_id: str, number: int) -> int:
+        """As `append`, for claims as columns of OP; their places in the commit are theirs here."""
+        return self.table.append(_as_one_commit(rows, queue_id), app_id=app_id, number=number)
+
+
+def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:
+    """One ordinal a row; one queue and one date, so that one group commit is one file."""
+    count = rows.num_rows
+    shared = {
+        "queue_id": pa.repeat(pa.scalar(queue_id, pa.int32()), count),
+        "ordinal": pa.array(range(count), pa.int64()),
+    }
+    if count:
+        day = rows["store_date"][0]
+        shared["store_date"] = pa.repeat(day, count)
+    for name, values in shared.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), OP.columns.field(name), values)
+    return rows
 
 
 def _well_formed(rows: pa.Table) -> pa.Table:

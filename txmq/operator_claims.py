@@ -55,6 +55,8 @@ class OpenTransaction:
         next_check: when its listener is asked next; None where it is not, or where that is long
             past and was not looked up.
         is_due: its listener is asked in the next round.
+        reason: why the last look at it brought no end, such as NO_LISTENER, BUSY or TIMEOUT; None
+            where nobody has looked yet, or the listener itself said UNKNOWN without one.
         problem: MISSING or CONFLICT: a COMMIT would not take effect.
     """
 
@@ -66,6 +68,7 @@ class OpenTransaction:
     check_times: int
     next_check: datetime | None
     is_due: bool
+    reason: str | None
     problem: str | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -382,6 +385,7 @@ def _open(row: Mapping[str, Any], halves: Halves | None, now_ms: int) -> OpenTra
         check_times=row["check_times"],
         next_check=row["deadline"] if is_pending else None,
         is_due=row["is_due"],
+        reason=row["reason"],
         problem=row["problem"] if halves is None else halves.problem,
     )
 

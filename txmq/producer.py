@@ -17,7 +17,7 @@ from txmq.errors import (
 )
 from txmq.idempotency import checked_key
 from txmq.lifecycle import ClaimKind
-from txmq.listeners import HalfMessage, TransactionListener, answer_of, check_listener
+from txmq.listeners import ExecutingListener, HalfMessage, answer_of, check_executing_listener
 from txmq.message import (
     LocalTransactionState,
     Message,
@@ -73,14 +73,16 @@ class TransactionProducer:
         store: Store,
         *,
         producer_group: str,
-        listener: TransactionListener | None = None,
+        listener: ExecutingListener | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Check the group and the listener; nothing is read or written yet."""
         self.store = store
         self.producer_group = check_group(producer_group)
         self.clock: Clock = clock or SystemClock()
-        self._listener = None if listener is None else check_listener(producer_group, listener)
+        self._listener = (
+            None if listener is None else check_executing_listener(producer_group, listener)
+        )
         self._commits = ProducerCommits(store, self.producer_group, self.clock)
 
     # --- sending --------------------------------------------------------------------------
@@ -173,7 +175,7 @@ class TransactionProducer:
 
     def _executed(
         self,
-        listener: TransactionListener,
+        listener: ExecutingListener,
         transaction: Transaction,
         message: Message,
         argument: object,

@@ -122,7 +122,7 @@ class ProducerCommits:
         resolution.confirm(transaction_id, kind)
 
     def _origin(self, transaction_id: str, messages: Sequence[Message]) -> HalfOrigin:
-        timeout_s = self.store.config.transaction_timeout_s
+        timeout_s = self.store.config.of_group(self.producer_group).transaction_timeout_s
         immunity_s = max((m.immunity_time_s(timeout_s) for m in messages), default=timeout_s)
         return HalfOrigin(
             transaction_id,

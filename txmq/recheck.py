@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.check_claims import RoundResult
 from txmq.check_round import CheckRound
-from txmq.check_rules import DueRow
 from txmq.clock import Clock, SystemClock
 from txmq.config import Config
+from txmq.due_table import rounds_of
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimSource
-from txmq.listeners import TransactionListener, check_listener, load_listeners
-from txmq.open_transactions import OpenTransactions, due_rows
+from txmq.listeners import CheckListener, check_listener, load_listeners
+from txmq.open_transactions import OpenTransactions, dues_of
 from txmq.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +55,7 @@ class RecheckJob:
         store: whose transactions.
         listeners: by producer group; those that the settings name are added.
         clock: what "due" means.
+        spark: needed only by listeners that answer with a DataFrame (SetListener).
 
     Example:
         >>> RecheckJob(store, listeners={"orders": listener}).run_once().checks.asked
@@ -62,21 +66,26 @@ class RecheckJob:
         self,
         store: Store,
         *,
-        listeners: Mapping[str, TransactionListener] | None = None,
+        listeners: Mapping[str, CheckListener] | None = None,
         clock: Clock | None = None,
+        spark: SparkSession | None = None,
     ) -> None:
         """Check the listeners; nothing is asked yet. Raises: ListenerError."""
         self._store = store
+        self._spark = spark
         self._clock: Clock = clock or SystemClock()
         self._listeners = all_listeners(store.config, listeners)
 
     def run_once(self) -> RecheckResult:
         """Ask until nothing is left that was due at the start.
 
-        A transaction is asked at most once a call. Commits: three for each `check_queue_size` due
-        transactions, none if nothing is due. Raises: StorageError.
+        A transaction is asked at most once a call. Commits: three a round, none if nothing is due;
+        a round takes of each group `check_queue_size` due transactions, or `check_set_size` where
+        its listener answers for a set. Raises: StorageError, ListenerError.
         """
-        checks = CheckRound(self._store, listeners=self._listeners, clock=self._clock)
+        checks = CheckRound(
+            self._store, listeners=self._listeners, clock=self._clock, spark=self._spark
+        )
         try:
             return Recheck(self._store, checks, self._clock).run_once()
         finally:
@@ -88,7 +97,10 @@ class Recheck:
 
     def __init__(self, store: Store, checks: CheckRound, clock: Clock) -> None:
         """`checks` asks; this finds about whom."""
-        self._config = store.config
+        config = store.config
+        # Another service's round may have died, or lasts as long as the slowest listener.
+        slowest_s = max(each.listener_timeout_s for each in config.check_settings().values())
+        self._patience_s = config.check_lease_s + slowest_s
         self._checks = checks
         self._clock = clock
         self._open = OpenTransactions(store, clock)
@@ -99,30 +111,29 @@ class Recheck:
         total = RoundResult()
         while True:
             found = self._open.read(clock_ms)
-            dues = due_rows(found, clock_ms)
+            dues = dues_of(found, clock_ms)
             reached(FailPoint.DUE_FOUND)
             done, is_complete = self._rounds(dues, clock_ms, is_stopping)
             total += done
             # If all were dropped, the next look would find the same.
-            if not is_complete or done.dropped == len(dues):
+            if not is_complete or done.dropped == dues.num_rows:
                 return _result(total, found, is_complete=is_complete)
 
     def _rounds(
-        self, dues: Sequence[DueRow], clock_ms: int, is_stopping: Callable[[], bool]
+        self, dues: pa.Table, clock_ms: int, is_stopping: Callable[[], bool]
     ) -> tuple[RoundResult, bool]:
-        total, size = RoundResult(), self._config.check_queue_size
-        for start in range(0, len(dues), size):
-            done = self._round(dues[start : start + size], clock_ms, is_stopping)
+        total = RoundResult()
+        for each in rounds_of(dues, self._checks.limit_of):
+            done = self._round(each, clock_ms, is_stopping)
             if done is None:
                 return total, False
             total += done
         return total, True
 
     def _round(
-        self, dues: Sequence[DueRow], clock_ms: int, is_stopping: Callable[[], bool]
+        self, dues: pa.Table, clock_ms: int, is_stopping: Callable[[], bool]
     ) -> RoundResult | None:
-        patience_s = self._config.check_lease_s + self._config.listener_timeout_s
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + self._patience_s
         if is_stopping():
             return None
         return self._checks.run(
@@ -134,8 +145,8 @@ class Recheck:
 
 
 def all_listeners(
-    config: Config, listeners: Mapping[str, TransactionListener] | None
-) -> dict[str, TransactionListener]:
+    config: Config, listeners: Mapping[str, CheckListener] | None
+) -> dict[str, CheckListener]:
     """Those passed in, and those of the settings for other groups. Raises: ListenerError."""
     given = {group: check_listener(group, it) for group, it in (listeners or {}).items()}
     named = {group: name for group, name in config.listeners.items() if group not in given}

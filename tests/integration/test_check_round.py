@@ -19,8 +19,11 @@ from txmq.check_claims import RoundResult
 from txmq.check_lease import CheckLease
 from txmq.check_round import CheckRound
 from txmq.check_rules import DueRow
+from txmq.due_table import due_table
 from txmq.errors import StoreFullError
 from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.listener_threads import HUNG_PER_THREAD
+from txmq.operator_claims import Operator
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ def dues(world: CheckWorld, ids: Sequence[str], **fields: Any) -> list[DueRow]:
 
 
 def run(world: CheckWorld, check: CheckRound, rows: Sequence[DueRow]) -> RoundResult:
-    done = check.run(rows, clock_ms=world.clock.now_ms(), source=ClaimSource.CHECK)
+    done = check.run(due_table(rows), clock_ms=world.clock.now_ms(), source=ClaimSource.CHECK)
     assert done is not None
     return done
 
@@ -362,6 +365,49 @@ def test_listeners_that_hang_raise_or_are_slow_hold_up_nobody(
     assert ended == {*fine, *(row.transaction_id for row in rows)}
 
 
+def test_one_listener_call_that_hangs_among_a_thousand_holds_up_none(tmp_path: Path) -> None:
+    world = CheckWorld(tmp_path, listener_timeout_s=3.0, check_lease_s=30.0)
+    ids, released = world.prepare(1_000), threading.Event()
+    listener = world.listener(
+        lambda half: released.wait(60.0) if half.transaction_id == ids[500] else COMMIT
+    )
+    check = CheckRound(world.store, listeners={GROUP: listener}, clock=world.clock)
+
+    result = run(world, check, dues(world, ids))
+    released.set()
+    check.close()
+
+    assert result == RoundResult(committed=999, unknown=1)
+    assert sorted(listener.asked()) == sorted(ids)
+    (row,) = world.claims(ClaimKind.UNKNOWN)
+    assert (row["transaction_id"], row["reason"]) == (ids[500], "TIMEOUT")
+
+
+def test_group_whose_threads_all_hang_waits_uncounted_and_in_sight(tmp_path: Path) -> None:
+    world = CheckWorld(tmp_path, listener_timeout_s=0.05, check_threads=1)
+    stuck, released = world.prepare(HUNG_PER_THREAD), threading.Event()
+    late = world.prepare()
+    listener = world.listener(lambda _: released.wait(60.0))
+    check = CheckRound(world.store, listeners={GROUP: listener}, clock=world.clock)
+    for each in stuck:
+        run(world, check, dues(world, [each]))
+    pauses_s = []
+    for _ in range(3):
+        assert run(world, check, dues(world, late)) == RoundResult(unasked=1)
+        row = world.claims()[-1]
+        pauses_s.append((row["next_check_timestamp"] - row["op_timestamp"]).total_seconds())
+        world.clock.advance(pauses_s[-1])
+
+    operator = Operator(world.store, clock=world.clock)
+    shown = {one.transaction_id: one for one in operator.open_transactions()}
+    released.set()
+    check.close()
+    assert pauses_s == [30.0, 60.0, 120.0]
+    assert (shown[late[0]].reason, shown[late[0]].check_times) == ("BUSY", 0)
+    assert shown[late[0]].next_check == row["next_check_timestamp"]
+    assert (shown[stuck[0]].reason, shown[stuck[0]].check_times) == ("TIMEOUT", 1)
+
+
 def test_questions_beyond_the_queue_are_armed_again_uncounted(tmp_path: Path) -> None:
     world = CheckWorld(tmp_path, check_queue_size=3)
     ids, listener = world.prepare(5), world.listener(COMMIT)
@@ -382,7 +428,8 @@ def test_held_lease_asks_nobody(world: CheckWorld, checks: Callable[..., CheckRo
 
     check = checks(orders=listener)
     now_ms = world.clock.now_ms()
-    assert check.run(dues(world, ids), clock_ms=now_ms, source=ClaimSource.CHECK) is None
+    due = due_table(dues(world, ids))
+    assert check.run(due, clock_ms=now_ms, source=ClaimSource.CHECK) is None
     assert listener.asked() == []
 
 
@@ -456,10 +503,10 @@ def test_half_row_that_cannot_be_parsed_does_not_stop_the_others(
     ids, listener = world.prepare(2), world.listener(COMMIT)
     original = module.half_message
 
-    def parse(row: dict[str, Any], check_times: int) -> HalfMessage:
+    def parse(row: dict[str, Any]) -> HalfMessage:
         if row["transaction_id"] == ids[0]:
             raise ValueError(SECRET)
-        return original(row, check_times)
+        return original(row)
 
     monkeypatch.setattr(module, "half_message", parse)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from txmq.clock import Clock
 
@@ -66,6 +66,11 @@ def without_rechecks(handle: CheckHandle) -> None:
 
 def sources(world: CheckWorld) -> set[str]:
     return {row["source"] for row in world.claims() if row["source"] != "producer"}
+
+
+def wait_for_answers(world: CheckWorld, ids: list[str]) -> None:
+    """A listener is asked before its answer is a row."""
+    wait_until(lambda: len(world.claims(ClaimKind.COMMIT)) >= len(ids), "answers", PATIENCE_S)
 
 
 # --- run_once --------------------------------------------------------------------------------
@@ -162,6 +167,51 @@ def test_unknown_is_asked_again_until_the_maximum_and_discarded(
     assert world.half_rows() == 4
 
 
+def test_immunity_of_20_minutes_is_neither_counted_nor_discarded(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    groups = {GROUP: {"transaction_timeout_s": 1_200.0, "transaction_check_interval_s": 1.0}}
+    world = CheckWorld(tmp_path, transaction_check_max=3, groups=groups, **JOIN_ONLY)
+    clock, listener = AffineClock.from_now(speed=600.0), world.listener(UNKNOWN)
+    handle = CheckService(
+        world.store, spark=spark, listeners={GROUP: listener}, clock=clock
+    ).start()
+    wait_for_batch(handle)
+    without_rechecks(handle)
+    world.prepare(immunity_s=1_200.0)
+    stored_ms = clock.at(world.store.half_log().table.commit_times_ms()[1])
+    wait_until(lambda: len(world.claims(ClaimKind.DISCARD)) == 1, "the discard", PATIENCE_S)
+    handle.stop()
+
+    asked_ms = [clock.at(round(at_s * 1000)) for at_s in listener.first_asked_s().values()]
+    assert min(asked_ms) >= stored_ms + 1_200_000
+    assert listener.check_times() == [0, 1, 2]
+    assert [row["kind"] for row in world.claims()] == ["UNKNOWN"] * 3 + ["DISCARD"]
+    assert sources(world) == {"check"}
+    assert world.half_rows() == 1
+
+
+def test_set_form_answers_for_the_join(spark: SparkSession, tmp_path: Path) -> None:
+    world = CheckWorld(tmp_path, listener_timeout_s=60.0, check_lease_s=90.0, **JOIN_ONLY)
+    asked: list[int] = []
+
+    class Orders:
+        def check_local_transactions(self, heads: DataFrame) -> DataFrame:
+            asked.append(heads.count())
+            return heads.selectExpr("transaction_id", "'COMMIT' as state")
+
+    handle = CheckService(world.store, spark=spark, listeners={GROUP: Orders()}).start()
+    wait_for_batch(handle)
+    without_rechecks(handle)
+    ids = world.prepare(500, immunity_s=0.5)
+    wait_for_answers(world, ids)
+    handle.stop()
+
+    assert asked == [500]
+    assert sources(world) == {"check"}
+    assert handle.exception is None
+
+
 def test_two_services_and_rechecks_at_once_never_ask_more_than_the_maximum(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -226,7 +276,7 @@ def test_what_was_due_before_the_start_is_asked_by_a_recheck(
     listener = world.listener(COMMIT)
     ids = world.prepare(3, immunity_s=0.001)
     start(orders=listener)
-    wait_until(lambda: len(listener.asked()) >= 3, "three questions", PATIENCE_S)
+    wait_for_answers(world, ids)
 
     assert sorted(listener.asked()) == sorted(ids)
     assert sources(world) == {"recheck"}
@@ -286,6 +336,8 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
 ) -> None:
     listener = world.listener(COMMIT)
     ids = world.prepare(3, immunity_s=3.0)
+    # The join begins with the newest commit, so the one before is the recheck's.
+    world.prepare(immunity_s=10_000.0)
     handle = start(orders=listener)
     without_rechecks(handle)
     running = handle._stream._running
@@ -293,9 +345,9 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
     time_s = time.monotonic()
     wait_until(lambda: time.monotonic() > time_s + 3.0, "the deadline")
     monkeypatch.setattr(running, "has_dropped_rows", lambda: True)
-    wait_until(lambda: len(listener.asked()) >= 3, "three questions", PATIENCE_S)
+    wait_until(lambda: handle._stream._running is not running, "another query", PATIENCE_S)
+    wait_for_answers(world, ids)
 
-    assert handle._stream._running is not running
     assert sorted(listener.asked()) == sorted(ids)
     assert sources(world) == {"recheck"}
 

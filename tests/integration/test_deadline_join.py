@@ -304,3 +304,8 @@ def test_horizon_is_beyond_the_next_check_of_any_settings() -> None:
     slow = Config(transaction_check_interval_s=600.0, transaction_timeout_s=60.0)
 
     assert horizon_s(slow) > 600.0
+
+
+@pytest.mark.parametrize("key", ["transaction_check_interval_s", "transaction_timeout_s"])
+def test_horizon_is_beyond_the_next_check_of_any_group(key: str) -> None:
+    assert horizon_s(Config(groups={"patient": {key: 600.0}})) > 600.0

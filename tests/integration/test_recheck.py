@@ -4,6 +4,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld
@@ -12,8 +13,10 @@ from txmq.check_lease import CheckLease
 from txmq.clock import SystemClock
 from txmq.errors import ListenerError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
+from txmq.op_log import OpRow, op_table
 from txmq.open_transactions import open_transactions
 from txmq.recheck import RecheckJob, RecheckResult
+from txmq.schemas import MICROSECONDS_UTC, OP
 from txmq.settled_log import settled_table
 
 if TYPE_CHECKING:
@@ -118,6 +121,40 @@ def test_half_older_than_the_kept_log_is_due(world: CheckWorld) -> None:
     recheck(world, orders=listener)
 
     assert listener.asked() == ids
+
+
+def test_half_whose_commit_was_cleaned_from_the_log_is_still_immune(world: CheckWorld) -> None:
+    listener, ids = world.listener(), world.prepare(immunity_s=600.0)
+    for _ in range(3):
+        world.prepare(immunity_s=6.0)
+    _checkpoint(world)
+    for commit in (world.folder / "store" / "half" / "_delta_log").glob("*[012].json"):
+        commit.unlink()
+
+    world.clock.advance(590)
+    recheck(world, orders=listener)
+    assert ids[0] not in listener.asked()
+    world.clock.advance(11)
+    recheck(world, orders=listener)
+    assert listener.asked().count(ids[0]) == 1
+
+
+def test_immunity_of_20_minutes_is_neither_counted_nor_discarded(tmp_path: Path) -> None:
+    """RocketMQ counts each look and so discards it after 3 s (W4)."""
+    world = CheckWorld(tmp_path, transaction_check_interval_s=1.0, transaction_check_max=3)
+    listener, version = world.listener(), world.store.half_log().table.version
+    world.prepare(immunity_s=1_200.0)
+    for _ in range(40):
+        world.clock.advance(29.9)
+        recheck(world, orders=listener)
+    assert (listener.asked(), world.claims()) == ([], [])
+
+    for _ in range(7):
+        world.clock.advance(2)
+        recheck(world, orders=listener)
+    assert listener.check_times() == [0, 1, 2]
+    assert [row["kind"] for row in world.claims()] == ["UNKNOWN"] * 3 + ["DISCARD"]
+    assert world.store.half_log().table.version == version + 1
 
 
 def test_rocketmqs_settings_ask_between_6_and_36_seconds(tmp_path: Path) -> None:
@@ -363,7 +400,7 @@ def test_settled_incomplete_that_was_resumed_is_asked(world: CheckWorld) -> None
     assert listener.asked() == ids
 
 
-@pytest.mark.parametrize("immunity_s", [None, float("nan"), -5.0, 0.0])
+@pytest.mark.parametrize("immunity_s", [None, float("nan"), float("inf"), 1e300, -5.0, 0.0])
 def test_unusable_immunity_is_the_timeout(world: CheckWorld, immunity_s: float | None) -> None:
     from txmq.schemas import HALF
 
@@ -389,6 +426,51 @@ def test_file_that_cannot_be_read_does_not_stop_the_others(world: CheckWorld) ->
     recheck(world, orders=listener)
 
     assert listener.asked() == fine
+
+
+@pytest.mark.parametrize("bent", [{"kind": "EXPLODE"}, {"source": "stranger"}, {"ordinal": None}])
+def test_claim_that_no_txmq_writes_does_not_stop_the_check(
+    world: CheckWorld, bent: dict[str, Any]
+) -> None:
+    ids, listener = world.prepare(), world.listener()
+    row = OpRow(ids[0], ClaimKind.COMMIT, GROUP, ClaimSource.PRODUCER, world.clock.now_ms())
+    rows = pa.Table.from_pylist([op_table([row], 0).to_pylist()[0] | bent], OP.columns)
+    world.store.op_log().table.append(rows, app_id="stranger", number=1)
+    world.clock.advance(10)
+
+    recheck(world, orders=listener)
+
+    assert listener.asked() == ids
+
+
+def test_time_that_no_python_can_show_does_not_stop_the_check(world: CheckWorld) -> None:
+    (bent,) = world.prepare()
+    fine, listener = world.prepare(), world.listener()
+    row = OpRow(bent, ClaimKind.UNKNOWN, GROUP, ClaimSource.CHECK, world.clock.now_ms(), life=0)
+    rows = op_table([row], 0)
+    place = rows.schema.get_field_index("next_check_timestamp")
+    far = pa.array([2**62], MICROSECONDS_UTC)
+    rows = rows.set_column(place, OP.columns.field(place), far)
+    world.store.op_log().table.append(rows, app_id="stranger", number=1)
+    world.clock.advance(10)
+
+    recheck(world, orders=listener)
+
+    assert listener.asked() == fine
+    shown = open_transactions(world.store, clock=world.clock).to_pylist()
+    assert {row["transaction_id"] for row in shown} == {bent, *fine}
+
+
+def test_last_reason_is_shown_with_an_open_transaction(world: CheckWorld) -> None:
+    unheard, unseen = world.prepare(), world.prepare(immunity_s=600.0)
+    world.clock.advance(10)
+    recheck(world)
+
+    rows = open_transactions(world.store, clock=world.clock).to_pylist()
+    assert {row["transaction_id"]: (row["reason"], row["check_times"]) for row in rows} == {
+        unheard[0]: ("NO_LISTENER", 0),
+        unseen[0]: (None, 0),
+    }
 
 
 # --- draining ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from txmq.check_rules import (
     next_check_ms,
     next_try_ms,
 )
-from txmq.config import Config
+from txmq.config import CheckSettings, Config
 from txmq.lifecycle import Standing, TransactionState
 
 IMMUNITY_MS = 6_000
@@ -30,7 +30,7 @@ SERVICES = 3
 class Model:
     """The op log of one transaction and, for each service, the rows that its join still holds."""
 
-    config: Config
+    settings: CheckSettings
     now_ms: int = 0
     asked_ms: list[int] = field(default_factory=list)
     arming: list[DueRow] = field(default_factory=list)
@@ -60,12 +60,12 @@ class Model:
     def handle(self, row: DueRow, *, is_heard: bool) -> None:
         now = self.standing()
         times = now.standing.check_times
-        match decide(row, now, self.now_ms, self.config):
+        match decide(row, now, self.now_ms, self.settings):
             case Ask() if is_heard:
                 self.asked_ms.append(self.now_ms)
-                self.arm(times + 1, next_check_ms(self.now_ms, self.config))
+                self.arm(times + 1, next_check_ms(self.now_ms, self.settings))
             case Ask():
-                self.arm(times, next_try_ms(self.now_ms, now.uncounted, self.config))
+                self.arm(times, next_try_ms(self.now_ms, now.uncounted, self.settings))
             case Rearm(next_check_timestamp_ms=at_ms):
                 self.arm(times, at_ms)
             case Discard():
@@ -88,7 +88,7 @@ steps = st.lists(
 
 
 def run(moves: list[tuple[int, int, bool, bool]], check_max: int) -> Model:
-    model = Model(Config(transaction_check_max=check_max))
+    model = Model(Config(transaction_check_max=check_max).of_group("orders"))
     for passed_ms, service, is_heard, is_recheck in moves:
         model.now_ms += passed_ms
         if is_recheck:

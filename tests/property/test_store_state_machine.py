@@ -36,7 +36,7 @@ from txmq.lifecycle import ClaimKind, ClaimSource, Standing, TransactionState
 from txmq.listeners import HalfMessage
 from txmq.message import LocalTransactionState, Message, new_transaction_id
 from txmq.op_log import OpRow
-from txmq.open_transactions import OpenTransactions, due_rows
+from txmq.open_transactions import OpenTransactions, dues_of
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
 from txmq.storage import Table
@@ -279,7 +279,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _check(self) -> None:
         clock_ms = self.clock.now_ms()
-        dues = due_rows(OpenTransactions(self.store, self.clock).read(clock_ms), clock_ms)
+        dues = dues_of(OpenTransactions(self.store, self.clock).read(clock_ms), clock_ms)
         self.checks.run(dues, clock_ms=clock_ms, source=ClaimSource.RECHECK)
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:

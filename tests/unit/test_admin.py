@@ -77,6 +77,22 @@ def test_a_new_store_is_empty(empty: HandMadeStore, clock: ManualClock) -> None:
     assert status.messages == {}
 
 
+def test_what_could_not_be_asked_is_counted_by_its_reason(
+    empty: HandMadeStore, clock: ManualClock
+) -> None:
+    for number in range(1, 6):
+        empty.prepare(*halves(number, "orders"))
+    said = {1: ["NO_LISTENER"], 2: ["TIMEOUT", "NO_LISTENER"], 3: ["BUSY", "TIMEOUT"], 4: ["BUSY"]}
+    for number, reasons in said.items():
+        for times, reason in enumerate(reasons):
+            at = {"reason": reason, "op_timestamp": START + timedelta(seconds=times)}
+            empty.claim(Op(number, "UNKNOWN", life=0, check_times=0, changes=at))
+
+    status = admin(empty, clock).status()
+
+    assert (status.open, status.unasked) == (5, {"NO_LISTENER": 2, "BUSY": 1})
+
+
 def test_an_end_counts_before_it_is_settled(empty: HandMadeStore, clock: ManualClock) -> None:
     empty.prepare(*halves(1, "orders"), *halves(2, "orders"))
     empty.claim(Op(1, "COMMIT"))
@@ -133,6 +149,7 @@ def test_a_resumed_life_is_told_from_its_half_to_its_message(
     assert sorted((event.stage, event.title) for event in life.events) == sorted(
         [
             (LifeStage.HALF, "to orders"),
+            (LifeStage.CLAIM, "UNKNOWN"),
             (LifeStage.CLAIM, "DISCARD"),
             (LifeStage.CLAIM, "RESUME"),
             (LifeStage.CLAIM, "COMMIT"),

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.config import FIXED_KEYS, Config
+from txmq.config import FIXED_KEYS, GROUP_KEYS, Config
 from txmq.errors import ConfigError
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -234,6 +234,95 @@ def test_listener_that_cannot_be_a_class_is_refused(listeners: object) -> None:
 
 def test_long_value_is_cut_in_its_fault() -> None:
     assert len(faults_of(committer="x" * 10_000)[0]) <= 200
+
+
+# --- groups ----------------------------------------------------------------------------------
+
+
+def test_group_without_settings_of_its_own_has_those_of_the_store() -> None:
+    config = Config(transaction_check_max=3, groups={"billing": {"transaction_check_max": 7}})
+
+    assert config.of_group("orders").transaction_check_max == 3
+    assert config.of_group("billing").transaction_check_max == 7
+
+
+@pytest.mark.parametrize("key", GROUP_KEYS)
+def test_each_check_setting_can_differ_by_group(key: str) -> None:
+    other = getattr(Config(), key) + 1
+    config = Config(groups={"billing": {key: other}})
+
+    assert getattr(config.of_group("billing"), key) == other
+    assert config.of_group("billing") != config.of_group("orders") == Config().of_group("billing")
+
+
+def test_settings_of_all_groups_are_listed_with_those_of_the_others() -> None:
+    config = Config(groups={"billing": {"check_threads": 1}})
+
+    found = config.check_settings()
+
+    assert {name: one.check_threads for name, one in found.items()} == {"": 5, "billing": 1}
+
+
+@pytest.mark.parametrize(
+    ("groups", "fault"),
+    [
+        ([], "groups must map"),
+        (None, "groups must map"),
+        ({"a/b": {}}, "groups: producer_group"),
+        ({1: {}}, "groups: producer_group"),
+        ({"billing": None}, "must map settings to values"),
+        ({"billing": ["check_threads"]}, "must map settings to values"),
+        ({"billing": {"check_thread": 1}}, "did you mean check_threads?"),
+        ({"billing": {"zzz": 1}}, "'zzz' is not a setting"),
+        ({"billing": {None: 1}}, "is not a setting"),
+        ({"billing": {"check_lease_s": 90}}, "check_lease_s holds for the whole store"),
+        ({"billing": {"check_threads": 0}}, "check_threads must be at least 1"),
+        ({"billing": {"check_threads": 1.0}}, "check_threads must be a whole number"),
+        ({"billing": {"listener_timeout_s": "9"}}, "listener_timeout_s must be a number"),
+        ({"billing": {"transaction_timeout_s": math.inf}}, "transaction_timeout_s must be finite"),
+        ({"billing": {"listener_timeout_s": 30}}, "groups: billing: check_lease_s (30) must be"),
+        ({"billing": {"transaction_timeout_s": 1e6}}, "groups: billing: transaction_timeout_s and"),
+    ],
+)
+def test_setting_of_a_group_that_cannot_be_is_refused(groups: object, fault: str) -> None:
+    faults = faults_of(groups=groups)
+
+    assert len(faults) == 1
+    assert fault in faults[0]
+
+
+def test_faults_of_all_groups_are_listed_at_once() -> None:
+    faults = faults_of(
+        check_threads=0,
+        groups={"a": {"check_threads": 0, "check_thread": 1}, "b": {"listener_timeout_s": 0}},
+    )
+
+    assert len(faults) == 4
+
+
+def test_fault_of_the_store_is_not_repeated_for_its_groups() -> None:
+    assert len(faults_of(listener_timeout_s=30, groups={"billing": {"check_threads": 1}})) == 1
+
+
+def test_settings_of_groups_come_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "groups.yaml"
+    path.write_text("groups:\n  billing:\n    transaction_check_max: 3\n", encoding="utf-8")
+    environ = {"TXMQ_GROUPS": "{billing: {transaction_check_max: 3}}"}
+
+    assert Config.from_yaml(path) == Config.from_env(environ=environ)
+    assert Config.from_yaml(path).of_group("billing").transaction_check_max == 3
+
+
+def test_settings_of_groups_are_frozen_and_survive_the_way_through_plain_values() -> None:
+    own = {"check_threads": 1}
+    config = Config(groups={"billing": own})
+    own["check_threads"] = 2
+
+    assert config.of_group("billing").check_threads == 1
+    with pytest.raises(TypeError):
+        config.groups["billing"]["check_threads"] = 3  # type: ignore[index]
+    assert Config.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 # --- as a value -------------------------------------------------------------------------------

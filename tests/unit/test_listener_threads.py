@@ -4,61 +4,50 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from txmq.check_rules import Reason
-from txmq.listener_threads import HUNG_PER_THREAD, Answered, ListenerThreads, NotReached
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState
+from txmq.listener_threads import HUNG_PER_THREAD, ListenerThreads, Unanswered
 
-COMMIT = Answered(LocalTransactionState.COMMIT)
-UNKNOWN = LocalTransactionState.UNKNOWN
-TIMEOUT = Answered(UNKNOWN, Reason.TIMEOUT)
-BUSY = NotReached(Reason.BUSY)
-NO_LISTENER = NotReached(Reason.NO_LISTENER)
+HANGS, NOT_BEGUN = Unanswered.HANGS, Unanswered.NOT_BEGUN
+ALL_HANG = "all hang"
 
 
 class Listener:
-    def __init__(self, answer: Callable[[HalfMessage], Any]) -> None:
+    """Answers, and keeps what it was asked."""
+
+    def __init__(self, answer: Callable[[str], Any]) -> None:
         self.answer = answer
         self.asked: list[str] = []
 
-    def execute_local_transaction(self, message: HalfMessage, argument: object) -> Any:
-        raise NotImplementedError
-
-    def check_local_transaction(self, message: HalfMessage) -> Any:
-        self.asked.append(message.transaction_id)
-        return self.answer(message)
+    def __call__(self, question: str) -> Any:
+        self.asked.append(question)
+        return self.answer(question)
 
 
 class Hanging(Listener):
     """Does not answer before it is released."""
 
-    def __init__(self, state: LocalTransactionState = LocalTransactionState.COMMIT) -> None:
+    def __init__(self) -> None:
         self.released = threading.Event()
-        super().__init__(lambda _: self.released.wait(30.0) and state)
-
-
-def half(transaction_id: str, group: str = "orders") -> HalfMessage:
-    return HalfMessage(
-        transaction_id, f"{transaction_id}:0", group, "paid", b"secret", None, None, {}, None,
-        datetime.now(UTC), 1,
-    )  # fmt: skip
+        super().__init__(lambda question: self.released.wait(30.0) and f"{question}!")
 
 
 @contextmanager
-def threads(listeners: dict[str, Any], count: int = 2) -> Iterator[ListenerThreads]:
-    asking = ListenerThreads(listeners, count)
+def threads(listener: Listener, count: int = 2) -> Iterator[ListenerThreads[str, Any]]:
+    asking = ListenerThreads[str, Any]("orders", listener, count)
     try:
         yield asking
     finally:
-        for listener in listeners.values():
-            if isinstance(listener, Hanging):
-                listener.released.set()
+        if isinstance(listener, Hanging):
+            listener.released.set()
         asking.close()
+
+
+def ask(asking: ListenerThreads[str, Any], *questions: str, timeout_s: float = 10.0) -> Any:
+    put = asking.ask(questions)
+    return ALL_HANG if put is None else put.answers(time.monotonic() + timeout_s)
 
 
 def wait_for(holds: Callable[[], Any]) -> None:
@@ -68,154 +57,101 @@ def wait_for(holds: Callable[[], Any]) -> None:
         time.sleep(0.001)
 
 
-def raising(_: HalfMessage) -> Any:
-    raise ValueError("secret body")
+def answering(question: str) -> str:
+    return f"{question}!"
 
 
-def exiting(_: HalfMessage) -> Any:
-    raise SystemExit
+def test_answers_stand_in_the_order_of_the_questions() -> None:
+    with threads(Listener(answering)) as asking:
+        assert ask(asking, "a", "b", "c") == ["a!", "b!", "c!"]
 
 
-@pytest.mark.parametrize("state", list(LocalTransactionState))
-def test_answer_of_the_listener_is_the_outcome(state: LocalTransactionState) -> None:
-    with threads({"orders": Listener(lambda _: state)}) as asking:
-        assert asking.ask([half("a")], 10.0) == {"a": Answered(state)}
+def test_no_question_has_no_answer() -> None:
+    with threads(Listener(answering)) as asking:
+        assert ask(asking) == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (raising, "the listener raised ValueError"),
-        (exiting, "the listener raised SystemExit"),
-        (lambda _: None, "the listener returned NoneType, not a LocalTransactionState"),
-        (lambda _: 42, "the listener returned int, not a LocalTransactionState"),
-        (lambda _: "commit", "the listener returned str, not a LocalTransactionState"),
-        (lambda _: "COMMIT", "the listener returned str, not a LocalTransactionState"),
-        (lambda _: True, "the listener returned bool, not a LocalTransactionState"),
-    ],
-)
-def test_nonsense_is_unknown_and_says_why_without_the_text(
-    answer: Callable[[HalfMessage], Any], reason: str
-) -> None:
-    with threads({"orders": Listener(answer)}) as asking:
-        assert asking.ask([half("a")], 10.0) == {"a": Answered(UNKNOWN, reason)}
+def test_question_that_is_still_open_at_the_end_hangs() -> None:
+    with threads(Hanging()) as asking:
+        assert ask(asking, "a", timeout_s=0.05) == [HANGS]
 
 
-def test_group_without_listener_is_not_reached() -> None:
-    with threads({"orders": Listener(lambda _: UNKNOWN)}) as asking:
-        assert asking.ask([half("a", "billing")], 10.0) == {"a": NO_LISTENER}
-
-
-def test_question_that_is_still_open_at_the_end_counts_as_unknown() -> None:
-    with threads({"orders": Hanging()}) as asking:
-        assert asking.ask([half("a")], 0.05) == {"a": TIMEOUT}
-
-
-def test_question_that_never_began_does_not_count() -> None:
+def test_question_that_never_began_says_so() -> None:
     hanging = Hanging()
-    with threads({"orders": hanging}, count=1) as asking:
-        outcomes = asking.ask([half("a"), half("b")], 0.05)
-
-        assert outcomes == {"a": TIMEOUT, "b": BUSY}
+    with threads(hanging, count=1) as asking:
+        assert ask(asking, "a", "b", timeout_s=0.05) == [HANGS, NOT_BEGUN]
         assert hanging.asked == ["a"]
 
 
 def test_question_that_was_given_up_is_not_asked_later() -> None:
     hanging = Hanging()
-    with threads({"orders": hanging}, count=1) as asking:
-        asking.ask([half("a"), half("b")], 0.05)
+    with threads(hanging, count=1) as asking:
+        ask(asking, "a", "b", timeout_s=0.05)
         hanging.released.set()
-        asking.ask([half("c")], 10.0)
+        ask(asking, "c")
 
         assert hanging.asked == ["a", "c"]
 
 
 def test_round_ends_with_its_last_answer() -> None:
-    with threads({"orders": Listener(lambda _: LocalTransactionState.COMMIT)}) as asking:
+    with threads(Listener(answering)) as asking:
         began_s = time.monotonic()
-        asking.ask([half(str(n)) for n in range(200)], 60.0)
+        ask(asking, *map(str, range(200)), timeout_s=60.0)
 
         assert time.monotonic() - began_s < 30.0
 
 
-def test_group_that_hangs_does_not_hold_up_another() -> None:
-    answering = Listener(lambda _: LocalTransactionState.COMMIT)
-    with threads({"stuck": Hanging(), "orders": answering}, count=1) as asking:
-        stuck = [half(f"s{n}", "stuck") for n in range(50)]
-        fine = [half(f"f{n}") for n in range(50)]
-        outcomes = asking.ask([*stuck, *fine], 1.0)
-
-        assert {outcomes[f"f{n}"] for n in range(50)} == {COMMIT}
-
-
-def test_question_that_hangs_does_not_hold_up_its_own_group_in_the_next_round() -> None:
+def test_question_that_hangs_does_not_hold_up_the_next_round() -> None:
     hanging = Hanging()
-    mixed = Listener(
-        lambda message: (
-            hanging.answer(message)
-            if message.transaction_id == "a"
-            else LocalTransactionState.COMMIT
-        )
-    )
-    with threads({"orders": mixed, "other": hanging}, count=1) as asking:
-        assert asking.ask([half("a")], 0.05) == {"a": TIMEOUT}
-        assert asking.ask([half("b")], 10.0) == {"b": COMMIT}
+    mixed = Listener(lambda question: hanging(question) if question == "a" else answering(question))
+    with threads(hanging), threads(mixed, count=1) as asking:
+        assert ask(asking, "a", timeout_s=0.05) == [HANGS]
+        assert ask(asking, "b") == ["b!"]
 
 
 def test_hanging_threads_are_replaced_up_to_a_limit() -> None:
     hanging = Hanging()
-    with threads({"orders": hanging}, count=1) as asking:
-        outcomes = [asking.ask([half(str(n))], 0.05)[str(n)] for n in range(HUNG_PER_THREAD + 2)]
+    with threads(hanging, count=1) as asking:
+        found = [ask(asking, str(n), timeout_s=0.05) for n in range(HUNG_PER_THREAD + 2)]
 
-        assert outcomes == [TIMEOUT] * HUNG_PER_THREAD + [BUSY] * 2
+        assert found == [[HANGS]] * HUNG_PER_THREAD + [ALL_HANG] * 2
         assert len(hanging.asked) == HUNG_PER_THREAD
 
 
 def test_listener_that_recovers_is_asked_again() -> None:
     hanging = Hanging()
-    with threads({"orders": hanging}, count=1) as asking:
+    with threads(hanging, count=1) as asking:
         for n in range(HUNG_PER_THREAD):
-            asking.ask([half(str(n))], 0.05)
+            ask(asking, str(n), timeout_s=0.05)
         hanging.released.set()
         late: list[Any] = []
-        wait_for(lambda: late.extend(asking.late_answers()) or len(late) == HUNG_PER_THREAD)
+        wait_for(lambda: late.extend(asking.late()) or len(late) == HUNG_PER_THREAD)
 
-        assert asking.ask([half("again")], 10.0) == {"again": COMMIT}
+        assert ask(asking, "again") == ["again!"]
 
 
-def test_late_end_is_kept_once() -> None:
-    hanging = Hanging(LocalTransactionState.ROLLBACK)
-    with threads({"orders": hanging}) as asking:
-        asking.ask([half("a")], 0.05)
+def test_late_answer_is_kept_once() -> None:
+    hanging = Hanging()
+    with threads(hanging) as asking:
+        ask(asking, "a", timeout_s=0.05)
         hanging.released.set()
         late: list[Any] = []
-        wait_for(lambda: late.extend(asking.late_answers()) or late)
+        wait_for(lambda: late.extend(asking.late()) or late)
 
-        assert [(answer.transaction_id, answer.state) for answer in late] == [
-            ("a", LocalTransactionState.ROLLBACK)
-        ]
-        assert asking.late_answers() == []
+        assert late == [("a", "a!")]
+        assert asking.late() == []
 
 
-def test_late_unknown_is_forgotten() -> None:
-    hanging = Hanging(UNKNOWN)
-    with threads({"orders": hanging}, count=1) as asking:
-        for n in range(HUNG_PER_THREAD):
-            asking.ask([half(str(n))], 0.05)
-        hanging.released.set()
-        wait_for(lambda: asking.ask([half("again")], 10.0) != {"again": BUSY})
-
-        assert asking.late_answers() == []
-
-
-def test_several_questions_of_a_group_are_asked_at_the_same_time() -> None:
+def test_several_questions_are_asked_at_the_same_time() -> None:
     together = threading.Barrier(3, timeout=10.0)
+    with threads(Listener(lambda _: together.wait()), count=3) as asking:
+        assert sorted(ask(asking, "a", "b", "c")) == [0, 1, 2]
 
-    def answer(_: HalfMessage) -> Any:
-        together.wait()
-        return LocalTransactionState.COMMIT
 
-    with threads({"orders": Listener(answer)}, count=3) as asking:
-        outcomes = asking.ask([half(str(n)) for n in range(3)], 10.0)
+@pytest.mark.parametrize("count", [1, 5])
+def test_no_more_threads_than_allowed_are_started(count: int) -> None:
+    hanging = Hanging()
+    with threads(hanging, count=count) as asking:
+        ask(asking, *map(str, range(20)), timeout_s=0.05)
 
-        assert set(outcomes.values()) == {COMMIT}
+        assert len(hanging.asked) == count

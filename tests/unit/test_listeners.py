@@ -4,7 +4,18 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import ListenerError
-from txmq.listeners import HalfMessage, answer_of, check_listener, load_listeners
+from txmq.listeners import (
+    DEFAULT_HEAD_COLUMNS,
+    HEAD_COLUMNS,
+    HalfMessage,
+    answer_of,
+    answers_rows,
+    answers_sets,
+    check_executing_listener,
+    check_listener,
+    head_columns,
+    load_listeners,
+)
 from txmq.message import LocalTransactionState
 
 
@@ -86,3 +97,87 @@ def test_listeners_are_made_from_their_names() -> None:
 def test_listener_that_cannot_be_made_is_named(reference: str) -> None:
     with pytest.raises(ListenerError):
         load_listeners({"orders": reference})
+
+
+# --- the set form ------------------------------------------------------------------------------
+
+
+class ForSpark:
+    def check_local_transactions(self, heads: object) -> object:
+        return heads
+
+
+class ForArrow:
+    head_columns = ("keys", "transaction_id", "keys")
+
+    def check_local_transactions_arrow(self, heads: object) -> object:
+        return heads
+
+
+class Both(Answering, ForSpark):
+    """Asked one by one where there is no Spark."""
+
+
+class AsynchronousSet:
+    async def check_local_transactions(self, heads: object) -> object:
+        return heads
+
+
+class WithColumns(ForArrow):
+    def __init__(self, columns: object) -> None:
+        self.head_columns = columns  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("listener", [ForSpark(), ForArrow(), Both()])
+def test_object_that_answers_for_sets_is_a_listener(listener: object) -> None:
+    assert check_listener("orders", listener) is listener
+
+
+@pytest.mark.parametrize("listener", [ForSpark, AsynchronousSet(), HalfDone()], ids=repr)
+def test_what_cannot_answer_for_sets_is_refused(listener: object) -> None:
+    with pytest.raises(ListenerError, match="check_local_transactions_arrow"):
+        check_listener("orders", listener)
+
+
+@pytest.mark.parametrize(
+    ("listener", "forms"),
+    [
+        (Answering(), ["rows"]),
+        (ForSpark(), ["sets with Spark"]),
+        (ForArrow(), ["sets", "sets with Spark"]),
+        (Both(), ["rows", "sets with Spark"]),
+    ],
+)
+def test_forms_of_a_listener(listener: object, forms: list[str]) -> None:
+    found = {
+        "rows": answers_rows(listener),
+        "sets": answers_sets(listener, with_spark=False),
+        "sets with Spark": answers_sets(listener, with_spark=True),
+    }
+
+    assert [form for form, answers in found.items() if answers] == forms
+
+
+def test_set_listener_gets_all_columns_but_the_body_unless_it_names_them() -> None:
+    assert head_columns(ForSpark()) == DEFAULT_HEAD_COLUMNS
+    assert set(HEAD_COLUMNS) - set(DEFAULT_HEAD_COLUMNS) == {"body"}
+    assert head_columns(ForArrow()) == ("transaction_id", "keys")
+
+
+@pytest.mark.parametrize("columns", ["body", 3, ("bodies",), (None,)])
+def test_columns_that_no_head_has_are_refused_at_start(columns: object) -> None:
+    with pytest.raises(ListenerError, match="head_columns"):
+        check_listener("orders", WithColumns(columns))
+
+
+def test_misspelt_column_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ListenerError, match="did you mean body"):
+        check_listener("orders", WithColumns(("bodi",)))
+
+
+def test_producer_needs_a_listener_that_executes() -> None:
+    both = Both()
+
+    assert check_executing_listener("orders", both) is both
+    with pytest.raises(ListenerError, match="execute_local_transaction"):
+        check_executing_listener("orders", ForArrow())

@@ -36,6 +36,9 @@ COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 KIND, STATE = ClaimKind, TransactionState
 REASON = "asked the shop"
 
+# Halves become due by the times of files, which are those of the machine.
+LONG_DUE_MS = START_MS + 100 * 365 * 24 * 3_600_000
+
 _numbers = itertools.count(1)
 
 
@@ -60,8 +63,13 @@ def claim(store: Store, number: int, kind: ClaimKind, **fields: Any) -> None:
 
 
 def discard(store: Store, number: int, life: int = 0, **fields: Any) -> None:
-    fields = {"source": ClaimSource.CHECK, "reason": "CHECK_MAX", **fields}
-    claim(store, number, KIND.DISCARD, life=life, **fields)
+    """All questions that are allowed and the DISCARD, in one commit."""
+    fields = {"source": ClaimSource.CHECK, "life": life, **fields}
+    asked = {**fields, "op_timestamp_ms": LONG_DUE_MS}
+    times = range(1, store.config.transaction_check_max + 1)
+    rows = [op_row(number, KIND.UNKNOWN, check_times=each, **asked) for each in times]
+    rows.append(op_row(number, KIND.DISCARD, **{"reason": "CHECK_MAX", **fields}))
+    store.op_log().append(rows, 0, app_id="test", number=next(_numbers))
 
 
 def head_only(number: int) -> pa.Table:
@@ -431,7 +439,7 @@ def test_claim_of_a_stranger_does_not_end_it(store: Store, operator: Operator) -
 
 def test_other_end_that_was_first_is_told(store: Store, operator: Operator) -> None:
     prepare(store, halves(1))
-    rival = op_row(1, KIND.ROLLBACK, source=ClaimSource.CHECK)
+    rival = op_row(1, KIND.ROLLBACK, source=ClaimSource.CHECK, op_timestamp_ms=LONG_DUE_MS)
 
     def end_first() -> None:
         store.op_log().append([rival], 0, app_id="rival", number=1)
