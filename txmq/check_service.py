@@ -249,7 +249,7 @@ class _Running(StreamHandle):
         self._last_batch_s = -math.inf
         self._ending_batches = 0
         self.batches = 0
-        checkpoint = store.checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
+        checkpoint = store.service_checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
         query = start_check_stream(
             spark, store, clock=clock, checkpoint=checkpoint, on_batch=self._batch
         )

@@ -21,6 +21,7 @@ from txmq.admin import Admin
 from txmq.cli_view import (
     discarded_view,
     life_view,
+    maintenance_view,
     open_view,
     operator_view,
     recheck_view,
@@ -29,6 +30,7 @@ from txmq.cli_view import (
 )
 from txmq.config import Config
 from txmq.errors import TxmqError
+from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState
 from txmq.operator_claims import Operator, OperatorResult
 from txmq.recheck import RecheckJob
@@ -140,6 +142,19 @@ def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = 
         _print_json(result.to_dict())
     else:
         _console().print(recheck_view(result))
+
+
+@app.command()
+def maintenance(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
+    """Compact, clean and retire what nobody needs, once; for schedulers. `serve` does it too."""
+    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    result = Maintenance(store).run_once()
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        _console().print(maintenance_view(result))
+    if result.failed:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -128,6 +128,23 @@ class Config:
     commit_attempts: int = setting(
         20, "tries of one commit against other writers", at_least=1, at_most=1000
     )
+    maintenance_interval_s: float = setting(
+        15.0, "time between two rounds of maintenance", at_least=0.01
+    )
+    compact_target_bytes: int = setting(
+        64 * 1024 * 1024, "small files are merged up to this size", at_least=1024 * 1024
+    )
+    log_reserved_time_s: float = setting(
+        300.0, "age at which a commit of half, op or settled that all have read may be cleaned",
+        at_least=1.0,
+    )  # fmt: skip
+    topic_log_reserved_time_h: float = setting(
+        24.0, "how long a stream over a topic may stand still and go on", at_least=0.01
+    )
+    orphan_reserved_time_h: float = setting(
+        24.0, "age at which a file that no commit names is removed; longer than any sending takes",
+        at_least=1.0,
+    )  # fmt: skip
     checkpoint_interval: int = setting(
         25, "commits between two checkpoints of a table's log; fixed at creation", at_least=1
     )

@@ -68,6 +68,11 @@ def sources(world: CheckWorld) -> set[str]:
     return {row["source"] for row in world.claims() if row["source"] != "producer"}
 
 
+def wait_for_answers(world: CheckWorld, ids: list[str]) -> None:
+    """A listener is asked before its answer is a row."""
+    wait_until(lambda: len(world.claims(ClaimKind.COMMIT)) >= len(ids), "answers", PATIENCE_S)
+
+
 # --- run_once --------------------------------------------------------------------------------
 
 
@@ -226,7 +231,7 @@ def test_what_was_due_before_the_start_is_asked_by_a_recheck(
     listener = world.listener(COMMIT)
     ids = world.prepare(3, immunity_s=0.001)
     start(orders=listener)
-    wait_until(lambda: len(listener.asked()) >= 3, "three questions", PATIENCE_S)
+    wait_for_answers(world, ids)
 
     assert sorted(listener.asked()) == sorted(ids)
     assert sources(world) == {"recheck"}
@@ -293,7 +298,7 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
     time_s = time.monotonic()
     wait_until(lambda: time.monotonic() > time_s + 3.0, "the deadline")
     monkeypatch.setattr(running, "has_dropped_rows", lambda: True)
-    wait_until(lambda: len(listener.asked()) >= 3, "three questions", PATIENCE_S)
+    wait_for_answers(world, ids)
 
     assert handle._stream._running is not running
     assert sorted(listener.asked()) == sorted(ids)
