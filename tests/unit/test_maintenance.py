@@ -7,6 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from txmq.admin import Admin
@@ -146,6 +147,22 @@ def test_maintenance_runs_until_it_is_stopped(tmp_path: Path) -> None:
     assert handle.rounds >= 3
     assert not handle.is_alive
     assert handle.exception is None
+
+
+def test_life_of_a_transaction_is_shown_after_its_log_entries_went(busy: Store) -> None:
+    own_id = str(
+        busy.table_at("half").rows_of("sequence", pa.array([0]), ("transaction_id",))[0][0]
+    )
+    before = Admin(busy).transaction(own_id)
+    clock = wall_clock()
+    clock.advance(LATER_S)
+    Maintenance(busy, clock=clock).run_once()
+    after = Admin(busy).transaction(own_id)
+
+    assert [(one.stage, one.title) for one in after.events] == [
+        (one.stage, one.title) for one in before.events
+    ]
+    assert (after.state, after.check_times) == (before.state, before.check_times)
 
 
 # --- leftovers -----------------------------------------------------------------------------------
