@@ -102,7 +102,7 @@ class Orders:
         transaction.prepare()
         return transaction
 
-    def _end(self, way: Way, transaction: Transaction) -> None:  # noqa: C901, PLR0912 - one case each
+    def _end(self, way: Way, transaction: Transaction) -> None:
         match way:
             case Way.COMMIT:
                 self._pay_and_commit(transaction)

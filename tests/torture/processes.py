@@ -78,7 +78,7 @@ class Processes:
         environment[FAIL_POINTS_VARIABLE] = f"{point}=kill@{hit}" if point else ""
         command = [sys.executable, "-m", "tests.torture.actors", actor, str(self._folder), name]
         with log.open("wb") as output:
-            running = subprocess.Popen(  # noqa: S603 - our own module
+            running = subprocess.Popen(
                 [*command, str(round_number)], env=environment, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip

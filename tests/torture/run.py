@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.torture.actors import operate
 from tests.torture.ledger import GROUP, PAID, Ledger
-from tests.torture.plan import POINTS, SERVICES, Round, round_of
+from tests.torture.plan import SERVICES, Round, round_of
 from tests.torture.processes import POLL_S, Killed, Processes
 from txmq.config import Config
 from txmq.fail_points import FailPoint
@@ -44,6 +44,7 @@ SETTINGS = {
 DRAIN_WAIT_S = 300.0
 OBSTACLE_S = 3.0
 ARMED_PRODUCERS = 3
+RETIRED_COPIES = 3
 
 
 @dataclass
@@ -73,7 +74,13 @@ class Torture:
     """One run in one folder."""
 
     def __init__(
-        self, folder: Path, seed: int, rounds: int, *, with_spark: bool, say: Callable[[str], None]
+        self,
+        folder: Path,
+        seed: int,
+        rounds: int,
+        *,
+        with_spark: bool,
+        say: Callable[[str], None],
     ) -> None:
         """Go on where an earlier run in this folder stopped."""
         self._folder, self._with_spark, self._say = folder, with_spark, say
@@ -223,7 +230,7 @@ class Torture:
         """Retention forgets all that has ended, so it is tortured on a copy each."""
         problems = []
         original = self._folder / "store"
-        for number in range(2 * len(POINTS["retirer"])):
+        for number in range(RETIRED_COPIES):
             copied = self._folder / f"retired-{number}"
             shutil.rmtree(copied, ignore_errors=True)
             copied.mkdir()
