@@ -70,18 +70,18 @@ def log_files(table: Table) -> LogFiles:
 def clean_log(table: Table, keep_from: int) -> LogCleaned:
     """Remove the commits that nobody needs who has read all before `keep_from`; 0 commits.
 
-    What is kept begins at a checkpoint, and the data files go first: a process that is killed
-    in between leaves a log that names what is gone to nobody, and the next call goes on.
+    What is kept begins at a checkpoint. The commits go first, oldest first: no commit ever names a
+    file that is gone, and what a killed process leaves is a file that no commit names.
     """
     files = log_files(table.refresh())
     base = min(files.base(keep_from), _last_checkpoint(table, files))
-    doomed = sorted(version for version in files.commits_ms if version < base)
+    doomed = [version for version in files.commits_ms if version < base]
     if not doomed:
         return LogCleaned()
     removed = set(removed_by(table, doomed)) - named_by(table, _from(files, base))
-    gone = _delete(table, removed - {file.path for file in table.files()})
-    reached(FailPoint.DATA_FILES_DELETED)
     _delete(table, _log_paths(table, base))
+    reached(FailPoint.LOG_CLEANED)
+    gone = _delete(table, removed - {file.path for file in table.files()})
     return LogCleaned(len(doomed), gone)
 
 

@@ -41,7 +41,7 @@ class FailPoint(enum.StrEnum):
     LEASE_RETURNED = "check.lease_returned"
     FILES_MERGED = "maintenance.files_merged"
     FILES_REPLACED = "maintenance.files_replaced"
-    DATA_FILES_DELETED = "maintenance.data_files_deleted"
+    LOG_CLEANED = "maintenance.log_cleaned"
     EXPIRY_CLAIMED = "maintenance.expiry_claimed"
     DAYS_FORGOTTEN = "maintenance.days_forgotten"
     HALF_DAYS_REMOVED = "maintenance.half_days_removed"

@@ -62,7 +62,7 @@ STEPS = {
     FailPoint.LEASE_RETURNED: Step("checker"),
     FailPoint.FILES_MERGED: Step("maintainer"),
     FailPoint.FILES_REPLACED: Step("maintainer"),
-    FailPoint.DATA_FILES_DELETED: Step("maintainer"),
+    FailPoint.LOG_CLEANED: Step("maintainer"),
     FailPoint.EXPIRY_CLAIMED: Step("retirer"),
     FailPoint.DAYS_FORGOTTEN: Step("retirer"),
     FailPoint.HALF_DAYS_REMOVED: Step("retirer"),

@@ -42,7 +42,7 @@ POINTS: dict[str, dict[FailPoint, int]] = {
     "maintainer": {
         FailPoint.FILES_MERGED: 3,
         FailPoint.FILES_REPLACED: 3,
-        FailPoint.DATA_FILES_DELETED: 3,
+        FailPoint.LOG_CLEANED: 3,
     },
     "broker": {
         FailPoint.BELL_RUNG: 2,
