@@ -29,6 +29,8 @@ from txmq.store import Store
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 3600.0
+# What was not old enough to be cleaned is looked at again after this.
+QUIET_MS = 60_000
 _HOUR_MS = 3_600_000
 _TOPICS = "topics/"
 
@@ -94,6 +96,7 @@ class Maintenance:
         self._clock: Clock = clock or SystemClock()
         self._retention: Retention | None = None
         self._tables: dict[str, Table] = {}
+        self._quiet_until_ms: dict[str, int] = {}
         self._swept_s = -math.inf
 
     def run_once(self) -> MaintenanceResult:
@@ -117,6 +120,16 @@ class Maintenance:
     # --- one table ------------------------------------------------------------------------------
 
     def _look_after(self, path: str, table: Table) -> MaintenanceResult:
+        now_ms = self._clock.now_ms()
+        if now_ms < self._quiet_until_ms.get(path, now_ms) and not table.has_news():
+            return MaintenanceResult()
+        result = self._looked_after(path, table)
+        if result == MaintenanceResult():
+            # A thousand topics that nobody writes to must cost a thousand looks at one name.
+            self._quiet_until_ms[path] = now_ms + QUIET_MS
+        return result
+
+    def _looked_after(self, path: str, table: Table) -> MaintenanceResult:
         compacted = self._compacted(table)
         made = self._checkpointed(table)
         cleaned = clean_log(table, self._keep_from(path, table))

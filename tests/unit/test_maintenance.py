@@ -10,7 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from txmq import maintenance as module
 from txmq.admin import Admin
+from txmq.compaction import Compacted
 from txmq.config import Config
 from txmq.leftovers import remove_checkpoints, sweep
 from txmq.maintenance import Maintenance
@@ -125,6 +127,31 @@ def test_second_round_has_nothing_to_do(busy: Store) -> None:
     again = maintenance.run_once()
 
     assert (again.compacted.files_before, again.commits_cleaned, again.checkpoints) == (0, 0, 0)
+
+
+def test_quiet_tables_are_left_alone_until_something_is_appended(
+    busy: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(
+        module, "compact", lambda table, _: looked.append(table.location) or Compacted()
+    )
+    clock = wall_clock()
+    maintenance = Maintenance(busy, clock=clock)
+    maintenance.run_once()
+    maintenance.run_once()
+    looked.clear()
+    maintenance.run_once()
+    assert looked == []
+
+    send(busy, 1)
+    maintenance.run_once()
+    assert f"{busy.location}/half" in looked
+    assert f"{busy.location}/state/config" not in looked
+    clock.advance(61)
+    looked.clear()
+    maintenance.run_once()
+    assert f"{busy.location}/state/config" in looked
 
 
 def test_table_that_cannot_be_read_is_named_and_holds_up_no_other(busy: Store) -> None:
