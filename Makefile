@@ -15,8 +15,8 @@ help: ## show this list
 demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
 
-test: lint ready ## check the code and run all tests
-	$(BIN)/pytest
+test: lint ready ## check the code and run all tests, two at a time
+	$(BIN)/pytest -n 2 --dist worksteal
 
 unit: $(PACKAGES) ## run the tests that need no Spark
 	$(BIN)/pytest tests/unit
@@ -26,6 +26,9 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict $(CODE)
 	$(BIN)/lint-imports
+
+torture: ready ## kill everything at every step, for half an hour, and look whether a message was lost
+	$(BIN)/python -m tests.torture --keep
 
 bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
@@ -58,4 +61,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test unit lint bench ready clean
+.PHONY: help demo test unit lint bench torture ready clean

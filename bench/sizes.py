@@ -16,6 +16,7 @@ class Sizes:
     commit_rows: int = 10_000
     dataframe_rows: int = 1_000_000
     callers_s: float = 5.0
+    days: int = 30
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -25,6 +26,7 @@ class Sizes:
             backlog_rows=max(self.commit_rows, self.backlog_rows // times),
             dataframe_rows=max(1, self.dataframe_rows // times),
             callers_s=max(0.5, self.callers_s / times),
+            days=max(2, self.days // times),
         )
 
 

@@ -7,6 +7,7 @@ from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.errors import TxmqError
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
+from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer, TransactionSendResult
@@ -29,6 +30,7 @@ __all__ = [
     "Consumer",
     "HalfMessage",
     "LocalTransactionState",
+    "Maintenance",
     "Message",
     "Operator",
     "Publisher",

@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from txmq.check_rules import UNASKED_REASONS
 from txmq.check_standing import CheckStandings
 from txmq.clock import Clock, SystemClock, milliseconds, timestamp
+from txmq.delta_log import log_files
 from txmq.errors import TransactionNotFoundError
 from txmq.grouping import Groups
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
 from txmq.message import check_transaction_id, transaction_time_ms
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.op_log import claims_of_table
+from txmq.op_log import CLAIM_COLUMNS, claims_of_table
 from txmq.schemas import HALF, SETTLED, TOPIC
 from txmq.settled_log import NOTHING, SettledLog, last_facts
 from txmq.settlement import settle
@@ -309,8 +310,22 @@ def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus,
 
 
 def _claims_about(op: OpLog, transaction_id: str) -> pa.Table:
-    rows = op.between(NOTHING, op.table.version)
-    return rows.filter(pc.equal(rows["transaction_id"], transaction_id))
+    """All claims about a transaction; those whose commit was cleaned away have version NOTHING."""
+    first = min(log_files(op.table).commits_ms, default=0)
+    rows = op.between(first - 1, op.table.version)
+    recent = rows.filter(pc.equal(rows["transaction_id"], transaction_id))
+    if first == 0:
+        return recent
+    known = {_claim_key(row) for row in recent.to_pylist()}
+    live = op.rows_about(pa.array([transaction_id]))
+    is_old = pa.array([_claim_key(row) not in known for row in live.to_pylist()], pa.bool_())
+    old = live.filter(is_old)
+    version = pa.array([NOTHING] * old.num_rows, pa.int64())
+    return pa.concat_tables([old.append_column("_commit_version", version), recent])
+
+
+def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CLAIM_COLUMNS)
 
 
 def _standing(
@@ -364,7 +379,7 @@ def _claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
         details = {
             "source": row["source"],
             "producer_group": row["producer_group"],
-            "op_version": row["_commit_version"],
+            "op_version": row["_commit_version"] if row["_commit_version"] >= 0 else None,
             "ordinal": row["ordinal"],
             "life": row["life"],
             "check_times": row["check_times"],

@@ -1,4 +1,4 @@
-"""The broker: settle, publish and check in one driver."""
+"""The broker: settle, publish, check and maintenance in one driver."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from txmq.check_service import CheckService
 from txmq.clock import Clock, SystemClock
+from txmq.maintenance import Maintenance, MaintenanceResult
 from txmq.publisher import Publisher, PublishResult
 from txmq.recheck import RecheckResult
 from txmq.service import ServiceHandle
@@ -33,6 +34,7 @@ class BrokerResult:
 
     published: PublishResult
     checked: RecheckResult
+    maintained: MaintenanceResult
 
 
 class Broker:
@@ -66,12 +68,14 @@ class Broker:
         self.check_service = CheckService(
             store, spark=spark, listeners=dict(listeners or {}), clock=clock
         )
+        self.maintenance = Maintenance(store, clock=clock)
 
     def run_once(self) -> BrokerResult:
         """For schedules: settle and publish what is there, ask what is due, publish the answers."""
         first = self.publisher.run_once()
         checked = self.check_service.run_once()
-        return BrokerResult(first + self.publisher.run_once(), checked)
+        published = first + self.publisher.run_once()
+        return BrokerResult(published, checked, self.maintenance.run_once())
 
     def start(self) -> BrokerHandle:
         """Start all services; they run until `stop()`."""
@@ -81,7 +85,13 @@ class Broker:
         except BaseException:
             publishing.stop()
             raise
-        return BrokerHandle({"publisher": publishing, "check service": checking})
+        maintaining = self.maintenance.start()
+        services: dict[str, ServiceHandle] = {
+            "publisher": publishing,
+            "check service": checking,
+            "maintenance": maintaining,
+        }
+        return BrokerHandle(services)
 
 
 class BrokerHandle:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from txmq.admin import Lag, Status, TransactionLife
 from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.maintenance import MaintenanceResult
 from txmq.operator_claims import DiscardedTransaction, OpenTransaction, OperatorResult
 from txmq.recheck import RecheckResult
 from txmq.verify import NOT_CHECKED, InvariantResult, VerifyComparison, VerifyReport
@@ -77,6 +78,23 @@ def recheck_view(result: RecheckResult) -> RenderableType:
     if not result.is_complete:
         said["not finished"] = "another service asks now; nothing is lost"
     return _pairs("recheck", said)
+
+
+def maintenance_view(result: MaintenanceResult) -> RenderableType:
+    """What a round of maintenance did."""
+    retained = result.retained
+    said = {
+        "small files merged": f"{result.compacted.files_before:,} into "
+        f"{result.compacted.files_after:,}",
+        "checkpoints made": f"{result.checkpoints:,}",
+        "log entries cleaned": f"{result.commits_cleaned:,}",
+        "data files removed": f"{result.data_files_removed:,}",
+        "leftovers removed": f"{result.leftovers_removed:,}",
+        "transactions expired": f"{retained.expired:,}",
+        "days retired": f"half {len(retained.half_days)}, op {len(retained.op_days)}, "
+        f"settled {len(retained.settled_days)}",
+    }
+    return _pairs("maintenance", {**said, **{f"failed: {k}": v for k, v in result.failed.items()}})
 
 
 def open_view(shown: Sequence[OpenTransaction], total: int) -> RenderableType:

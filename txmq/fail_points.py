@@ -39,6 +39,12 @@ class FailPoint(enum.StrEnum):
     CHECKS_ANSWERED = "check.answered"
     CHECKS_COMMITTED = "check.committed"
     LEASE_RETURNED = "check.lease_returned"
+    FILES_MERGED = "maintenance.files_merged"
+    FILES_REPLACED = "maintenance.files_replaced"
+    LOG_CLEANED = "maintenance.log_cleaned"
+    EXPIRY_CLAIMED = "maintenance.expiry_claimed"
+    DAYS_FORGOTTEN = "maintenance.days_forgotten"
+    HALF_DAYS_REMOVED = "maintenance.half_days_removed"
 
 
 _hooks: list[Callable[[FailPoint], None]] = []

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 8192
 READ_AHEAD_BATCHES = 3
-SHOWN_STATES = (TransactionState.COMMITTED.value, TransactionState.DISCARDED.value)
+DEAD_STATES = (TransactionState.DISCARDED.value, TransactionState.EXPIRED.value)
+SHOWN_STATES = (TransactionState.COMMITTED.value, *DEAD_STATES)
 _PLAN_COLUMNS = ("transaction_id", "sequence", "real_topic", "real_queue_id", "message_count")
 _HALF_FIELDS = [HALF.columns.field(name) for name in _PLAN_COLUMNS if name != "transaction_id"]
 # A topic's column and the half's column that it is copied from.
@@ -103,7 +104,7 @@ class PayloadEngine(Protocol):
 
 
 def make_plan(half: HalfLog, facts: pa.Table) -> Plan:
-    """What the COMMITTED and DISCARDED among `facts` show, ordered by claim and sequence.
+    """What the COMMITTED, DISCARDED and EXPIRED among `facts` show, by claim and sequence.
 
     Raises: PayloadMissingError if a committed transaction has fewer halves than it was settled
         with: nothing is skipped.
@@ -178,7 +179,7 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     facts = facts.select(["state", "op_version", "life"]).take(pa.array(fact[order]))
     if not np.array_equal(row[order], np.arange(halves.num_rows)):
         halves = halves.take(pa.array(row[order]))
-    is_dead = pc.equal(facts["state"], TransactionState.DISCARDED.value)
+    is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES))
     topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
     columns = [topic, halves["real_queue_id"], facts["op_version"], facts["life"],
                halves["file"], halves["row"]]  # fmt: skip

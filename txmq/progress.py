@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from txmq.errors import SourceRestoredError
-from txmq.settled_log import NOTHING
+from txmq.settled_log import NOTHING, SettledLog
 from txmq.storage import Table
 
 MAX_DOUBLINGS = 5
+FINGERPRINT_HEX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,24 @@ class Progress:
 
 
 _RESTORED = "stop, and restore the topics and the settled log with it or make a new store"
+
+
+def check_followed(op: Table, settled: SettledLog) -> None:
+    """Raise SourceRestoredError where what was settled is not what the op log holds now.
+
+    Reads: the op log's commit at the settled log's mark. Both handles must be fresh.
+    """
+    if settled.mark > op.version:
+        raise SourceRestoredError("op", f"ends at {op.version}, but more was settled; {_RESTORED}")
+    now, then = commit_fingerprint(op, settled.mark), settled.fingerprint
+    if now is not None and then not in (None, now):
+        raise SourceRestoredError("op", f"has another commit {settled.mark}; {_RESTORED}")
+
+
+def commit_fingerprint(op: Table, version: int) -> int | None:
+    """The front of a commit's hash as a number that Delta can keep; None where it was cleaned."""
+    sha256 = commit_sha256(op, version)
+    return None if sha256 is None else int(sha256[:FINGERPRINT_HEX_DIGITS], 16)
 
 
 def commit_sha256(op: Table, version: int) -> str | None:

@@ -28,7 +28,7 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.payload import ArrowEngine, PayloadEngine, Plan, SparkEngine, make_plan
-from txmq.progress import ParkedTopic, Progress
+from txmq.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
 from txmq.service import StreamHandle, forget_checkpoint
 from txmq.settlement import settle
 from txmq.topic_log import TopicLog, offsets_in_order
@@ -117,7 +117,7 @@ class Publisher:
         self._stopping.clear()
         self.run_once()
         # The bell keeps no promise, so each start has a checkpoint of its own.
-        checkpoint = self.store.checkpoint_location(f"{self.name}-{uuid.uuid4().hex[:8]}")
+        checkpoint = self.store.service_checkpoint_location(f"{self.name}-{uuid.uuid4().hex[:8]}")
         # A stream over the op log itself would plan its commits a second time for nothing.
         bell = self._spark.readStream.format("rate").option("rowsPerSecond", BELLS_PER_S).load()
         query = (
@@ -227,9 +227,8 @@ class _Round:
         self._settled.table.refresh()
         self._op.table.refresh()
         self._progress.check_source(self._op.table)
+        check_followed(self._op.table, self._settled)
         latest = self._op.table.version
-        if self._settled.mark > latest:
-            raise SourceRestoredError("op", f"ends at {latest}, but more of it was settled")
         result = self._publish()
         while self._settled.mark < latest and not stopping.is_set():
             result = result + self._settle(latest) + self._publish()
@@ -246,7 +245,7 @@ class _Round:
         self._adapt_span(claims.num_rows, end - after)
         reached(FailPoint.FACTS_DECIDED)
         try:
-            self._settled.swap(settlement.facts, end)
+            self._settled.swap(settlement.facts, end, commit_fingerprint(self._op.table, end))
         except CommitRefusedError as error:
             self._settled.table.refresh()
             self._check_that_rivals_advance(after, error)
@@ -275,7 +274,7 @@ class _Round:
         mark, low = self._settled.mark, self._progress.low_water_version
         if mark <= low:
             return PublishResult()
-        facts = self._settled.between(low, mark)
+        facts = self._settled.to_show(low, mark)
         result = PublishResult()
         if facts.num_rows:
             self._half.table.refresh()
@@ -376,7 +375,7 @@ class _Round:
     def _catch_up(self, name: str, parked: ParkedTopic) -> None:
         mark = min(self._settled.mark, self._progress.low_water_version)
         try:
-            facts = self._settled.between(parked.from_version, mark)
+            facts = self._settled.to_show(parked.from_version, mark)
             plan = make_plan(self._half, facts)
             self._write_topic(name, plan, parked.from_version, mark)
         except (TxmqError, OSError, pa.ArrowException) as error:

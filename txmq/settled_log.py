@@ -24,6 +24,11 @@ def mark_id(op_table_id: str) -> str:
     return f"txmq/{op_table_id}"
 
 
+def fingerprint_id(op_table_id: str) -> str:
+    """The name under which a table keeps what the op log's commit at its mark looked like."""
+    return f"txmq-fingerprint/{op_table_id}"
+
+
 def settled_table(facts: Sequence[Fact], now_ms: int, op_timestamps: Sequence[object]) -> pa.Table:
     """Facts as rows of the settled log."""
     now = timestamp(now_ms)
@@ -52,12 +57,18 @@ class SettledLog:
         """`op_table_id` names the op log whose versions the mark counts."""
         self.table = table
         self.mark_id = mark_id(op_table_id)
+        self._fingerprint_id = fingerprint_id(op_table_id)
 
     @property
     def mark(self) -> int:
         """The op version up to which this handle's facts are complete; NOTHING before the first."""
         found = self.table.mark(self.mark_id)
         return NOTHING if found is None else found
+
+    @property
+    def fingerprint(self) -> int | None:
+        """Of the op log's commit at the mark; an op log that was restored has another."""
+        return self.table.mark(self._fingerprint_id)
 
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
         """FACT_COLUMNS of all facts about these transactions."""
@@ -77,12 +88,31 @@ class SettledLog:
         version = rows["op_version"]
         return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
 
-    def swap(self, rows: pa.Table, mark: int) -> None:
+    def to_show(self, after: int, through: int) -> pa.Table:
+        """As `between`, without EXPIRED lives whose messages became dead letters before."""
+        facts = self.between(after, through)
+        expired = facts.filter(pc.equal(facts["state"], TransactionState.EXPIRED.value))
+        if not expired.num_rows:
+            return facts
+        known = self.facts_of(pc.unique(expired["transaction_id"]))
+        discarded = known.filter(pc.equal(known["state"], TransactionState.DISCARDED.value))
+        shown_before = pc.is_in(_life_key(facts), value_set=_life_key(discarded))
+        is_expired = pc.equal(facts["state"], TransactionState.EXPIRED.value)
+        return facts.filter(pc.invert(pc.and_(is_expired, shown_before)))
+
+    def swap(self, rows: pa.Table, mark: int, fingerprint: int | None = None) -> None:
         """Facts and how far they reach, in one commit; CommitRefusedError if another was first.
 
         It is committed also without rows: the mark is a fact of its own.
         """
-        self.table.swap(rows, {self.mark_id: mark})
+        known = {} if fingerprint is None else {self._fingerprint_id: fingerprint}
+        self.table.swap(rows, {self.mark_id: mark, **known})
+
+
+def _life_key(facts: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(
+        facts["transaction_id"], facts["life"].cast(pa.string()), "/"
+    )
 
 
 def last_facts(facts: pa.Table) -> pa.Table:

@@ -31,7 +31,7 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from txmq.data_files import NewFile, write_file
 from txmq.errors import (
@@ -57,23 +57,30 @@ LARGE_FILE_ROWS = 1_000
 READ_BUFFER_BYTES = 1 << 20
 RETRY_PAUSE_S = 0.01
 SHOWN_CHARACTERS_OF_A_CAUSE = 200
+REWRITE_MARK = "txmq-rewrite"
 _INSERT = "insert"
 _COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
 Result = TypeVar("Result")
 _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 _WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
 _NO_SPACE = ("No space left", "os error 28", "StorageFull")
+# A handle that is older than the log's first commit has nothing to compare with.
+_CLEANED_BEHIND = ("Invalid table version",)
 _READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A live file: `path` is relative to the table, `partition` holds its partition values."""
+    """A live file: `path` is relative to the table, `partition` holds its partition values.
+
+    `modified_ms` is the writer's clock; of a compacted file, that of the newest file in it.
+    """
 
     path: str
     num_records: int
     size_bytes: int
     partition: Mapping[str, Any]
+    modified_ms: int = 0
 
 
 class Table:
@@ -249,12 +256,17 @@ class Table:
         partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
         return [
             DataFile(
-                path, records or 0, size, dict(zip(self.schema.partition_by, keys, strict=True))
+                path,
+                records or 0,
+                size,
+                dict(zip(self.schema.partition_by, keys, strict=True)),
+                modified_ms,
             )
-            for path, records, size, *keys in zip(
+            for path, records, size, modified_ms, *keys in zip(
                 kept["path"].to_pylist(),
                 kept["num_records"].to_pylist(),
                 kept["size_bytes"].to_pylist(),
+                kept["modification_time"].cast(pa.int64()).to_pylist(),
                 *partitions,
                 strict=True,
             )
@@ -408,7 +420,9 @@ class Table:
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
         """As `swap`, for Parquet files that are written already."""
-        actions: list[Any] = [_add_action(file) for file in files]
+        self._write_transaction([_add_action(file) for file in files], marks)
+
+    def _write_transaction(self, actions: list[Any], marks: Mapping[str, int]) -> None:
         with _translated(self.schema.name):
             self.handle.create_write_transaction(
                 actions, "append", self.schema.columns,
@@ -416,6 +430,33 @@ class Table:
                 commit_properties=_commit_properties(marks),
                 post_commithook_properties=_NO_CLEANUP,
             )  # fmt: skip
+
+    def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
+        """Put files with the same rows in the place of others: one commit, no news to any reader.
+
+        delta-rs lets two writers put the same file away, which would double its rows; the mark
+        keeps off other calls of this method, `compaction` looks for other programs.
+
+        Raises: CommitRefusedError where another call was first, or somebody deleted rows.
+        """
+        modified_ms = max((file.modified_ms for file in old), default=None)
+        removed = [_remove_action(file, is_news=False) for file in old]
+        added = [_add_action(file, modified_ms) for file in new]
+        self._commit_actions([*removed, *added])
+
+    def remove(self, files: Sequence[DataFile]) -> None:
+        """Take the rows of whole files out of the table: one commit. Raises: CommitRefusedError."""
+        self._commit_actions([_remove_action(file, is_news=True) for file in files])
+
+    def _commit_actions(self, actions: list[Any]) -> None:
+        marks = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1}
+        self._write_transaction(actions, marks)
+        self.refresh()
+
+    def checkpoint(self) -> None:
+        """Write the state of this version beside the log, so that readers need no older commit."""
+        with _translated(self.schema.name):
+            self.handle.create_checkpoint()
 
     def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """As `swap`, but `rows` become all that the table holds."""
@@ -448,8 +489,7 @@ def _partitions(
         for name, value in key.items():
             same = pc.is_null(part[name]) if value is None else pc.equal(part[name], value)
             part = part.filter(same)
-        values = {name: None if value is None else str(value) for name, value in key.items()}
-        yield values, part.drop_columns(list(columns))
+        yield partition_texts(key), part.drop_columns(list(columns))
 
 
 def _commit_properties(marks: Mapping[str, int]) -> CommitProperties:
@@ -459,15 +499,31 @@ def _commit_properties(marks: Mapping[str, int]) -> CommitProperties:
     return CommitProperties(app_transactions=transactions or None)
 
 
-def _add_action(file: NewFile) -> AddAction:
+def _add_action(file: NewFile, compacted_of_ms: int | None = None) -> AddAction:
+    now_ms = time.time_ns() // 1_000_000
     return AddAction(
         path=file.path,
         size=file.size_bytes,
         partition_values=dict(file.partition),
-        modification_time=time.time_ns() // 1_000_000,
-        data_change=True,
+        modification_time=now_ms if compacted_of_ms is None else compacted_of_ms,
+        data_change=compacted_of_ms is None,
         stats=file.stats_json,
     )
+
+
+def _remove_action(file: DataFile, *, is_news: bool) -> RemoveAction:
+    return RemoveAction(
+        file.path,
+        data_change=is_news,
+        deletion_timestamp=time.time_ns() // 1_000_000,
+        size=file.size_bytes,
+        partition_values=partition_texts(file.partition),
+    )
+
+
+def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
+    """Partition values as Delta writes them."""
+    return {name: None if value is None else str(value) for name, value in partition.items()}
 
 
 def _check_schema_version(table: str, handle: DeltaTable) -> None:
@@ -567,6 +623,8 @@ def _translated(table: str) -> Iterator[None]:
 
 def _storage_error(table: str, error: Exception) -> StorageError:
     text = str(error)
+    if any(sign in text for sign in _CLEANED_BEHIND):
+        return CommitRefusedError(table, "the log was cleaned since it was opened; opening again")
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _NO_SPACE):
         return StoreFullError(table, "no space left; free some, then call again")

@@ -35,7 +35,10 @@ _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
 # delta-rs decodes % twice, so that its folder is not Spark's, and panics at the others.
 _BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 
-REGISTERS = ("config", "publisher", "check_lease")
+REGISTERS = ("config", "publisher", "check_lease", "maintenance")
+_LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
+# Each start of a service has a checkpoint of its own there, which no other start reads.
+SERVICE_CHECKPOINTS = "services"
 
 
 class Store:
@@ -67,15 +70,15 @@ class Store:
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> Store:
-        """Make a new store: six tables, one commit each, and one for its settings.
+        """Make a new store: seven tables, one commit each, and one for its settings.
 
         Raises: StoreExistsError, ReadOnlyStoreError, StoreFullError.
         """
         store = cls(_plain(location), config or Config(), storage_options=storage_options)
         settings = store.register("config")
-        if store.table(OP, "op").exists() and settings.table.exists() and settings.read().revision:
+        if store.table_at("op").exists() and settings.table.exists() and settings.read().revision:
             raise StoreExistsError(store.location, "holds a store already; open it")
-        for schema, path in ((HALF, "half"), (OP, "op"), (SETTLED, "settled")):
+        for path, schema in _LOGS.items():
             store._create(schema, path)
         for name in REGISTERS:
             store._create(REGISTER, f"state/{name}")
@@ -118,15 +121,15 @@ class Store:
 
     def half_log(self) -> HalfLog:
         """The half log."""
-        return HalfLog(self.table(HALF, "half"))
+        return HalfLog(self.table_at("half"))
 
     def op_log(self) -> OpLog:
         """The op log."""
-        return OpLog(self.table(OP, "op"))
+        return OpLog(self.table_at("op"))
 
     def settled_log(self, op_table_id: str) -> SettledLog:
         """The settled log, as it follows the op log of this id."""
-        return SettledLog(self.table(SETTLED, "settled"), op_table_id)
+        return SettledLog(self.table_at("settled"), op_table_id)
 
     def topic_log(self, topic: str, op_table_id: str) -> TopicLog:
         """A topic, which may not be there yet; see `create_topic`."""
@@ -139,7 +142,18 @@ class Store:
 
     def register(self, name: str) -> Register:
         """One of REGISTERS."""
-        return Register(self.table(REGISTER, f"state/{name}"))
+        return Register(self.table_at(f"state/{name}"))
+
+    def table_paths(self) -> list[str]:
+        """Where the tables of the store are, under its location."""
+        registers = [f"state/{name}" for name in REGISTERS]
+        return [*_LOGS, *registers, *(f"topics/{name}" for name in self.topics())]
+
+    def table_at(self, path: str) -> Table:
+        """A new handle on the table at one of `table_paths`."""
+        if path in _LOGS:
+            return self.table(_LOGS[path], path)
+        return self.table(TOPIC if path.startswith("topics/") else REGISTER, path)
 
     def topics(self) -> list[str]:
         """Names of the topics that have a table."""
@@ -165,8 +179,12 @@ class Store:
         return table.location
 
     def checkpoint_location(self, service: str) -> str:
-        """Where a service keeps its streaming checkpoint."""
+        """Where a reader keeps its streaming checkpoint."""
         return f"{self.location}/checkpoints/{service}"
+
+    def service_checkpoint_location(self, start: str) -> str:
+        """Where one start of a service keeps its checkpoint until it ends."""
+        return self.checkpoint_location(f"{SERVICE_CHECKPOINTS}/{start}")
 
     def _keep_settings(self, settings: Register, now_ms: int) -> None:
         """The last step of a creation; of several creators at once it is the first that wins."""

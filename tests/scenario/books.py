@@ -25,6 +25,8 @@ SETTINGS = {
     "park_retry_interval_s": 0.01,
     # One topic after the other, so that a kill between two of them means something.
     "publish_threads": 1,
+    # Few orders make a log that is worth cleaning.
+    "checkpoint_interval": 5,
 }
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.scenario.books import GROUP, TOPICS, Books, sell, sell_frame
 from txmq.fail_points import FailPoint
+from txmq.maintenance import Maintenance
+from txmq.message import Message
+from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
 from txmq.recheck import RecheckJob
 from txmq.session import local_session
 from txmq.store import Store
-from txmq.testing import FAIL_POINTS_VARIABLE
+from txmq.testing import FAIL_POINTS_VARIABLE, ManualClock
 
 REPOSITORY = Path(__file__).parents[2]
 ORDERS = 12
@@ -56,6 +60,12 @@ STEPS = {
     FailPoint.CHECKS_ANSWERED: Step("checker"),
     FailPoint.CHECKS_COMMITTED: Step("checker"),
     FailPoint.LEASE_RETURNED: Step("checker"),
+    FailPoint.FILES_MERGED: Step("maintainer"),
+    FailPoint.FILES_REPLACED: Step("maintainer"),
+    FailPoint.LOG_CLEANED: Step("maintainer"),
+    FailPoint.EXPIRY_CLAIMED: Step("retirer"),
+    FailPoint.DAYS_FORGOTTEN: Step("retirer"),
+    FailPoint.HALF_DAYS_REMOVED: Step("retirer"),
 }
 WITH_SPARK = ("frame producer", "running publisher")
 
@@ -81,6 +91,30 @@ def act(actor: str, location: str, books: Books) -> None:
             Publisher(store).run_once()
         case "checker":
             RecheckJob(store, listeners={GROUP: books}).run_once()
+        case "maintainer":
+            Maintenance(store).run_once()
+            maintain(store, days_ahead=0.5)
+        case "retirer":
+            leave_open(store)
+            Publisher(store).run_once()
+            maintain(store, days_ahead=5)
+            Publisher(store).run_once()
+            maintain(store, days_ahead=5)
+
+
+def maintain(store: Store, days_ahead: float) -> None:
+    """A round by a clock that is days ahead of what is in the tables."""
+    clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
+    clock.advance(days_ahead * 86_400)
+    Maintenance(store, clock=clock).run_once()
+
+
+def leave_open(store: Store) -> None:
+    """A transaction that nobody ends, and that nobody paid for."""
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message(TOPICS[0], b"nobody pays for this"))
+        transaction.prepare()
 
 
 def obstacle(store: Store) -> Path:

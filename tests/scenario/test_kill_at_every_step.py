@@ -16,6 +16,7 @@ from txmq.broker import Broker
 from txmq.config import Config
 from txmq.fail_points import FailPoint
 from txmq.publisher import Publisher
+from txmq.recheck import RecheckJob
 from txmq.store import Store
 from txmq.verify import verify
 
@@ -36,10 +37,19 @@ def drain(store: Store, books: Books) -> None:
     wait_until(lambda: broker.run_once().checked.open_transactions == 0)
 
 
+def end_all(store: Store, books: Books) -> None:
+    """As `drain`, but maintenance is left to the process that is killed."""
+    recheck, publisher = RecheckJob(store, listeners={GROUP: books}), Publisher(store)
+    wait_until(lambda: recheck.run_once().open_transactions == 0)
+    publisher.run_once()
+
+
 def prepare(store: Store, books: Books, actor: str) -> None:
     """What must be there before the process that is killed begins."""
-    if actor.endswith(("publisher", "checker")):
+    if actor.endswith(("publisher", "checker", "maintainer", "retirer")):
         sell(store, books, ORDERS)
+    if actor in ("maintainer", "retirer"):
+        end_all(store, books)
 
 
 def assert_topics_tell_the_truth(store: Store, books: Books) -> None:

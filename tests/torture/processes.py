@@ -1,0 +1,135 @@
+"""Starting, killing and counting the processes under torture."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.torture.plan import kills
+from txmq.fail_points import FailPoint
+from txmq.testing import FAIL_POINTS_VARIABLE
+
+REPOSITORY = Path(__file__).parents[2]
+STOP_WAIT_S = 180.0
+POLL_S = 0.05
+
+
+@dataclass
+class Killed:
+    """How often each point was the last of a process, and how many kills were drawn so far."""
+
+    by_point: dict[str, int] = field(default_factory=dict)
+    drawn: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_point.values())
+
+    def draw(self, seed: int, actor: str) -> tuple[FailPoint, int]:
+        """The next kill of an actor; one that was in vain is not drawn again."""
+        place = self.drawn.get(actor, 0)
+        self.drawn[actor] = place + 1
+        drawn = kills(seed, actor)
+        return drawn[place % len(drawn)]
+
+
+@dataclass
+class Process:
+    """An actor that may be armed to die at a fail point."""
+
+    actor: str
+    name: str
+    point: FailPoint | None
+    running: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def has_ended(self) -> bool:
+        return self.running.poll() is not None
+
+    @property
+    def was_killed(self) -> bool:
+        return self.running.returncode == -signal.SIGKILL
+
+    @property
+    def has_failed(self) -> bool:
+        return self.running.returncode not in (0, None, -signal.SIGKILL)
+
+
+class Processes:
+    """All processes of one run; their names are never used twice."""
+
+    def __init__(self, folder: Path, seed: int, killed: Killed, faults: list[str]) -> None:
+        self._folder, self._seed, self.killed, self.faults = folder, seed, killed, faults
+        self._running: list[Process] = []
+
+    def start(self, actor: str, round_number: int, *, armed: bool) -> Process:
+        point, hit = self.killed.draw(self._seed, actor) if armed else (None, 0)
+        serial = len(list((self._folder / "logs").iterdir()))
+        name = f"{actor.replace(' ', '-')}-{round_number}-{serial}"
+        log = self._folder / "logs" / f"{name}.log"
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        environment[FAIL_POINTS_VARIABLE] = f"{point}=kill@{hit}" if point else ""
+        command = [sys.executable, "-m", "tests.torture.actors", actor, str(self._folder), name]
+        with log.open("wb") as output:
+            running = subprocess.Popen(
+                [*command, str(round_number)], env=environment, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        process = Process(actor, name, point, running, log)
+        self._running.append(process)
+        return process
+
+    def reap(self) -> Iterator[Process]:
+        """Processes that ended since the last look, counted."""
+        for process in [one for one in self._running if one.has_ended]:
+            self._running.remove(process)
+            self._count(process)
+            yield process
+
+    def alive(self, actor: str) -> int:
+        return sum(one.actor == actor for one in self._running)
+
+    def wait_for(self, *actors: str) -> None:
+        """Until none of these runs any more."""
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        while any(one.actor in actors for one in self._running):
+            for _ in self.reap():
+                pass
+            if time.monotonic() > deadline_s:
+                self.faults.append(f"{actors} did not end in {STOP_WAIT_S} s")
+                self.kill_all()
+            time.sleep(POLL_S)
+
+    def terminate(self, actor: str) -> None:
+        """The clean stop: SIGTERM."""
+        for process in self._running:
+            if process.actor == actor:
+                process.running.terminate()
+
+    def kill_all(self) -> None:
+        for process in self._running:
+            _kill_session(process)
+
+    def _count(self, process: Process) -> None:
+        # A JVM outlives its Python for a moment; a killed driver is both.
+        _kill_session(process)
+        if process.was_killed and process.point is not None:
+            count = self.killed.by_point.get(process.point, 0)
+            self.killed.by_point[process.point] = count + 1
+        if process.has_failed:
+            last = process.log.read_text(errors="replace").strip().splitlines()[-1:]
+            self.faults.append(f"{process.name} ended with {process.running.returncode}: {last}")
+
+
+def _kill_session(process: Process) -> None:
+    try:
+        os.killpg(process.running.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
