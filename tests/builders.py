@@ -23,6 +23,11 @@ GROUP = "orders-service"
 COMPLETE = Halves(GROUP, message_count=1, found=1)
 
 
+def kind_of(value: object) -> str:
+    """A test's name for an object, the same in every process."""
+    return value.__name__ if isinstance(value, type) else type(value).__name__
+
+
 def transaction_id(number: int, born_ms: int = START_MS) -> str:
     """A UUIDv7 that is the same in every run."""
     return str(uuid.UUID(int=born_ms << 80 | 0x7 << 76 | 0b10 << 62 | number))

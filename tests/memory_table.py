@@ -100,6 +100,7 @@ class Log:
             "path": [file.path for file in live],
             "size_bytes": [file.size_bytes for file in live],
             "num_records": [file.num_records for file in live],
+            "modification_time": pa.array([0] * len(live), pa.timestamp("ms", "UTC")),
         }
         for name in self.schema.partition_by:
             values = [self.data_file(file).partition[name] for file in live]

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import GROUP, halves, table_versions, transaction_id
+from tests.builders import GROUP, halves, kind_of, table_versions, transaction_id
 from txmq.config import Config
 from txmq.errors import (
     AlreadyPreparedError,
@@ -448,7 +448,7 @@ def test_89_closing_twice_is_no_error(producer: TransactionProducer) -> None:
 
 
 @pytest.mark.parametrize(
-    "listener", ["x", Listener, lambda message: COMMIT, object(), AsyncListener()], ids=repr
+    "listener", ["x", Listener, lambda message: COMMIT, object(), AsyncListener()], ids=kind_of
 )
 def test_91_listener_that_cannot_answer(store: Store, listener: object) -> None:
     with pytest.raises(ListenerError) as refused:

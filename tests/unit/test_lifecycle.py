@@ -246,7 +246,7 @@ def test_an_end_has_its_state(kind: ClaimKind, state: TransactionState) -> None:
     assert state in FINAL_STATES
 
 
-@pytest.mark.parametrize("kind", set(ClaimKind) - {KIND.COMMIT, KIND.ROLLBACK})
+@pytest.mark.parametrize("kind", sorted(set(ClaimKind) - {KIND.COMMIT, KIND.ROLLBACK}))
 def test_what_is_no_end_has_none(kind: ClaimKind) -> None:
     with pytest.raises(ValueError, match="does not end"):
         end_asked_for(kind)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.builders import kind_of
 from txmq.errors import ListenerError
 from txmq.listeners import (
     DEFAULT_HEAD_COLUMNS,
@@ -71,7 +72,7 @@ def test_object_with_both_methods_is_a_listener() -> None:
 @pytest.mark.parametrize(
     "listener",
     [None, "x", lambda message: None, Answering, HalfDone(), WithFields(), Asynchronous()],
-    ids=repr,
+    ids=kind_of,
 )
 def test_what_cannot_answer_is_refused_at_start(listener: object) -> None:
     with pytest.raises(ListenerError, match="orders"):
@@ -133,7 +134,7 @@ def test_object_that_answers_for_sets_is_a_listener(listener: object) -> None:
     assert check_listener("orders", listener) is listener
 
 
-@pytest.mark.parametrize("listener", [ForSpark, AsynchronousSet(), HalfDone()], ids=repr)
+@pytest.mark.parametrize("listener", [ForSpark, AsynchronousSet(), HalfDone()], ids=kind_of)
 def test_what_cannot_answer_for_sets_is_refused(listener: object) -> None:
     with pytest.raises(ListenerError, match="check_local_transactions_arrow"):
         check_listener("orders", listener)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -54,8 +55,23 @@ class World:
         self.publisher.run_once()
         return ids
 
-    def claim(self, transaction_id: str, kind: ClaimKind, life: int = 0) -> None:
-        row = OpRow(transaction_id, kind, GROUP, ClaimSource.CHECK, self.clock.now_ms(), life=life)
+    def discard(self, transaction_id: str) -> None:
+        """One question without an answer is enough in this store."""
+        self.claim(transaction_id, ClaimKind.UNKNOWN, check_times=1)
+        self.claim(transaction_id, ClaimKind.DISCARD)
+
+    def claim(
+        self, transaction_id: str, kind: ClaimKind, life: int = 0, check_times: int | None = None
+    ) -> None:
+        row = OpRow(
+            transaction_id,
+            kind,
+            GROUP,
+            ClaimSource.CHECK,
+            self.clock.now_ms(),
+            life=life,
+            check_times=check_times,
+        )
         self.store.op_log().append([row], 0, app_id=f"test-{kind}-{transaction_id}", number=1)
         self.publisher.run_once()
 
@@ -78,8 +94,9 @@ class World:
 
 
 @pytest.fixture
-def world(store: Store) -> World:
-    return World(store)
+def world(tmp_path: Path) -> World:
+    settings = Config(transaction_check_max=1, transaction_timeout_s=0.001)
+    return World(Store.create(tmp_path / "store", settings))
 
 
 # --- the rule ----------------------------------------------------------------------------------
@@ -208,7 +225,7 @@ def test_open_transaction_expires_and_its_messages_are_dead_letters(world: World
 
 def test_discarded_transaction_expires_without_a_second_dead_letter(world: World) -> None:
     (own_id,) = world.send(1, end=None)
-    world.claim(own_id, ClaimKind.DISCARD)
+    world.discard(own_id)
     assert world.dead() == 1
     assert world.days_later().expired == 1
     world.publisher.run_once()
@@ -219,7 +236,7 @@ def test_discarded_transaction_expires_without_a_second_dead_letter(world: World
 
 def test_resumed_transaction_expires_with_a_dead_letter_of_its_new_life(world: World) -> None:
     (own_id,) = world.send(1, end=None)
-    world.claim(own_id, ClaimKind.DISCARD)
+    world.discard(own_id)
     world.claim(own_id, ClaimKind.RESUME, life=1)
     assert world.days_later().expired == 1
     world.publisher.run_once()

@@ -29,7 +29,8 @@ from txmq.testing import START_MS, ManualClock
 
 def test_new_store_has_its_tables_and_no_topic(store: Store) -> None:
     assert set(table_versions(store)) == {
-        "half", "op", "settled", "state/config", "state/publisher", "state/check_lease"
+        "half", "op", "settled", "state/config", "state/publisher", "state/check_lease",
+            "state/maintenance",
     }  # fmt: skip
     assert store.topics() == []
 
