@@ -57,6 +57,7 @@ class World:
 
     def discard(self, transaction_id: str) -> None:
         """One question without an answer is enough in this store."""
+        self.clock.advance(60)
         self.claim(transaction_id, ClaimKind.UNKNOWN, check_times=1)
         self.claim(transaction_id, ClaimKind.DISCARD)
 
