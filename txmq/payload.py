@@ -33,7 +33,7 @@ from txmq.half_log import HalfLog
 from txmq.lifecycle import TransactionState
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schemas import HALF, MICROSECONDS_UTC, TOPIC
-from txmq.storage import DataFile, Table
+from txmq.storage import DataFile, Table, disk_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -216,8 +216,13 @@ class ArrowEngine:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
         parts = _read_ahead(_copied(half, plan.files, numbered, now_ms))
-        columns = TOPIC.columns
-        return [write_file(parts, columns, topic.filesystem, TOPIC.statistics_columns)]
+        try:
+            return [write_file(parts, TOPIC.columns, topic.filesystem, TOPIC.statistics_columns)]
+        except OSError as error:
+            told = disk_error(topic.schema.name, error)
+            if told is None:
+                raise
+            raise told from error
 
 
 def _copied(

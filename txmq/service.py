@@ -6,7 +6,10 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Protocol
+
+from txmq.errors import EnvironmentProblemError
 
 STOP_WAIT_S = 120.0
 STOP_POLL_S = 0.01
@@ -36,6 +39,24 @@ def forget_checkpoint(location: str) -> None:
         shutil.rmtree(location, ignore_errors=True)
 
 
+def _java_is_gone() -> tuple[type[Exception], ...]:
+    """What a call to Spark raises when its Java has ended."""
+    if find_spec("py4j") is None:
+        return (OSError,)
+    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
+    return OSError, Py4JNetworkError
+
+
+def _without_java(cause: Exception) -> EnvironmentProblemError:
+    problem = EnvironmentProblemError(
+        "Spark's Java process has ended",
+        "Start the service again; nothing is lost. Was it killed, or out of memory?",
+    )
+    problem.__cause__ = cause
+    return problem
+
+
 class StreamHandle:
     """A streaming query whose batches look at a stop flag."""
 
@@ -57,13 +78,19 @@ class StreamHandle:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the query still runs."""
-        return bool(self._query.isActive)
+        """Whether the query still runs; without its Java it does not."""
+        try:
+            return bool(self._query.isActive)
+        except _java_is_gone():
+            return False
 
     @property
     def exception(self) -> BaseException | None:
         """Why the query ended, if it failed."""
-        failure = self._query.exception()
+        try:
+            failure = self._query.exception()
+        except _java_is_gone() as error:
+            return _without_java(error)
         return failure if isinstance(failure, BaseException) else None
 
     def _is_pausing(self) -> bool:

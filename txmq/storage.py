@@ -622,15 +622,20 @@ def _translated(table: str) -> Iterator[None]:
 
 
 def _storage_error(table: str, error: Exception) -> StorageError:
-    text = str(error)
-    if any(sign in text for sign in _CLEANED_BEHIND):
+    if any(sign in str(error) for sign in _CLEANED_BEHIND):
         return CommitRefusedError(table, "the log was cleaned since it was opened; opening again")
-    number = error.errno if isinstance(error, OSError) else None
+    problem = f"cannot be written ({_in_one_line(error)})"
+    return disk_error(table, error) or StorageError(table, problem)
+
+
+def disk_error(table: str, error: Exception) -> StorageError | None:
+    """A full or read-only disk as our error; None for everything else."""
+    text, number = str(error), error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _NO_SPACE):
         return StoreFullError(table, "no space left; free some, then call again")
     if number in (errno.EROFS, errno.EACCES) or any(sign in text for sign in _READ_ONLY):
         return ReadOnlyStoreError(table, "cannot be written; check its rights")
-    return StorageError(table, f"cannot be written ({_in_one_line(error)})")
+    return None
 
 
 def _in_one_line(error: Exception) -> str:

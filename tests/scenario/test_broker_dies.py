@@ -9,23 +9,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.reading import are_gap_free, log_rows, topic_rows, wait_until
-from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
+from tests.reading import log_rows, topic_rows, wait_until
+from tests.scenario.books import SETTINGS, Books, sell
 from tests.scenario.steps import REPOSITORY
-from txmq.broker import Broker
+from tests.scenario.truth import assert_topics_tell_the_truth, drain
 from txmq.config import Config
 from txmq.store import Store
-from txmq.verify import verify
 
 pytestmark = pytest.mark.spark
 START_S = 120.0
 # Nobody may be asked about an order whose producer still works on it.
 IMMUNITY_S = 5.0
+ORPHAN_S = 10.0
 
 
 @pytest.fixture
@@ -46,13 +46,18 @@ def broker(store: Store, books: Books) -> Iterator[subprocess.Popen[bytes]]:
     ready.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.scenario.broker_process", store.location, books.path]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen([*command, str(ready)], env=environment, start_new_session=True)
+    complaints = ready.with_name("complaints")
+    with complaints.open("w") as file:
+        process = subprocess.Popen(
+            [*command, str(ready)], env=environment, start_new_session=True, stderr=file
+        )
     try:
         wait_until(lambda: ready.exists() or process.poll() is not None, START_S)
         assert process.poll() is None
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -94,6 +99,34 @@ def java_of(process: subprocess.Popen[bytes]) -> int:
     pytest.fail("the broker has no JVM")
 
 
+def runs(process_id: int) -> bool:
+    """Whether it is there and does not only wait to be buried."""
+    try:
+        fields = Path("/proc", str(process_id), "stat").read_text().rpartition(")")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return fields[2].split()[0] != "Z"
+
+
+def test_half_a_broker_does_not_stay_behind(store: Store, books: Books) -> None:
+    with sales(store, books):
+        with broker(store, books) as process:
+            wait_for_more(store)
+            java = java_of(process)
+            os.kill(process.pid, signal.SIGKILL)
+            wait_until(lambda: not runs(java), ORPHAN_S)
+        with broker(store, books) as process:
+            wait_for_more(store)
+            os.kill(java_of(process), signal.SIGKILL)
+            wait_until(lambda: process.poll() is not None, ORPHAN_S)
+        assert process.returncode == 1
+        complaints = Path(store.location).with_name("complaints").read_text()
+        assert "EnvironmentProblemError: Spark's Java process has ended." in complaints
+    drain(store, books)
+
+    assert_topics_tell_the_truth(store, books)
+
+
 def test_broker_that_is_killed_loses_and_doubles_nothing(store: Store, books: Books) -> None:
     checkpoints = Path(store.location, "checkpoints")
     older = checkpoints.with_name("older-checkpoints")
@@ -114,14 +147,7 @@ def test_broker_that_is_killed_loses_and_doubles_nothing(store: Store, books: Bo
             os.kill(java_of(process), signal.SIGKILL)
             wait_until(lambda: process.poll() is not None)
             assert process.poll() != 0
-    last = Broker(store, listeners={GROUP: books})
-    wait_until(lambda: last.run_once().checked.open_transactions == 0)
+    drain(store, books)
 
-    paid = books.paid()
-    for topic in TOPICS:
-        rows = topic_rows(store, topic)
-        assert {row["transaction_id"]: row["body"] for row in rows} == paid
-        assert are_gap_free(rows)
-    report = verify(store.location)
-    assert report.is_clean, report
+    assert_topics_tell_the_truth(store, books)
     assert {row["source"] for row in log_rows(store, "op")} > {"producer"}

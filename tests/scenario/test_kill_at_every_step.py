@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tests.reading import are_gap_free, log_rows, topic_rows, wait_until
+from tests.reading import log_rows, wait_until
 from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.scenario.steps import ORDERS, STEPS, WITH_SPARK, obstacle, run
-from txmq.broker import Broker
+from tests.scenario.truth import assert_topics_tell_the_truth, drain
 from txmq.config import Config
 from txmq.fail_points import FailPoint
 from txmq.publisher import Publisher
 from txmq.recheck import RecheckJob
 from txmq.store import Store
-from txmq.verify import verify
 
 
 @pytest.fixture
@@ -29,12 +28,6 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def books(tmp_path: Path) -> Books:
     return Books(tmp_path / "books.sqlite")
-
-
-def drain(store: Store, books: Books) -> None:
-    """A broker that starts anew works until no transaction is open."""
-    broker = Broker(store, listeners={GROUP: books})
-    wait_until(lambda: broker.run_once().checked.open_transactions == 0)
 
 
 def end_all(store: Store, books: Books) -> None:
@@ -50,17 +43,6 @@ def prepare(store: Store, books: Books, actor: str) -> None:
         sell(store, books, ORDERS)
     if actor in ("maintainer", "retirer"):
         end_all(store, books)
-
-
-def assert_topics_tell_the_truth(store: Store, books: Books) -> None:
-    paid = books.paid()
-    for topic in TOPICS:
-        rows = topic_rows(store, topic)
-        assert {row["transaction_id"]: row["body"] for row in rows} == paid
-        assert len({row["message_id"] for row in rows}) == len(rows)
-        assert are_gap_free(rows)
-    report = verify(store.location)
-    assert report.is_clean, report
 
 
 def test_every_fail_point_has_a_story() -> None:
