@@ -1,14 +1,17 @@
 """The `txmq` command: make a store, serve it, look at it, decide by hand, verify it.
 
-Spark is imported by `serve` and `demo` only, so the others start at once and run anywhere.
+Spark is imported by `serve`, `demo` and `verify --engine` only, so the others start at once and run
+anywhere.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +22,10 @@ from typer.core import TyperGroup
 
 from txmq.admin import Admin
 from txmq.cli_view import (
+    comparison_view,
     discarded_view,
     life_view,
+    maintenance_view,
     open_view,
     operator_view,
     recheck_view,
@@ -29,10 +34,12 @@ from txmq.cli_view import (
 )
 from txmq.config import Config
 from txmq.errors import TxmqError
+from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState
 from txmq.operator_claims import Operator, OperatorResult
 from txmq.recheck import RecheckJob
 from txmq.store import Store
+from txmq.verify import VerifyComparison, VerifyReport, verify_by_spark
 from txmq.verify import verify as verify_store
 
 LOCATION_VARIABLE = "TXMQ_LOCATION"
@@ -60,6 +67,14 @@ Limit = Annotated[
 ]
 Why = Annotated[str, typer.Option("--reason", help="Why; it is kept with the claim.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Write it; without this it is shown only.")]
+
+
+class VerifyEngine(enum.StrEnum):
+    """Who verifies; two checkers share no code, so each finds the other's mistakes."""
+
+    PLAIN = "plain"
+    SPARK = "spark"
+    BOTH = "both"
 
 
 class _CleanErrors(TyperGroup):
@@ -140,6 +155,19 @@ def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = 
         _print_json(result.to_dict())
     else:
         _console().print(recheck_view(result))
+
+
+@app.command()
+def maintenance(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
+    """Compact, clean and retire what nobody needs, once; for schedulers. `serve` does it too."""
+    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    result = Maintenance(store).run_once()
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        _console().print(maintenance_view(result))
+    if result.failed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -247,6 +275,7 @@ def resume(
 @app.command()
 def verify(
     location: Location,
+    config: ConfigFile = None,
     *,
     as_json: AsJson = False,
     drained: Annotated[
@@ -256,15 +285,22 @@ def verify(
             help="Running: what is not published yet is open. Drained: it is lost.",
         ),
     ] = True,
+    engine: Annotated[
+        VerifyEngine,
+        typer.Option("--engine", help="Who reads: plain needs no Spark; both must agree."),
+    ] = VerifyEngine.PLAIN,
 ) -> None:
     """Check every promise in docs/invariants.md; exit code 1 if one is broken."""
-    store = Store.open(location)
-    report = verify_store(store.location, drained=drained, storage_options=store.storage_options)
+    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    checker = _Verification(store, drained=drained)
+    found = checker.both() if engine is VerifyEngine.BOTH else checker.one(engine)
     if as_json:
-        _print_json(report.to_dict())
+        _print_json(found.to_dict())
     else:
-        _console().print(verify_view(report))
-    if not report.is_clean:
+        _console().print(
+            comparison_view(found) if isinstance(found, VerifyComparison) else verify_view(found)
+        )
+    if not found.is_clean:
         raise typer.Exit(EXIT_VIOLATIONS)
 
 
@@ -298,6 +334,44 @@ def demo(  # noqa: PLR0913 - the options of a command
         lose_checkpoints=lose_checkpoints,
     )
     raise typer.Exit(code)
+
+
+class _Verification:
+    """One store before the engines; Spark is started only for its own."""
+
+    def __init__(self, store: Store, *, drained: bool) -> None:
+        self._store, self._drained = store, drained
+
+    def one(self, engine: VerifyEngine) -> VerifyReport:
+        return self._plain() if engine is VerifyEngine.PLAIN else self._spark(None)
+
+    def both(self) -> VerifyComparison:
+        """The second one reads the versions that the first one read."""
+        plain = self._plain()
+        return VerifyComparison(plain, self._spark(plain.versions))
+
+    def _limits(self) -> dict[str, int]:
+        settings = self._store.config.check_settings().items()
+        return {group: own.transaction_check_max for group, own in settings}
+
+    def _plain(self) -> VerifyReport:
+        return verify_store(
+            self._store.location,
+            drained=self._drained,
+            check_limits=self._limits(),
+            storage_options=self._store.storage_options,
+        )
+
+    def _spark(self, versions: Mapping[str, int] | None) -> VerifyReport:
+        from txmq.session import local_session
+
+        return verify_by_spark(
+            self._store.location,
+            local_session("txmq-verify"),
+            drained=self._drained,
+            check_limits=self._limits(),
+            versions=versions,
+        )
 
 
 def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:

@@ -27,6 +27,15 @@ _STEPS = {
     ("EXPIRE", DISCARDED): EXPIRED,
     ("EXPIRE", INCOMPLETE): EXPIRED,
 }
+# What may follow what by some claim, and by how much the life grows.
+LAWFUL_STEPS = {
+    **{(PENDING, later): 0 for later in (COMMITTED, ROLLED_BACK, DISCARDED, INCOMPLETE, EXPIRED)},
+    (DISCARDED, PENDING): 1,
+    (DISCARDED, EXPIRED): 0,
+    (INCOMPLETE, PENDING): 1,
+    (INCOMPLETE, ROLLED_BACK): 0,
+    (INCOMPLETE, EXPIRED): 0,
+}
 # The life that a claim must name, counted from the current one.
 _LIVES_AHEAD = {"DISCARD": 0, "EXPIRE": 0, "RESUME": 1}
 
@@ -65,6 +74,7 @@ def facts_of(
     *,
     complete: bool,
     incomplete_at: Container[tuple[int, int]] = (),
+    start: tuple[str, int] = (PENDING, 0),
 ) -> list[SeenFact]:
     """What took effect, in order.
 
@@ -73,8 +83,9 @@ def facts_of(
         producer_group: of its halves; claims of others count for nothing.
         complete: whether its halves are all there and agree.
         incomplete_at: places at which they were not, though they are now.
+        start: the state and the life before the first of these claims.
     """
-    state, life = PENDING, 0
+    state, life = start
     facts: list[SeenFact] = []
     for claim in sorted(claims, key=_order):
         reached = _STEPS.get((claim.kind, state))

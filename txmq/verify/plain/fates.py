@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.fold import (
+from txmq.verify.plain.fold import (
     COMMITTED,
     INCOMPLETE,
     KINDS,
+    LAWFUL_STEPS,
     PENDING,
     ROLLED_BACK,
     SOURCES,
@@ -21,13 +22,15 @@ from txmq.verify.fold import (
     SeenClaim,
     facts_of,
 )
-from txmq.verify.halves import ABSENT, Flags, Halves, Integers
-from txmq.verify.tables import PinnedTable, microseconds
+from txmq.verify.plain.halves import ABSENT, Flags, Halves, Integers
+from txmq.verify.plain.tables import PinnedTable, microseconds
 
 FACT_KEY = ("transaction", "op_version", "ordinal", "state", "life")
 _STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
 _PLAIN_ENDS = {"COMMIT": _STATE_NUMBERS[COMMITTED], "ROLLBACK": _STATE_NUMBERS[ROLLED_BACK]}
 _REST_COLUMNS = ("check_times", "next_check_timestamp", "reason")
+Places = Mapping[int, Container[tuple[int, int]]]
+Starts = Mapping[int, tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Fates:
 
     Attributes:
         facts: FACT_KEY as integers (`state` is a place in STATES), sorted by them.
+        believed: those of them that the settled log alone tells, for their claims are gone.
         state, op_version, life: of the last fact of each transaction. One more entry stands at
             their end, so that ABSENT leads to no state at all.
         claims_without_half: claims about transactions that are not in the half log.
@@ -43,6 +47,7 @@ class Fates:
     """
 
     facts: pa.Table
+    believed: pa.Table
     state: Integers
     op_version: Integers
     life: Integers
@@ -59,21 +64,29 @@ class Fates:
         return self.facts.filter(pc.equal(self.facts["state"], _STATE_NUMBERS[name]))
 
 
-def fates_of(claims: pa.Table, halves: Halves, settled: pa.Table, half: PinnedTable) -> Fates:
-    """Fold all claims; `settled` and `half` only excuse halves that were repaired later."""
-    claims = _readable(claims)
+def fates_of(
+    claims: pa.Table, halves: Halves, settled: pa.Table, half: PinnedTable, readable_from: int
+) -> Fates:
+    """Fold all claims from `readable_from` on, starting where the settled log stood before.
+
+    `half` only excuses halves that were repaired after a COMMIT found them missing.
+    """
+    claims = readable(claims)
     numbers = halves.numbers_of(claims["transaction_id"])
     known = claims.filter(pa.array(numbers != ABSENT))
-    own = _of_right_group(known, numbers[numbers != ABSENT], halves)
-    repaired = _repaired(settled, halves, half)
-    plain, others = _split(own, repaired)
-    facts = pa.concat_tables([_plain_facts(plain, halves), _folded(others, halves, repaired)])
+    own = of_right_group(known, numbers[numbers != ABSENT], halves)
+    believed = _believed(settled, halves, readable_from)
+    repaired, starts = _repaired(settled, halves, half), _starts(believed)
+    plain, others = _split(own, [*repaired, *starts])
+    folded = _folded(others, halves, repaired, starts)
+    facts = pa.concat_tables([believed, _plain_facts(plain, halves), folded])
     facts = facts.take(pa.array(_order(facts)))
     return Fates(
         facts,
+        believed,
         *_last_facts(facts, len(halves.ids)),
         claims_without_half=claims.num_rows - known.num_rows,
-        claims_without_effect=known.num_rows - facts.num_rows,
+        claims_without_effect=_count_changing(known) - facts.num_rows + believed.num_rows,
     )
 
 
@@ -81,8 +94,8 @@ def settled_facts(settled: pa.Table, halves: Halves) -> pa.Table:
     """The settled log as FACT_KEY; `transaction` is ABSENT without a half, `state` if unknown."""
     columns = {
         "transaction": halves.numbers_of(settled["transaction_id"]),
-        "op_version": settled["op_version"].to_numpy(),
-        "ordinal": settled["ordinal"].to_numpy(),
+        "op_version": pc.fill_null(settled["op_version"], ABSENT).to_numpy(),
+        "ordinal": pc.fill_null(settled["ordinal"], ABSENT).to_numpy(),
         "state": pc.fill_null(pc.index_in(settled["state"], value_set=pa.array(STATES)), ABSENT)
         .to_numpy().astype(np.int64),
         "life": pc.fill_null(settled["life"], ABSENT).to_numpy(),
@@ -91,18 +104,29 @@ def settled_facts(settled: pa.Table, halves: Halves) -> pa.Table:
 
 
 def missing_facts(wanted: pa.Table, found: pa.Table) -> pa.Table:
-    """Facts of `wanted` that are not in `found`."""
+    """Facts of `wanted` that are not in `found`, each once."""
     keys = list(FACT_KEY)
-    return wanted.join(found.select(keys), keys=keys, join_type="left anti")
+    missing = wanted.join(found.select(keys), keys=keys, join_type="left anti")
+    return missing.group_by(keys).aggregate([])
 
 
-# --- helpers ------------------------------------------------------------------------------------
+def unlawful_steps(facts: pa.Table) -> pa.Table:
+    """Facts to which no claim can lead from the fact before; `facts` are sorted."""
+    numbers, states, lives = (facts[name].to_numpy() for name in ("transaction", "state", "life"))
+    is_first = np.append(np.ones(len(numbers[:1]), dtype=bool), numbers[1:] != numbers[:-1])
+    before = np.where(is_first, _STATE_NUMBERS[PENDING], np.roll(states, 1))
+    grown = lives - np.where(is_first, 0, np.roll(lives, 1))
+    lawful = np.zeros(len(numbers), dtype=bool)
+    for (earlier, later), ahead in LAWFUL_STEPS.items():
+        same = (before == _STATE_NUMBERS[earlier]) & (states == _STATE_NUMBERS[later])
+        lawful |= same & (grown == ahead)
+    return facts.filter(pa.array(~lawful))
 
 
-def _readable(claims: pa.Table) -> pa.Table:
-    """Without rows that txmq does not write and those that change no state."""
+def readable(claims: pa.Table) -> pa.Table:
+    """Without rows that txmq does not write."""
     kept = pc.and_(
-        pc.is_in(claims["kind"], value_set=pa.array(KINDS)),
+        pc.is_in(claims["kind"], value_set=pa.array([*KINDS, "UNKNOWN"])),
         pc.is_in(claims["source"], value_set=pa.array(SOURCES)),
     )
     for name in ("transaction_id", "ordinal", "producer_group"):
@@ -110,21 +134,47 @@ def _readable(claims: pa.Table) -> pa.Table:
     return claims.filter(kept)
 
 
-def _of_right_group(claims: pa.Table, numbers: Integers, halves: Halves) -> pa.Table:
+def of_right_group(claims: pa.Table, numbers: Integers, halves: Halves) -> pa.Table:
     """Claims of the half's group with the number of their transaction."""
     groups = halves.groups.take(pa.array(numbers))
     numbered = claims.append_column("transaction", pa.array(numbers))
     return numbered.filter(pc.equal(claims["producer_group"], groups))
 
 
-def _split(
-    claims: pa.Table, repaired: dict[int, set[tuple[int, int]]]
-) -> tuple[pa.Table, pa.Table]:
+# --- helpers ------------------------------------------------------------------------------------
+
+
+def _changing(claims: pa.Table) -> pa.Table:
+    return claims.filter(pc.is_in(claims["kind"], value_set=pa.array(KINDS)))
+
+
+def _count_changing(claims: pa.Table) -> int:
+    return int(_changing(claims).num_rows)
+
+
+def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table:
+    """Facts of known transactions whose claims can no longer be read, each once and sorted."""
+    facts = settled_facts(settled, halves)
+    is_old = pc.less(facts["op_version"], readable_from)
+    for name in ("transaction", "state", "op_version"):
+        is_old = pc.and_(is_old, pc.not_equal(facts[name], ABSENT))
+    old = facts.filter(is_old).group_by(list(FACT_KEY)).aggregate([])
+    return old.take(pa.array(_order(old)))
+
+
+def _starts(believed: pa.Table) -> dict[int, tuple[str, int]]:
+    """State and life of each transaction when its first readable claim was made."""
+    # Sorted, so the last one of a transaction stays.
+    return {row["transaction"]: (STATES[row["state"]], row["life"]) for row in believed.to_pylist()}
+
+
+def _split(claims: pa.Table, special: list[int]) -> tuple[pa.Table, pa.Table]:
     """A first and only COMMIT or ROLLBACK is judged by columns, everything else by the fold."""
+    claims = _changing(claims)
     numbers = claims["transaction"].to_numpy()
     counts = np.bincount(numbers, minlength=1)
     is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))).to_numpy()
-    is_plain = is_end & (counts[numbers] == 1) & ~np.isin(numbers, list(repaired))
+    is_plain = is_end & (counts[numbers] == 1) & ~np.isin(numbers, special)
     return claims.filter(pa.array(is_plain)), claims.filter(pa.array(~is_plain))
 
 
@@ -138,9 +188,7 @@ def _plain_facts(claims: pa.Table, halves: Halves) -> pa.Table:
     return pa.table(columns, names=list(FACT_KEY))
 
 
-def _folded(
-    claims: pa.Table, halves: Halves, repaired: dict[int, set[tuple[int, int]]]
-) -> pa.Table:
+def _folded(claims: pa.Table, halves: Halves, repaired: Places, starts: Starts) -> pa.Table:
     found: list[tuple[int, int, int, int, int]] = []
     for number, own in _by_transaction(claims):
         facts = facts_of(
@@ -148,6 +196,7 @@ def _folded(
             halves.groups[number].as_py(),
             complete=bool(halves.complete[number]),
             incomplete_at=repaired.get(number, ()),
+            start=starts.get(number, (PENDING, 0)),
         )
         found += [(number, f.op_version, f.ordinal, _STATE_NUMBERS[f.state], f.life) for f in facts]
     columns = zip(*found, strict=True) if found else [[]] * len(FACT_KEY)
@@ -192,7 +241,7 @@ def _repaired(
     """Places where a COMMIT found halves missing that were appended after it was settled.
 
     Whoever says INCOMPLETE must be able to show that the halves came later; otherwise a whole
-    transaction could be hidden behind that word.
+    transaction could be hidden behind that word. What is no longer in the log is believed.
     """
     rows = settled.filter(pc.equal(settled["state"], INCOMPLETE))
     numbers = halves.numbers_of(rows["transaction_id"])
@@ -202,20 +251,22 @@ def _repaired(
         return {}
     newest = _newest_commits(half, halves, numbers[doubtful])
     excused: dict[int, set[tuple[int, int]]] = {}
-    settled_at = microseconds(rows["settled_timestamp"]).tolist()
+    settled_at = (microseconds(rows["settled_timestamp"]) // 1000).tolist()
+    unknown = np.inf if half.readable_from else -np.inf
     for row, number, moment in zip(rows.to_pylist(), numbers.tolist(), settled_at, strict=True):
-        if newest.get(number, moment) > moment:
+        if newest.get(number, unknown) > moment:
             excused.setdefault(number, set()).add((row["op_version"], row["ordinal"]))
     return excused
 
 
 def _newest_commits(half: PinnedTable, halves: Halves, numbers: Integers) -> dict[int, int]:
-    """When the last row of each of these transactions was appended, in microseconds."""
-    commits = half.appended(["transaction_id", "_commit_timestamp"])
-    found = halves.numbers_of(commits["transaction_id"])
+    """When the last row of each of these transactions was appended, in milliseconds."""
+    rows = half.appended(["transaction_id", "_commit_version"])
+    found = halves.numbers_of(rows["transaction_id"])
     wanted = np.isin(found, numbers)
-    moments: Any = microseconds(commits["_commit_timestamp"])
+    versions: Any = rows["_commit_version"].to_numpy()
     newest: dict[int, int] = {}
-    for number, moment in zip(found[wanted].tolist(), moments[wanted].tolist(), strict=True):
+    for number, version in zip(found[wanted].tolist(), versions[wanted].tolist(), strict=True):
+        moment = half.history.commits[version].moment_ms
         newest[number] = max(moment, newest.get(number, moment))
     return newest

@@ -1,4 +1,4 @@
-"""One run of the checker: the settled log, each topic in turn, then all topics together."""
+"""One run of the checker: the logs, the settled log, each topic in turn, all topics together."""
 
 from __future__ import annotations
 
@@ -9,17 +9,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.fates import missing_facts, settled_facts
-from txmq.verify.fold import DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK, STATES
-from txmq.verify.halves import ABSENT, Flags
-from txmq.verify.picture import Picture, ids_in
+from txmq.verify.plain.checks import CheckDiscipline
+from txmq.verify.plain.fates import FACT_KEY, missing_facts, settled_facts, unlawful_steps
+from txmq.verify.plain.fold import (
+    DISCARDED,
+    EXPIRED,
+    INCOMPLETE,
+    PENDING,
+    ROLLED_BACK,
+    STATES,
+)
+from txmq.verify.plain.halves import ABSENT, Flags
+from txmq.verify.plain.logs import LogChecks
+from txmq.verify.plain.picture import Picture, ids_in
+from txmq.verify.plain.tables import PinnedStore, plain_location
+from txmq.verify.plain.topics import TopicChecks
 from txmq.verify.report import VerifyReport
-from txmq.verify.tables import PinnedStore, plain_location
-from txmq.verify.topics import TopicChecks
+
+ENGINE = "plain"
 
 
 def verify(
-    location: str, *, drained: bool = True, storage_options: Mapping[str, str] | None = None
+    location: str,
+    *,
+    drained: bool = True,
+    check_limits: Mapping[str, int] | None = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> VerifyReport:
     """Check every promise that the tables of a store can show by themselves.
 
@@ -27,10 +42,13 @@ def verify(
         location: of the store; a path or a URI.
         drained: nothing runs and nothing is left to publish, so all that is committed must be
             visible. False: what the publisher has not reached yet is open, not lost.
+        check_limits: checks before a DISCARD by producer group, "" for all others, where services
+            run with another `transaction_check_max` than the one that the store keeps.
         storage_options: for delta-rs.
 
-    Reads: state/publisher, all topics, settled, op, half, each at one version, pinned in this
-    order. Writes: nothing. Memory: about 300 bytes a message, bodies excluded.
+    Reads: state/publisher, state/config, state/maintenance, all topics, settled, op, half, each at
+    one version, pinned in this order, and their logs. Writes: nothing. Memory: about 300 bytes a
+    message, bodies excluded.
 
     Raises: StoreNotFoundError, StorageError.
 
@@ -39,13 +57,13 @@ def verify(
         True
     """
     started = time.monotonic()
-    pinned = PinnedStore.open(plain_location(location), storage_options or {})
+    pinned = PinnedStore.open(plain_location(location), storage_options or {}, check_limits)
     picture = Picture.of(pinned, drained=drained)
     checks = _Checks(picture)
     checks.run()
     return VerifyReport(
-        location, drained, pinned.versions, checks.counts(), picture.findings.results(),
-        pinned.unread, time.monotonic() - started,
+        ENGINE, location, drained, pinned.versions, checks.counts(), picture.findings.results(),
+        pinned.unread, checks.notes(), time.monotonic() - started,
     )  # fmt: skip
 
 
@@ -57,10 +75,13 @@ class _Checks:
         self._halves, self._fates = picture.halves, picture.fates
         self._findings, self._report = picture.findings, picture.report
         self._topics = TopicChecks(picture)
+        self._discipline = CheckDiscipline(picture)
 
     def run(self) -> None:
         """Every check."""
+        LogChecks(self._pinned, self._findings).run()
         self._check_settled()
+        self._discipline.run()
         self._topics.run()
         self._check_visible_once()
         self._check_nothing_lost()
@@ -70,20 +91,35 @@ class _Checks:
     def counts(self) -> dict[str, int]:
         """What was read, and where the transactions stand."""
         states = {name.lower(): int(self._fates.in_state(name).sum()) for name in STATES}
+        settled = self._picture.settled
         return {
             "transactions": len(self._halves.ids),
             **states,
             "messages": int(self._halves.carries.sum()),
             "doubled_half_rows": self._halves.doubled_rows,
-            "claims": self._picture.claim_count,
+            "claims": self._picture.claims.num_rows,
             "claims_without_half": self._fates.claims_without_half,
             "claims_without_effect": self._fates.claims_without_effect,
-            "facts": self._picture.settled.num_rows,
+            "checks": self._discipline.count,
+            "facts": settled.num_rows,
             "topics": len(self._pinned.topics),
-            "visible_messages": sum(self._topics.published.values()),
+            "visible_messages": self._topics.row_count,
             "dead_letters": self._topics.dead_letter_count,
             "not_published_yet": int(self._waiting().sum()),
+            "judged_by_settled_alone": int(self._picture.without_claims.sum()),
+            "forgotten_facts": int(self._picture.forgotten(settled["transaction_id"]).sum()),
+            "forgotten_messages": self._topics.forgotten_count,
         }
+
+    def notes(self) -> tuple[str, ...]:
+        """What could be judged in part only."""
+        judged = int(self._picture.without_claims.sum())
+        notes = []
+        if judged:
+            notes.append(f"{judged} transactions judged by the settled log alone")
+        if not self._pinned.check_limits:
+            notes.append("the number of allowed checks is not known")
+        return tuple(notes)
 
     # --- settled log ---------------------------------------------------------------------------
 
@@ -93,7 +129,8 @@ class _Checks:
         found = settled_facts(settled, halves)
         numbers = found["transaction"].to_numpy()
         ids = ids_in(settled["transaction_id"])
-        self._report("I4", ids, numbers == ABSENT, "settled without a half")
+        unknown = (numbers == ABSENT) & ~self._picture.forgotten(settled["transaction_id"])
+        self._report("I4", ids, unknown, "settled without a half")
         mark = self._pinned.settled.mark(self._pinned.mark_id)
         beyond = found["op_version"].to_numpy() > mark
         self._report("I21", ids, beyond, f"settled beyond its own mark {mark}")
@@ -106,8 +143,10 @@ class _Checks:
         found = self._undisputed(found)
         self._report_facts(missing_facts(own, found), "took effect but is not settled so")
         self._report_facts(missing_facts(found, own), "settled, but no claim led to it")
-        counted = found.group_by(found.column_names).aggregate([([], "count_all")])
+        counted = found.group_by(list(FACT_KEY)).aggregate([([], "count_all")])
         self._report_facts(counted.filter(pc.greater(counted["count_all"], 1)), "settled twice")
+        unlawful = unlawful_steps(self._undisputed(self._fates.believed))
+        self._report_facts(unlawful, "settled, though it cannot follow the fact before it")
 
     def _undisputed(self, facts: pa.Table) -> pa.Table:
         # Of halves that name several groups none decides who may end them.
@@ -116,7 +155,8 @@ class _Checks:
     def _report_facts(self, facts: pa.Table, detail: str) -> None:
         shown = facts.slice(0, self._findings.room("I10")).to_pylist()
         row_ids = [
-            f"{self._halves.ids[row['transaction']]} {STATES[row['state']]} "
+            f"{self._halves.ids[row['transaction']]} "
+            f"{STATES[row['state']] if row['state'] != ABSENT else '?'} "
             f"op {row['op_version']}/{row['ordinal']} life {row['life']}"
             for row in shown
         ]

@@ -5,16 +5,16 @@ Reads through delta-rs and Parquet; shares no code with `storage` or the logs, o
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
@@ -25,9 +25,9 @@ from deltalake.fs import DeltaStorageHandler
 
 from txmq.errors import StorageError, StoreNotFoundError
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.verify.plain.digests import CONTENT, DIGEST, content_digests
+from txmq.verify.plain.history import History, read_history
 
-CONTENT = ("body", "tags", "keys", "sharding_key", "properties")
-DIGEST = ("digest_high", "digest_low")
 HALF_COLUMNS = (
     "transaction_id", "sequence", "message_id", "producer_group", "real_topic", "real_queue_id",
     "born_timestamp", "delay_s", "deliver_timestamp", "ordinary", "message_count",
@@ -42,18 +42,18 @@ FACT_COLUMNS = (
 )  # fmt: skip
 CLAIM_COLUMNS = (
     "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
-    "next_check_timestamp", "reason", "_commit_version",
+    "next_check_timestamp", "reason", "op_timestamp", "_commit_version",
 )  # fmt: skip
 NOTHING = -1
 # Other services fill these; their rows have other rules.
 UNREAD_PREFIXES = ("RETRY_", "DLQ_", "SCHEDULE_TOPIC_")
+_TOPIC = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
+_WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 _BATCH_BYTES = 32 * 1024 * 1024
 _MAX_BATCH_ROWS = 65_536
 _ATTEMPTS = 5
 _PAUSE_S = 0.05
-_ABSENT = "-"
 Result = TypeVar("Result")
-Digests = npt.NDArray[np.int64]
 
 
 class PinnedTable:
@@ -79,17 +79,30 @@ class PinnedTable:
         """The id in the table's metadata."""
         return str(self._handle.metadata().id)
 
+    @cached_property
+    def history(self) -> History:
+        """Its commits up to this version, as far as they are kept, and its files."""
+        return read_history(self._filesystem(), self.version)
+
+    @cached_property
+    def readable_from(self) -> int:
+        """The first version from which on every appended row can still be read with its commit."""
+        return self.history.readable_from(self.version)
+
     def mark(self, app_id: str) -> int:
         """The number committed under `app_id`, or NOTHING."""
         found = self._handle.transaction_version(app_id)
         return NOTHING if found is None else int(found)
 
     def appended(self, columns: Sequence[str]) -> pa.Table:
-        """Every row ever appended with its commit, from the change feed."""
+        """Every row appended from `readable_from` on with its commit, from the change feed."""
+        if self.readable_from > self.version:
+            return self._no_rows(columns)
         wanted = [*columns, "_change_type"]
+        first = self.readable_from
         rows = _again(
             self.name,
-            lambda: pa.table(self._handle.load_cdf(0, self.version, columns=wanted)),
+            lambda: pa.table(self._handle.load_cdf(first, self.version, columns=wanted)),
         )
         rows = _plain_types(rows.select(wanted))
         return rows.filter(pc.equal(rows["_change_type"], "insert")).select(list(columns))
@@ -100,20 +113,43 @@ class PinnedTable:
             part for path in self._paths() for part in self._file(path, columns, content=content)
         ]
         if not parts:
-            return self._no_rows(columns, content=content)
+            names = [*columns, *DIGEST] if content else columns
+            return self._no_rows(names)
         return pa.Table.from_batches(parts)
 
-    def _no_rows(self, columns: Sequence[str], *, content: bool) -> pa.Table:
+    def file_problems(self) -> Iterator[tuple[str, str]]:
+        """Live files that are not what their commit says: path and problem."""
+        for path, size, count in self._live_files():
+            problem = self._file_problem(path, size, count)
+            if problem:
+                yield path, problem
+
+    def _file_problem(self, path: str, size: int, count: int | None) -> str | None:
+        found = self.history.sizes.get(path)
+        if found is None:
+            return "is not there"
+        if found != size:
+            return f"has {found:,} bytes, its commit says {size:,}"
+        with self._filesystem().open_input_file(path) as source:
+            rows = pq.read_metadata(source).num_rows
+        return None if count in (None, rows) else f"has {rows:,} rows, its commit says {count:,}"
+
+    def _no_rows(self, columns: Sequence[str]) -> pa.Table:
         types = {field.name: field.type for field in pa.schema(self._handle.schema().to_arrow())}
-        fields = [(name, types[name]) for name in columns]
-        fields += [(name, pa.int64()) for name in DIGEST] if content else []
+        # What is no column of the table is a number: digests, versions.
+        fields = [(name, types.get(name, pa.int64())) for name in columns]
         return _plain_types(pa.schema(fields).empty_table())
 
-    def _paths(self) -> list[str]:
+    def _live_files(self) -> Iterator[tuple[str, int, int | None]]:
         if pa.table(self._handle.deletion_vectors()).num_rows:
             raise StorageError(self.name, "has deletion vectors, which txmq never writes")
         actions = pa.table(self._handle.get_add_actions(flatten=True))
-        return [str(path) for path in actions["path"].to_pylist()]
+        columns = [actions[name].to_pylist() for name in ("path", "size_bytes", "num_records")]
+        yield from zip(*columns, strict=True)
+
+    def _paths(self) -> list[str]:
+        # A file that is not there is told by I26; the rest can still be judged.
+        return [path for path, _, _ in self._live_files() if path in self.history.sizes]
 
     def _file(
         self, path: str, columns: Sequence[str], *, content: bool
@@ -143,12 +179,20 @@ class PinnedTable:
 class PinnedStore:
     """The tables of a store, opened in an order that gives a running store no false alarm.
 
-    What the publisher says comes first, then topics, settled, op, half: whatever an earlier table
+    What the services say comes first, then topics, settled, op, half: whatever an earlier table
     shows must be explained by a later one, which can only hold more.
+
+    Attributes:
+        check_limits: checks before a DISCARD by producer group, "" for all others; may be empty.
+        forgotten_before_date: retention may have taken transactions of the days before it.
+        registers: versions of the tables under state/ that were read.
     """
 
     low_water_version: int
     parked: Mapping[str, int]
+    check_limits: Mapping[str, int]
+    forgotten_before_date: str
+    registers: Mapping[str, int]
     topics: Mapping[str, PinnedTable]
     unread: tuple[str, ...]
     settled: PinnedTable
@@ -156,14 +200,24 @@ class PinnedStore:
     half: PinnedTable
 
     @classmethod
-    def open(cls, location: str, options: Mapping[str, str]) -> PinnedStore:
+    def open(
+        cls,
+        location: str,
+        options: Mapping[str, str],
+        check_limits: Mapping[str, int] | None = None,
+    ) -> PinnedStore:
         """Pin every table; raises StoreNotFoundError, StorageError."""
-        low_water_version, parked = _publisher_state(location, options)
+        registers = _Registers(location, options)
+        publisher, config = registers.value("publisher"), registers.value("config")
+        parked = publisher.get("parked", {})
         names = _topic_names(location, options)
-        readable = [name for name in names if not name.startswith(UNREAD_PREFIXES)]
+        readable = [name for name in names if _is_readable(name)]
         return cls(
-            low_water_version,
-            parked,
+            publisher.get("low_water_version", NOTHING),
+            {name: entry["from_version"] for name, entry in parked.items()},
+            check_limits or _check_limits(config),
+            registers.value("maintenance").get("forgotten_before_date") or "",
+            registers.versions,
             {name: PinnedTable(f"{location}/topics/{name}", options) for name in readable},
             tuple(name for name in names if name not in readable),
             PinnedTable(f"{location}/settled", options),
@@ -177,11 +231,22 @@ class PinnedStore:
         return f"txmq/{self.op.table_id}"
 
     @property
+    def followers(self) -> dict[str, PinnedTable]:
+        """The tables that follow the op log, each by its place in the store."""
+        return {**{f"topics/{name}": t for name, t in self.topics.items()}, "settled": self.settled}
+
+    @property
+    def tables(self) -> dict[str, PinnedTable]:
+        """All tables with rows of transactions, each by its place in the store."""
+        return {"half": self.half, "op": self.op, **self.followers}
+
+    @property
     def versions(self) -> dict[str, int]:
         """What was pinned."""
-        topics = {f"topics/{name}": table.version for name, table in self.topics.items()}
-        logs = {table.name: table.version for table in (self.settled, self.op, self.half)}
-        return {**logs, **topics}
+        return {
+            **self.registers,
+            **{name: table.version for name, table in sorted(self.tables.items())},
+        }
 
     def reached(self, topic: str) -> int:
         """The op version up to which a topic must be complete though the store is running."""
@@ -190,6 +255,16 @@ class PinnedStore:
         if topic in self.parked:
             limit = min(limit, self.parked[topic] - 1)
         return max(own, limit)
+
+    def forgets(self, transaction_id: str) -> bool:
+        """Whether retention may have taken this transaction."""
+        return bool(self.forgotten(pa.chunked_array([[transaction_id]])).to_numpy()[0])
+
+    def forgotten(self, transaction_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Which of these transactions retention may have taken; the store itself says so."""
+        older = pc.less(transaction_ids, _first_id_of(self.forgotten_before_date))
+        flags = pc.and_(older, pc.match_substring_regex(transaction_ids, _WELL_FORMED_ID))
+        return pc.fill_null(flags, False)  # noqa: FBT003
 
 
 def plain_location(location: str) -> str:
@@ -200,17 +275,43 @@ def plain_location(location: str) -> str:
     return location.rstrip("/") or "/"
 
 
-def _publisher_state(location: str, options: Mapping[str, str]) -> tuple[int, dict[str, int]]:
-    try:
-        table = PinnedTable(f"{location}/state/publisher", options)
-    except StoreNotFoundError:
-        return NOTHING, {}
-    rows = table.rows(["revision", "value"]).to_pylist()
-    if not rows:
-        return NOTHING, {}
-    value = json.loads(max(rows, key=lambda row: row["revision"])["value"])
-    parked = {name: entry["from_version"] for name, entry in value.get("parked", {}).items()}
-    return value.get("low_water_version", NOTHING), parked
+class _Registers:
+    """The small values that services keep under state/, and the versions that were read."""
+
+    def __init__(self, location: str, options: Mapping[str, str]) -> None:
+        self._location, self._options = location, options
+        self.versions: dict[str, int] = {}
+
+    def value(self, name: str) -> dict[str, Any]:
+        """What a service keeps; nothing where it never kept anything."""
+        try:
+            table = PinnedTable(f"{self._location}/state/{name}", self._options)
+        except StoreNotFoundError:
+            return {}
+        self.versions[f"state/{name}"] = table.version
+        rows = table.rows(["revision", "value"]).to_pylist()
+        newest = max(rows, key=lambda row: row["revision"], default={"value": "{}"})
+        found: dict[str, Any] = json.loads(newest["value"])
+        return found
+
+
+def _check_limits(config: Mapping[str, Any]) -> dict[str, int]:
+    name = "transaction_check_max"
+    groups = {group: own[name] for group, own in config.get("groups", {}).items() if name in own}
+    return {**({"": config[name]} if name in config else {}), **groups}
+
+
+def _first_id_of(day: str) -> str:
+    """The smallest id of a day: ids begin with their time in milliseconds."""
+    if not day:
+        return ""
+    moment = datetime.fromisoformat(day).replace(tzinfo=UTC)
+    digits = f"{int(moment.timestamp() * 1000):012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
+def _is_readable(topic: str) -> bool:
+    return bool(_TOPIC.fullmatch(topic)) and not topic.startswith(UNREAD_PREFIXES)
 
 
 def _topic_names(location: str, options: Mapping[str, str]) -> list[str]:
@@ -233,7 +334,7 @@ def is_dead_letters(topic: str) -> bool:
     return topic == TRANS_CHECK_MAX_TIME_TOPIC
 
 
-# --- columns and digests --------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 def _batch_rows(file: pq.ParquetFile) -> int:
@@ -254,56 +355,6 @@ def _narrow(batch: pa.RecordBatch, columns: Sequence[str], *, content: bool) -> 
         arrays += [pa.array(digests[:, 0]), pa.array(digests[:, 1])]
         names += DIGEST
     return pa.record_batch(arrays, names=names)
-
-
-def content_digests(batch: pa.RecordBatch) -> Digests:
-    """128 bits of SHA-256 over what was sent; null, empty and absent give different ones."""
-    texts = [_marked(batch.column(name)) for name in ("tags", "keys", "sharding_key")]
-    properties = _marked(_properties_text(batch.column("properties")))
-    front = pc.binary_join_element_wise(*texts, properties, "").cast(pa.large_binary())
-    body = batch.column("body").cast(pa.large_binary())
-    marker = pc.if_else(pc.is_null(body), b"n", b"b").cast(pa.large_binary())
-    joined = pc.binary_join_element_wise(
-        front, marker, pc.fill_null(body, b""), pa.scalar(b"", pa.large_binary())
-    )
-    digests = b"".join(hashlib.sha256(row).digest()[:16] for row in _slices(joined))
-    return np.frombuffer(digests, dtype=np.int64).reshape(-1, 2)
-
-
-def _slices(rows: pa.Array) -> Iterator[memoryview]:
-    _, offsets, data = rows.buffers()
-    begin = rows.offset
-    ends = np.frombuffer(offsets, dtype=np.int64)[begin : begin + len(rows) + 1].tolist()
-    view = memoryview(data) if data is not None else memoryview(b"")
-    for start, end in itertools.pairwise(ends):
-        yield view[start:end]
-
-
-def _marked(text: pa.Array) -> pa.Array:
-    """Each value with its length in front, so that two neighbours cannot run into each other."""
-    if text.null_count == len(text):
-        return pa.repeat(pa.scalar(_ABSENT, pa.string()), len(text))
-    size = pc.binary_length(text).cast(pa.string())
-    whole = pc.binary_join_element_wise(size, pc.fill_null(text, ""), ":")
-    return pc.if_else(pc.is_null(text), _ABSENT, whole)
-
-
-def _properties_text(properties: pa.MapArray) -> pa.Array:
-    """Each map as text, its pairs in the order of their names; null stays null."""
-    offsets = properties.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
-    names = properties.keys.slice(first, last - first)
-    values = properties.items.slice(first, last - first)
-    pairs = pc.binary_join_element_wise(_marked(names), _marked(values), "")
-    sizes = np.diff(offsets)
-    if sizes.max(initial=0) > 1:
-        owners = pa.array(np.repeat(np.arange(len(sizes)), sizes))
-        by_name = [("owner", "ascending"), ("pair", "ascending")]
-        pairs = pairs.take(
-            pc.sort_indices(pa.table([owners, pairs], ["owner", "pair"]), sort_keys=by_name)
-        )
-    texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets - first), pairs), "")
-    return pc.if_else(properties.is_null(), pa.scalar(None, pa.string()), texts)
 
 
 def _plain_types(rows: Any) -> Any:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.schemas import HEAD_SEQUENCE
-from txmq.verify.tables import DIGEST, HALF_COLUMNS
+from txmq.verify.plain.digests import DIGEST
+from txmq.verify.plain.tables import HALF_COLUMNS
 
 Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -82,12 +83,14 @@ def halves_of(rows: pa.Table) -> Halves:
     sequences = rows["sequence"].to_numpy()
     order = np.lexsort((sequences, numbers))
     is_first = _changes(numbers[order]) | _changes(sequences[order])
+    if not is_first.all():
+        order = np.lexsort((*_ranks(rows), sequences, numbers))
     first_rows = order[is_first]
     distinct = rows.take(pa.array(first_rows))
     owner = numbers[first_rows]
     agreed, once = _doubles(rows, order, is_first)
     carries = pc.is_valid(distinct["real_topic"]).to_numpy()
-    disputed, groups = _groups(rows, numbers, distinct, owner, len(ids))
+    disputed, groups = _groups(rows, numbers, len(ids))
     counted = np.bincount(owner, weights=carries, minlength=len(ids)).astype(np.int64)
     conflicting = np.bincount(owner, weights=~agreed, minlength=len(ids)) > 0
     complete = (counted == _promised(distinct, owner, len(ids))) & ~conflicting & ~disputed
@@ -102,6 +105,12 @@ def positions(values: pa.ChunkedArray, known: pa.Array) -> Integers:
     place = pc.fill_null(pc.index_in(values, value_set=known), ABSENT)
     result: Integers = place.to_numpy().astype(np.int64)
     return result
+
+
+def ranks(values: pa.ChunkedArray) -> Integers:
+    """Numbers in the order of the values, ABSENT for null."""
+    known = pc.unique(values.drop_null())
+    return positions(values, known.take(pc.array_sort_indices(known)))
 
 
 def _changes(values: Integers) -> Flags:
@@ -133,19 +142,21 @@ def _differs(column: pa.ChunkedArray, left: Integers, right: Integers) -> Flags:
     return result
 
 
-def _groups(
-    rows: pa.Table, numbers: Integers, distinct: pa.Table, owner: Integers, count: int
-) -> tuple[Flags, pa.Array]:
-    """The group of each transaction's first row, and whether another row names another."""
-    names = pc.unique(rows["producer_group"])
-    group_of_row = positions(rows["producer_group"], names)
-    group_of_distinct = positions(distinct["producer_group"], names)
-    group = np.zeros(count, dtype=np.int64)
-    starts = _changes(owner)
-    group[owner[starts]] = group_of_distinct[starts]
-    differs = group_of_row != group[numbers]
-    disputed = np.bincount(numbers, weights=differs, minlength=count) > 0
-    return disputed, names.take(pa.array(group)) if count else names
+def _ranks(rows: pa.Table) -> list[Integers]:
+    """Of rows that contradict each other the smallest counts, in whichever order files are read."""
+    return [ranks(rows[name]) for name in ("message_id", "real_queue_id", "real_topic")]
+
+
+def _groups(rows: pa.Table, numbers: Integers, count: int) -> tuple[Flags, pa.Array]:
+    """The smallest group that rows of each transaction name, and whether they name several."""
+    found = pc.fill_null(rows["producer_group"], "")
+    names = pc.unique(found)
+    names = names.take(pc.array_sort_indices(names))
+    group_of_row = positions(found, names)
+    first, last = np.full(count, len(names)), np.full(count, ABSENT)
+    np.minimum.at(first, numbers, group_of_row)
+    np.maximum.at(last, numbers, group_of_row)
+    return first != last, names.take(pa.array(first))
 
 
 def _promised(distinct: pa.Table, owner: Integers, count: int) -> Integers:

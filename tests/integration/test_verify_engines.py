@@ -1,0 +1,176 @@
+"""Two checkers that share no code find the same: nothing in sound stores, every planted bug."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.planted import BUGS, GROUP, Bug, Filled, clean_log, filled, forget
+from tests.stores import clean_store
+from txmq.cli import app
+from txmq.producer import TransactionProducer
+from txmq.publisher import Publisher
+from txmq.verify import VerifyReport, differences, verify, verify_by_spark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+PLAIN, SPARK = "plain", "spark"
+# Stores of forty transactions: compiling a query would cost more than running it.
+FOR_SMALL_STORES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+IDS = [bug.name for bug in BUGS]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    return filled(str(tmp_path_factory.mktemp("verify") / "sound"))
+
+
+@pytest.fixture
+def copy(sound: Filled, tmp_path: Path) -> Filled:
+    return copied(sound, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def ruined(sound: Filled, tmp_path_factory: pytest.TempPathFactory) -> Filled:
+    """One store with every bug: each has a transaction or a topic of its own."""
+    made = copied(sound, tmp_path_factory.mktemp("verify") / "ruined")
+    for bug in BUGS:
+        bug.do(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def quick(spark: SparkSession) -> Iterator[SparkSession]:
+    before = {key: spark.conf.get(key, None) for key in FOR_SMALL_STORES}
+    for key, value in FOR_SMALL_STORES.items():
+        spark.conf.set(key, value)
+    yield spark
+    for key, value in before.items():
+        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+@pytest.fixture(scope="module")
+def found(ruined: Filled, quick: SparkSession) -> dict[str, VerifyReport]:
+    return both(ruined.location, quick)
+
+
+def copied(made: Filled, folder: Path) -> Filled:
+    shutil.copytree(made.location, folder)
+    return dataclasses.replace(made, location=str(folder))
+
+
+def both(location: str, spark: SparkSession, *, drained: bool = True) -> dict[str, VerifyReport]:
+    plain = verify(location, drained=drained)
+    told = verify_by_spark(location, spark, drained=drained, versions=plain.versions)
+    return {PLAIN: plain, SPARK: told}
+
+
+def row_ids(report: VerifyReport, invariant: str) -> list[str]:
+    (result,) = [result for result in report.results if result.invariant == invariant]
+    return [violation.row_id for violation in result.violations]
+
+
+def assert_sound(reports: dict[str, VerifyReport]) -> None:
+    assert differences(reports[PLAIN], reports[SPARK]) == ()
+    for report in reports.values():
+        assert report.is_clean, report.to_dict()
+
+
+# --- bugs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [PLAIN, SPARK])
+@pytest.mark.parametrize("bug", BUGS, ids=IDS)
+def test_planted_bug_is_caught(
+    bug: Bug, engine: str, ruined: Filled, found: dict[str, VerifyReport]
+) -> None:
+    subject = bug.subject_in(ruined)
+
+    for invariant in bug.breaks:
+        ids = row_ids(found[engine], invariant)
+        assert any(subject in row_id for row_id in ids), f"{invariant} names {ids}"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=IDS)
+def test_bug_alone_breaks_just_what_it_should(bug: Bug, copy: Filled) -> None:
+    bug.do(copy)
+
+    assert set(verify(copy.location).broken) == {*bug.breaks, *bug.also}
+
+
+def test_engines_agree_on_every_row_of_every_bug(found: dict[str, VerifyReport]) -> None:
+    assert differences(found[PLAIN], found[SPARK]) == ()
+    assert found[SPARK].violation_count > len(BUGS)
+
+
+# --- sound stores ---------------------------------------------------------------------------------
+
+
+def test_command_finds_every_outcome_sound(
+    sound: Filled, tmp_path: Path, quick: SparkSession
+) -> None:
+    made = copied(sound, tmp_path / "copy")
+    rows = quick.range(5).selectExpr("cast(cast(id AS STRING) AS BINARY) AS body")
+    with TransactionProducer(made.store, producer_group=GROUP) as producer:
+        sent = producer.begin_transaction()
+        sent.send_dataframe(rows, topic="frames")
+        sent.prepare()
+        sent.commit()
+    Publisher(made.store).run_once()
+
+    result = CliRunner().invoke(app, ["verify", made.location, "--engine", "both", "--json"])
+
+    values = json.loads(result.stdout)
+    assert (result.exit_code, values["is_clean"]) == (0, True), values
+    counts = values[SPARK]["counts"]
+    assert counts["visible_messages"] == 30
+    for state in ("committed", "rolled_back", "discarded", "incomplete", "pending"):
+        assert counts[state] > 0
+
+
+def test_rows_written_by_hand_are_sound_while_running(tmp_path: Path, quick: SparkSession) -> None:
+    made = clean_store(str(tmp_path / "store"))
+
+    assert_sound(both(made.location, quick, drained=False))
+
+
+def test_what_retention_took_is_history(sound: Filled, tmp_path: Path, quick: SparkSession) -> None:
+    made = copied(sound, tmp_path / "copy")
+    forget(made, datetime.now(tz=UTC).date() + timedelta(days=2))
+
+    reports = both(made.location, quick)
+
+    assert_sound(reports)
+    assert reports[PLAIN].counts["forgotten_messages"] == 32
+
+
+def test_what_nobody_forgot_is_missed(copy: Filled) -> None:
+    forget(copy, date(2020, 1, 1))
+
+    assert {"I4", "I17"} <= set(verify(copy.location).broken)
+
+
+def test_claims_that_are_no_longer_in_the_log_are_judged_by_the_settled_log(
+    sound: Filled, tmp_path: Path, quick: SparkSession
+) -> None:
+    made = copied(sound, tmp_path / "copy")
+    clean_log(made, "op")
+
+    reports = both(made.location, quick)
+
+    assert_sound(reports)
+    assert reports[PLAIN].notes == ("32 transactions judged by the settled log alone",)

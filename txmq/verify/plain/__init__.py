@@ -1,0 +1,1 @@
+"""The first engine: delta-rs, Arrow and plain Python."""

@@ -1,0 +1,67 @@
+"""What a message carries as one number, so that bodies need not stay in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+CONTENT = ("body", "tags", "keys", "sharding_key", "properties")
+DIGEST = ("digest_high", "digest_low")
+_ABSENT = "-"
+Digests = npt.NDArray[np.int64]
+
+
+def content_digests(batch: pa.RecordBatch) -> Digests:
+    """128 bits of SHA-256 over what was sent; null, empty and absent give different ones."""
+    texts = [_marked(batch.column(name)) for name in ("tags", "keys", "sharding_key")]
+    properties = _marked(_properties_text(batch.column("properties")))
+    front = pc.binary_join_element_wise(*texts, properties, "").cast(pa.large_binary())
+    body = batch.column("body").cast(pa.large_binary())
+    marker = pc.if_else(pc.is_null(body), b"n", b"b").cast(pa.large_binary())
+    joined = pc.binary_join_element_wise(
+        front, marker, pc.fill_null(body, b""), pa.scalar(b"", pa.large_binary())
+    )
+    digests = b"".join(hashlib.sha256(row).digest()[:16] for row in _slices(joined))
+    return np.frombuffer(digests, dtype=np.int64).reshape(-1, 2)
+
+
+def _slices(rows: pa.Array) -> Iterator[memoryview]:
+    _, offsets, data = rows.buffers()
+    begin = rows.offset
+    ends = np.frombuffer(offsets, dtype=np.int64)[begin : begin + len(rows) + 1].tolist()
+    view = memoryview(data) if data is not None else memoryview(b"")
+    for start, end in itertools.pairwise(ends):
+        yield view[start:end]
+
+
+def _marked(text: pa.Array) -> pa.Array:
+    """Each value with its length in front, so that two neighbours cannot run into each other."""
+    if text.null_count == len(text):
+        return pa.repeat(pa.scalar(_ABSENT, pa.string()), len(text))
+    size = pc.binary_length(text).cast(pa.string())
+    whole = pc.binary_join_element_wise(size, pc.fill_null(text, ""), ":")
+    return pc.if_else(pc.is_null(text), _ABSENT, whole)
+
+
+def _properties_text(properties: pa.MapArray) -> pa.Array:
+    """Each map as text, its pairs in the order of their names; null stays null."""
+    offsets = properties.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    names = properties.keys.slice(first, last - first)
+    values = properties.items.slice(first, last - first)
+    pairs = pc.binary_join_element_wise(_marked(names), _marked(values), "")
+    sizes = np.diff(offsets)
+    if sizes.max(initial=0) > 1:
+        owners = pa.array(np.repeat(np.arange(len(sizes)), sizes))
+        by_name = [("owner", "ascending"), ("pair", "ascending")]
+        pairs = pairs.take(
+            pc.sort_indices(pa.table([owners, pairs], ["owner", "pair"]), sort_keys=by_name)
+        )
+    texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets - first), pairs), "")
+    return pc.if_else(properties.is_null(), pa.scalar(None, pa.string()), texts)

@@ -1,0 +1,136 @@
+"""The tables of a store as frames, each at the version that was pinned."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from txmq.verify.spark.log import Logs, read_logs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEAD_LETTERS = "TRANS_CHECK_MAX_TIME_TOPIC"
+# Other services fill these; their rows have other rules.
+OTHERS = re.compile(r"(RETRY_|DLQ_|SCHEDULE_TOPIC_).*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
+_TOPICS = "topics/"
+_OF_READABLE = """
+    SELECT * FROM {actions} WHERE NOT array_contains(from_json({unread}, 'ARRAY<STRING>'), table)
+"""
+_REGISTER = "SELECT {name} AS name, max_by(value, revision) AS value FROM {register}"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One pinned store, and how to read it."""
+
+    spark: SparkSession
+    root: str
+    logs: Logs
+    unread: tuple[str, ...]
+
+    @classmethod
+    def open(cls, spark: SparkSession, root: str, versions: Mapping[str, int] | None) -> Source:
+        """Pin all tables; raises StoreNotFoundError."""
+        logs = read_logs(spark, root, versions)
+        topics = [place[len(_TOPICS) :] for place in logs.pinned if place.startswith(_TOPICS)]
+        unread = tuple(sorted(t for t in topics if OTHERS.match(t) or not NAME.fullmatch(t)))
+        return cls(spark, root, logs, unread)
+
+    @property
+    def topics(self) -> list[str]:
+        """Names of the topics that are judged."""
+        names = [place[len(_TOPICS) :] for place in self.logs.pinned if place.startswith(_TOPICS)]
+        return sorted(set(names) - set(self.unread))
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """What was pinned, but for topics that are not read."""
+        skipped = {f"{_TOPICS}{topic}" for topic in self.unread}
+        pinned = self.logs.pinned.items()
+        return {place: log.version for place, log in pinned if place not in skipped}
+
+    def actions(self) -> DataFrame:
+        """The logs of the tables that are read."""
+        unread = json.dumps([f"{_TOPICS}{topic}" for topic in self.unread])
+        actions = self.logs.actions
+        return self.spark.sql(_OF_READABLE, unread=unread, actions=actions)
+
+    def table(self, place: str) -> DataFrame:
+        """The rows of a table, each with its file."""
+        version = self.logs.pinned[place].version
+        reader = self.spark.read.format("delta").option("versionAsOf", version)
+        return reader.load(f"{self.root}/{place}").selectExpr("*", "_metadata.file_name AS file")
+
+    def changes(self, place: str) -> DataFrame:
+        """What was appended by the commits that can still be read."""
+        pinned = self.logs.pinned[place]
+        if pinned.readable_from > pinned.version:
+            none = "*", "'insert' AS _change_type", "-1L AS _commit_version"
+            return self.table(place).where("false").selectExpr(*none)
+        reader = self.spark.read.format("delta").option("readChangeFeed", "true")
+        reader = reader.option("startingVersion", pinned.readable_from)
+        return reader.option("endingVersion", pinned.version).load(f"{self.root}/{place}")
+
+    def registers(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The small values that services keep under state/; nothing where there is none."""
+        there = [name for name in names if f"state/{name}" in self.logs.pinned]
+        frames = [
+            self.spark.sql(_REGISTER, name=name, register=self.table(f"state/{name}"))
+            for name in there
+        ]
+        found = united(frames).collect() if frames else []
+        kept = {row.name: json.loads(row.value or "{}") for row in found}
+        return {name: kept.get(name, {}) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the store says about itself."""
+
+    low_water: int
+    parked: str
+    check_limits: Mapping[str, int]
+    kept_day: str
+    kept_from: str
+
+    @classmethod
+    def of(cls, source: Source, check_limits: Mapping[str, int] | None) -> Settings:
+        """Read the registers; one Spark job."""
+        kept = source.registers(["publisher", "config", "maintenance"])
+        publisher = kept["publisher"]
+        kept_day = kept["maintenance"].get("forgotten_before_date") or ""
+        return cls(
+            publisher.get("low_water_version", -1),
+            json.dumps(publisher.get("parked", {})),
+            check_limits or _limits_in(kept["config"]),
+            kept_day,
+            _first_id_of(kept_day),
+        )
+
+
+def united(frames: Sequence[DataFrame]) -> DataFrame:
+    """All rows of several frames."""
+    return reduce(lambda left, right: left.union(right), frames)
+
+
+def _limits_in(config: Mapping[str, Any]) -> dict[str, int]:
+    """The settings of the whole store stand under "", those of a group under its name."""
+    settings = {"": config, **config.get("groups", {})}
+    found = {group: own.get("transaction_check_max") for group, own in settings.items()}
+    return {group: limit for group, limit in found.items() if limit is not None}
+
+
+def _first_id_of(date: str) -> str:
+    """Ids begin with their milliseconds in hexadecimal digits, a dash after eight of them."""
+    if not date:
+        return ""
+    day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC)
+    return "-".join(re.findall("(.{8})(.{4})", format(round(day.timestamp()) * 1000, "012x"))[0])
