@@ -29,7 +29,7 @@ from txmq.errors import (
 from txmq.fail_points import FailPoint, reached
 from txmq.payload import ArrowEngine, PayloadEngine, Plan, SparkEngine, make_plan
 from txmq.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
-from txmq.service import StreamHandle, forget_checkpoint
+from txmq.service import Restarting, StreamHandle, forget_checkpoint
 from txmq.settlement import settle
 from txmq.topic_log import TopicLog, offsets_in_order
 
@@ -100,6 +100,7 @@ class Publisher:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._round: _Round | None = None
+        self._final: SourceRestoredError | None = None
 
     def run_once(self) -> PublishResult:
         """Settle and publish all that is in the op log now, then return."""
@@ -109,17 +110,26 @@ class Publisher:
             self._rounds().keep_progress()
         return result
 
-    def start(self) -> StreamHandle:
+    def start(self) -> Restarting:
         """Follow the op log until `stop()`; catches up before it returns."""
         if self._spark is None:
             what = "Publisher.start() needs a Spark session"
             raise EnvironmentProblemError(what, "Pass spark=, or call run_once() on a schedule.")
         self._stopping.clear()
+        self._final = None
         self.run_once()
+        return Restarting(self._bell, self._stopping, self._is_final)
+
+    def _is_final(self, failure: BaseException | None) -> bool:
+        """Whether no new bell can help: the op log is another, or Java has ended."""
+        return self._final is not None or isinstance(failure, EnvironmentProblemError)
+
+    def _bell(self) -> StreamHandle:
         # The bell keeps no promise, so each start has a checkpoint of its own.
         checkpoint = self.store.service_checkpoint_location(f"{self.name}-{uuid.uuid4().hex[:8]}")
         # A stream over the op log itself would plan its commits a second time for nothing.
-        bell = self._spark.readStream.format("rate").option("rowsPerSecond", BELLS_PER_S).load()
+        spark: Any = self._spark
+        bell = spark.readStream.format("rate").option("rowsPerSecond", BELLS_PER_S).load()
         query = (
             bell.writeStream.foreachBatch(self._on_bell)
             .queryName(f"txmq-{self.name}")
@@ -150,7 +160,8 @@ class Publisher:
         try:
             self._advance(self._stopping)
             self.last_error = None
-        except SourceRestoredError:
+        except SourceRestoredError as error:
+            self._final = error
             raise
         except TxmqError as error:
             logger.exception("%s could not go on", self.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 import time
@@ -13,6 +14,12 @@ from txmq.errors import EnvironmentProblemError
 
 STOP_WAIT_S = 120.0
 STOP_POLL_S = 0.01
+LOOK_INTERVAL_S = 0.2
+# A query that breaks so often, each time sooner than that, is not healed by a new start.
+BREAKS_MAX = 10
+STEADY_S = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 class ServiceHandle(Protocol):
@@ -96,3 +103,61 @@ class StreamHandle:
     def _is_pausing(self) -> bool:
         """Whether the query waits for its next trigger."""
         return not self._query.status["isTriggerActive"]
+
+
+class Restarting:
+    """A query that is started anew, with a new checkpoint, where it breaks.
+
+    Checkpoints of services keep no promise, so one that was deleted, restored or damaged under a
+    running query is a reason to begin another, and not to end the service.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], StreamHandle],
+        stopping: threading.Event,
+        is_final: Callable[[BaseException | None], bool],
+    ) -> None:
+        """Start at once; `is_final` says which failures no new start can heal."""
+        self._start, self._stopping, self._is_final = start, stopping, is_final
+        self._failure: BaseException | None = None
+        self._running = start()
+        self._thread = threading.Thread(target=self._watch, name="txmq-query", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End between two micro-batches; returns when nothing runs any more."""
+        self._stopping.set()
+        self._thread.join()
+        self._running.stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a query runs, or is about to be started anew."""
+        return self._thread.is_alive() or (self._failure is None and self._running.is_alive)
+
+    @property
+    def exception(self) -> BaseException | None:
+        """Why it ended, if it failed."""
+        return self._failure
+
+    def _watch(self) -> None:
+        breaks, since_s = 0, time.monotonic()
+        while not self._stopping.wait(LOOK_INTERVAL_S):
+            if self._running.is_alive:
+                continue
+            breaks = 1 if time.monotonic() - since_s > STEADY_S else breaks + 1
+            since_s = time.monotonic()
+            failure = self._running.exception
+            if self._is_final(failure) or breaks > BREAKS_MAX or not self._started_anew():
+                self._failure = self._failure or failure
+                return
+
+    def _started_anew(self) -> bool:
+        logger.error("a query broke and is started anew: %s", self._running.exception)
+        try:
+            self._running.stop()
+            self._running = self._start()
+        except Exception as error:  # noqa: BLE001 - Spark's errors have no common root
+            self._failure = error
+        return self._failure is None

@@ -65,7 +65,7 @@ _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 _WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
 _NO_SPACE = ("No space left", "os error 28", "StorageFull")
 # A handle that is older than the log's first commit has nothing to compare with.
-_CLEANED_BEHIND = ("Invalid table version",)
+_CLEANED_BEHIND = re.compile(r"Invalid table version|not found: \S*_delta_log/")
 _READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
 
 
@@ -190,7 +190,9 @@ class Table:
         if self._marks_of != self.version:
             self._marks, self._marks_of = {}, self.version
         if app_id not in self._marks:
-            found = self.handle.transaction_version(app_id)
+            # It may read the log again, which may have been cleaned behind an old handle.
+            with _translated(self.schema.name):
+                found = self.handle.transaction_version(app_id)
             self._marks[app_id] = None if found is None else int(found)
         return self._marks[app_id]
 
@@ -251,7 +253,8 @@ class Table:
         return self._chosen(lambda actions: _not_above(actions, column, value))
 
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
-        actions = pa.table(self.handle.get_add_actions(flatten=True))
+        with _translated(self.schema.name):
+            actions = pa.table(self.handle.get_add_actions(flatten=True))
         kept = actions.filter(pa.array(keep(actions)))
         partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
         return [
@@ -622,7 +625,7 @@ def _translated(table: str) -> Iterator[None]:
 
 
 def _storage_error(table: str, error: Exception) -> StorageError:
-    if any(sign in str(error) for sign in _CLEANED_BEHIND):
+    if _CLEANED_BEHIND.search(str(error)):
         return CommitRefusedError(table, "the log was cleaned since it was opened; opening again")
     problem = f"cannot be written ({_in_one_line(error)})"
     return disk_error(table, error) or StorageError(table, problem)

@@ -33,7 +33,7 @@ from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher, PublishResult
 from txmq.schemas import OP
-from txmq.service import StreamHandle
+from txmq.service import Restarting
 from txmq.storage import Table
 from txmq.store import Store
 from txmq.testing import ManualClock, before_commit, failing_commits
@@ -488,7 +488,7 @@ def test_start_needs_spark(store: Store) -> None:
 
 
 @pytest.fixture
-def started(store: Store, spark: Any) -> Iterator[tuple[Publisher, StreamHandle]]:
+def started(store: Store, spark: Any) -> Iterator[tuple[Publisher, Restarting]]:
     publisher = Publisher(store, spark=spark)
     handle = publisher.start()
     yield publisher, handle
@@ -496,7 +496,7 @@ def started(store: Store, spark: Any) -> Iterator[tuple[Publisher, StreamHandle]
 
 
 def test_started_publisher_follows_the_op_log(
-    store: Store, started: tuple[Publisher, StreamHandle]
+    store: Store, started: tuple[Publisher, Restarting]
 ) -> None:
     for number in range(3):
         send(store)
@@ -507,7 +507,7 @@ def test_started_publisher_follows_the_op_log(
 
 
 def test_stopped_publisher_writes_nothing_more(
-    store: Store, started: tuple[Publisher, StreamHandle]
+    store: Store, started: tuple[Publisher, Restarting]
 ) -> None:
     publisher, handle = started
     handle.stop()
@@ -522,7 +522,7 @@ def test_stopped_publisher_writes_nothing_more(
 
 
 def test_publisher_goes_on_after_a_failure_that_passes(
-    store: Store, started: tuple[Publisher, StreamHandle]
+    store: Store, started: tuple[Publisher, Restarting]
 ) -> None:
     with failing_commits(1, error=BROKEN, table="settled") as failed:
         send(store)

@@ -10,7 +10,7 @@ import pytest
 from tests.builders import halves
 from txmq.compaction import compact
 from txmq.delta_log import LogCleaned, LogFiles, clean_log, log_files
-from txmq.errors import StorageError
+from txmq.errors import CommitRefusedError, StorageError
 from txmq.storage import Table
 from txmq.store import Store
 
@@ -123,6 +123,23 @@ def test_change_feed_of_what_was_cleaned_is_an_error_and_not_empty(table: Table)
     clean_log(table, table.version)
     with pytest.raises(StorageError):
         Table(table.location, table.schema).changes(1, table.version, ("message_id",))
+
+
+def test_mark_through_a_handle_from_before_the_clean_up_is_a_typed_error_or_right(
+    table: Table,
+) -> None:
+    """delta-rs may read old commits again for it."""
+    sleeper = Table(table.location, table.schema)
+    sleeper.refresh()
+    for number in range(20, 30):
+        table.append(halves(number), app_id="producer", number=number)
+    table.checkpoint()
+    clean_log(table, table.version)
+    try:
+        assert sleeper.mark("producer") == 10
+    except CommitRefusedError as error:
+        assert "cleaned" in str(error)
+    assert sleeper.refresh().mark("producer") == 29
 
 
 def test_age_of_the_log_is_told_by_its_files(table: Table) -> None:

@@ -1,0 +1,89 @@
+"""A query that breaks is started anew, unless no new start can heal it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.reading import wait_until
+from txmq import service
+from txmq.service import BREAKS_MAX, Restarting
+
+
+class Query:
+    """Runs until it is broken or stopped."""
+
+    def __init__(self) -> None:
+        self.is_alive, self.exception, self.stops = True, None, 0
+
+    def break_down(self, failure: Exception) -> None:
+        self.exception, self.is_alive = failure, False  # type: ignore[assignment]
+
+    def stop(self) -> None:
+        self.is_alive, self.stops = False, self.stops + 1
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
+    monkeypatch.setattr(service, "LOOK_INTERVAL_S", 0.001)
+    return []
+
+
+def running(
+    queries: list[Query], is_final: Callable[[Any], bool] = lambda _: False, breaks: bool = False
+) -> Restarting:
+    def start() -> Any:
+        queries.append(Query())
+        if breaks:
+            queries[-1].break_down(OSError("broken at once"))
+        return queries[-1]
+
+    return Restarting(start, threading.Event(), is_final)
+
+
+def test_broken_query_is_started_anew(queries: list[Query]) -> None:
+    handle = running(queries)
+    queries[0].break_down(OSError("no checkpoint"))
+    wait_until(lambda: len(queries) == 2)
+
+    assert handle.is_alive
+    assert handle.exception is None
+    handle.stop()
+    assert [query.stops for query in queries] == [1, 1]
+    assert not handle.is_alive
+
+
+def test_final_failure_ends_it(queries: list[Query]) -> None:
+    handle = running(queries, is_final=lambda failure: "restored" in str(failure))
+    queries[0].break_down(OSError("the op log was restored"))
+    wait_until(lambda: not handle.is_alive)
+
+    assert "restored" in str(handle.exception)
+    assert len(queries) == 1
+    handle.stop()
+
+
+def test_query_that_breaks_again_and_again_ends_it(queries: list[Query]) -> None:
+    handle = running(queries, breaks=True)
+    wait_until(lambda: not handle.is_alive)
+
+    assert "at once" in str(handle.exception)
+    assert len(queries) == BREAKS_MAX + 1
+    handle.stop()
+
+
+def test_start_that_fails_ends_it(queries: list[Query]) -> None:
+    handle = running(queries)
+    monkey = RuntimeError("no Java")
+
+    def failing() -> Any:
+        raise monkey
+
+    handle._start = failing
+    queries[0].break_down(OSError("no checkpoint"))
+    wait_until(lambda: not handle.is_alive)
+
+    assert handle.exception is monkey
