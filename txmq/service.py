@@ -81,6 +81,10 @@ class StreamHandle:
             time.sleep(STOP_POLL_S)
         if self.is_alive:
             self._query.stop()
+        self.forget()
+
+    def forget(self) -> None:
+        """Throw away what is left of a query that has ended."""
         self._after()
 
     @property
@@ -156,7 +160,7 @@ class Restarting:
     def _started_anew(self) -> bool:
         logger.error("a query broke and is started anew: %s", self._running.exception)
         try:
-            self._running.stop()
+            self._running.forget()
             self._running = self._start()
         except Exception as error:  # noqa: BLE001 - Spark's errors have no common root
             self._failure = error

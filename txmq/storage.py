@@ -65,7 +65,9 @@ _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 _WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
 _NO_SPACE = ("No space left", "os error 28", "StorageFull")
 # A handle that is older than the log's first commit has nothing to compare with.
-_CLEANED_BEHIND = re.compile(r"Invalid table version|not found: \S*_delta_log/")
+_CLEANED_BEHIND = re.compile(
+    r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"
+)
 _READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
 
 

@@ -400,5 +400,5 @@ def test_stop_ends_all_threads_and_removes_the_checkpoint(
 
     assert not handle.is_alive
     assert handle.exception is None
-    assert list((world.folder / "store" / "checkpoints").iterdir()) == []
+    assert list((world.folder / "store" / "checkpoints" / "services").iterdir()) == []
     assert not any(thread.name.startswith("txmq-check") for thread in threading.enumerate())

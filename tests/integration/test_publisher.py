@@ -517,7 +517,7 @@ def test_stopped_publisher_writes_nothing_more(
 
     assert not handle.is_alive
     assert table_versions(store)["settled"] == before["settled"]
-    assert list(Path(store.location, "checkpoints").iterdir()) == []
+    assert list(Path(store.location, "checkpoints", "services").iterdir()) == []
     assert publisher.run_once().published == 1
 
 

@@ -14,16 +14,22 @@ from txmq.service import BREAKS_MAX, Restarting
 
 
 class Query:
-    """Runs until it is broken or stopped."""
+    """Runs until it is broken or stopped; all share one flag to stop, as those of a service do."""
 
-    def __init__(self) -> None:
+    def __init__(self, stopping: threading.Event) -> None:
         self.is_alive, self.exception, self.stops = True, None, 0
+        self.is_forgotten = False
+        self._stopping = stopping
 
     def break_down(self, failure: Exception) -> None:
         self.exception, self.is_alive = failure, False  # type: ignore[assignment]
 
     def stop(self) -> None:
+        self._stopping.set()
         self.is_alive, self.stops = False, self.stops + 1
+
+    def forget(self) -> None:
+        self.is_forgotten = True
 
 
 @pytest.fixture
@@ -33,15 +39,20 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
 
 
 def running(
-    queries: list[Query], is_final: Callable[[Any], bool] = lambda _: False, breaks: bool = False
+    queries: list[Query],
+    is_final: Callable[[Any], bool] = lambda _: False,
+    *,
+    breaks: bool = False,
 ) -> Restarting:
+    stopping = threading.Event()
+
     def start() -> Any:
-        queries.append(Query())
+        queries.append(Query(stopping))
         if breaks:
             queries[-1].break_down(OSError("broken at once"))
         return queries[-1]
 
-    return Restarting(start, threading.Event(), is_final)
+    return Restarting(start, stopping, is_final)
 
 
 def test_broken_query_is_started_anew(queries: list[Query]) -> None:
@@ -49,10 +60,14 @@ def test_broken_query_is_started_anew(queries: list[Query]) -> None:
     queries[0].break_down(OSError("no checkpoint"))
     wait_until(lambda: len(queries) == 2)
 
+    queries[1].break_down(OSError("no checkpoint again"))
+    wait_until(lambda: len(queries) == 3)
+
     assert handle.is_alive
     assert handle.exception is None
     handle.stop()
-    assert [query.stops for query in queries] == [1, 1]
+    assert [query.stops for query in queries] == [0, 0, 1]
+    assert [query.is_forgotten for query in queries] == [True, True, False]
     assert not handle.is_alive
 
 
