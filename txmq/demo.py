@@ -188,18 +188,21 @@ class _Run:
         self._kill_broker_in_time()
         return not busy
 
-    def _kill_broker_in_time(self) -> None:
-        """Evenly over the flights, and never one that has hardly begun."""
+    def _kill_broker_in_time(self, *, has_all: bool = False) -> None:
+        """Evenly over the flights, and never one that has hardly begun.
+
+        Once all have departed there is nothing to wait for: many may have been rolled back.
+        """
         is_enough = self.crew.broker_kills >= self._options.broker_kills
         if is_enough or self.crew.served_s() < SERVES_AT_LEAST_S:
             return
         share = (self.crew.broker_kills + 1) / (self._options.broker_kills + 1)
-        if len(self.reader.ledger.flights) >= share * self._flights:
+        if has_all or len(self.reader.ledger.flights) >= share * self._flights:
             self.crew.kill_broker(harm_checkpoints if self._options.lose_checkpoints else None)
 
     def _is_drained(self, truth: Truth) -> bool:
         """Nothing is open, and both consumers have seen all that was done."""
-        self._kill_broker_in_time()
+        self._kill_broker_in_time(has_all=True)
         ledger = self.reader.ledger
         return (
             self.crew.is_serving()
