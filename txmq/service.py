@@ -142,7 +142,10 @@ class Restarting:
 
     @property
     def exception(self) -> BaseException | None:
-        """Why it ended, if it failed."""
+        """Why it ended, or is about to, if it failed."""
+        if self._failure is None and not self._running.is_alive:
+            failure = self._running.exception
+            return failure if self._is_final(failure) else None
         return self._failure
 
     def _watch(self) -> None:

@@ -41,7 +41,7 @@ class Fate:
     state: str = "PENDING"
     life: int = 0
     end: tuple[int, int] | None = None
-    # Life to the claim that discarded it.
+    # Life to the claim that discarded it, or that let it expire.
     discards: dict[int, int] = field(default_factory=dict)
     # What the local transaction came to; None: not done yet.
     local: str | None = None
@@ -92,6 +92,9 @@ class Model:
             state = "INCOMPLETE"
         fate.life += kind == "RESUME"
         fate.state = state
+        if state == "EXPIRED":
+            # A life that was discarded has its dead letters already.
+            fate.discards.setdefault(fate.life, version)
         if state == "DISCARDED":
             fate.discards[fate.life] = version
             if claim["source"] == "recheck" and fate.life not in fate.armed_by_hand:
@@ -168,8 +171,10 @@ class Model:
 
     def _order(self, topic: str, row: dict[str, Any]) -> tuple[int, int, int]:
         version, own_id = row["op_version"], row["transaction_id"]
-        shown_as = "DISCARDED" if topic == DEAD_LETTERS else "COMMITTED"
-        ordinals = [f[3] for f in self.facts if f[:3] == (own_id, shown_as, version)]
+        shown_as = ("DISCARDED", "EXPIRED") if topic == DEAD_LETTERS else ("COMMITTED",)
+        ordinals = [
+            f[3] for f in self.facts if f[0] == own_id and f[1] in shown_as and f[2] == version
+        ]
         return version, min(ordinals, default=-1), row["sequence"]
 
     def _check_visible(self, topic: str, rows: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +119,17 @@ def paid(producer: TransactionProducer, books: Books) -> Transaction:
 
 
 def discard(store: Store, transaction: Transaction) -> None:
-    row = OpRow(transaction.id, ClaimKind.DISCARD, GROUP, ClaimSource.CHECK, 0, life=0)
-    store.op_log().append([row], 0, app_id="test", number=1)
+    """As a check does after its last question."""
+    now_ms = time.time_ns() // 1_000_000
+
+    def row(kind: ClaimKind, check_times: int | None) -> OpRow:
+        at_ms = now_ms + 1_000 * (check_times or 60)
+        source = ClaimSource.CHECK
+        return OpRow(transaction.id, kind, GROUP, source, at_ms, life=0, check_times=check_times)
+
+    asked = range(1, store.config.transaction_check_max + 1)
+    rows = [*(row(ClaimKind.UNKNOWN, times) for times in asked), row(ClaimKind.DISCARD, None)]
+    store.op_log().append(rows, 0, app_id="test", number=1)
 
 
 # --- full ---------------------------------------------------------------------------------
