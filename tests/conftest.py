@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _TESTS = Path(__file__).parent
 _TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
+# The longest first, so that two workers end at about the same time.
+_ORDER = ("scenario", "property", "integration", "contract", "benchmark", "unit")
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=50, **_COMMON)
 settings.register_profile("ci", max_examples=1_000, **_COMMON)
@@ -32,6 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(item.path.parent.name)
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+    items.sort(key=lambda item: _place(item.path.parent.name))
+
+
+def _place(tier: str) -> int:
+    return _ORDER.index(tier) if tier in _ORDER else len(_ORDER)
 
 
 @pytest.fixture

@@ -20,30 +20,24 @@ FLIGHTS = 300
 
 @pytest.mark.scenario
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("broker_kills", "lose_checkpoints"), [(1, False), (2, True)])
-def test_a_small_demo_ends_clean(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    broker_kills: int,
-    *,
-    lose_checkpoints: bool,
-) -> None:
+def test_a_small_demo_ends_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its broker is killed twice, and loses its checkpoints each time."""
     location = tmp_path / "demo"
     code = demo.main(
         str(location),
         flights=FLIGHTS,
         seconds=6.0,
         kills=4,
-        broker_kills=broker_kills,
-        lose_checkpoints=lose_checkpoints,
+        broker_kills=2,
+        lose_checkpoints=True,
     )
     shown = capsys.readouterr().out
     assert code == 0, shown
     assert "0 violations" in shown
     assert "0 missing, 0 too many" in shown
     assert "txmq status" in shown
-    assert f"broker {broker_kills}" in shown
-    assert (location / "checkpoints.older").is_dir() == lose_checkpoints
+    assert "broker 2" in shown
+    assert (location / "checkpoints.older").is_dir()
     assert (location / "store" / "topics" / "flight-departed").is_dir()
 
 
