@@ -43,13 +43,14 @@ def main() -> int:
     arguments = _arguments()
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     sizes = QUICK if arguments.quick else FULL
-    load_before = os.getloadavg()[0]
+    # Before the result file makes the work tree differ from its commit.
+    facts = {"load_before": round(os.getloadavg()[0], 2), **machine_facts()}
     outcomes: list[Outcome] = []
     for part in arguments.parts or PARTS:
         outcomes += _run(part, sizes, console)
         if not arguments.quick:
             # A run of half an hour may be cut.
-            _keep(outcomes, load_before, console)
+            _keep(outcomes, facts, console)
     print_table(outcomes, console)
     if arguments.quick:
         console.print("--quick only tries the scripts: nothing is kept, no bar counts.")
@@ -76,13 +77,12 @@ def _run(part: str, sizes: Sizes, console: Console) -> list[Outcome]:
         return pool.submit(PARTS[part], sizes, Path(folder)).result()
 
 
-def _keep(outcomes: Sequence[Outcome], load_before: float, console: Console) -> None:
+def _keep(outcomes: Sequence[Outcome], facts: Mapping[str, Any], console: Console) -> None:
     now = datetime.now(UTC)
     path = RESULTS / f"{now:%Y-%m-%d}.json"
-    facts, measured = machine_facts(), [outcome.to_dict() for outcome in outcomes]
+    measured = [outcome.to_dict() for outcome in outcomes]
     result = {
         "date": now.isoformat(timespec="seconds"),
-        "load_before": round(load_before, 2),
         **facts,
         "outcomes": [
             *_kept_parts(path, facts, {(one["part"], one["measure"]) for one in measured}),
@@ -101,7 +101,7 @@ def _kept_parts(
     if not path.exists():
         return []
     before = json.loads(path.read_text(encoding="utf-8"))
-    is_same = all(before.get(key) == value for key, value in facts.items())
+    is_same = all(before.get(key) == value for key, value in facts.items() if key != "load_before")
     return [
         one for one in before["outcomes"] if is_same and (one["part"], one["measure"]) not in again
     ]
