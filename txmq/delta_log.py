@@ -79,9 +79,9 @@ def clean_log(table: Table, keep_from: int) -> LogCleaned:
     if not doomed:
         return LogCleaned()
     removed = set(removed_by(table, doomed)) - named_by(table, _from(files, base))
-    _delete(table, _log_paths(table, base))
+    delete_files(table, _log_paths(table, base))
     reached(FailPoint.LOG_CLEANED)
-    gone = _delete(table, removed - {file.path for file in table.files()})
+    gone = delete_files(table, removed - {file.path for file in table.files()})
     return LogCleaned(len(doomed), gone)
 
 
@@ -134,8 +134,8 @@ def _listed(table: Table) -> list[pa_fs.FileInfo]:
     return list(table.filesystem.get_file_info(selector))
 
 
-def _delete(table: Table, paths: Iterable[str]) -> int:
-    """Remove files; one that another maintenance removed first is no fault."""
+def delete_files(table: Table, paths: Iterable[str]) -> int:
+    """Remove files, and say how many; one that somebody else removed first is no fault."""
     count = 0
     for path in paths:
         try:

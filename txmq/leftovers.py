@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pyarrow.fs as pa_fs
 
-from txmq.delta_log import LOG_FOLDER, log_files, named_by
+from txmq.delta_log import LOG_FOLDER, delete_files, log_files, named_by
 from txmq.storage import Table, rooted_filesystem
 from txmq.store import SERVICE_CHECKPOINTS, Store
 
@@ -31,7 +31,7 @@ def sweep(table: Table, is_old: IsOld) -> int:
     kept = {file.path for file in table.refresh().files()}
     kept |= named_by(table, log_files(table).commits_ms)
     doomed = [path for path in old if path not in kept and not _is_of_log(path)]
-    return _removed(table.filesystem, doomed)
+    return delete_files(table, doomed)
 
 
 def remove_checkpoints(store: Store, is_old: IsOld) -> int:
@@ -63,14 +63,3 @@ def _written_ms(info: pa_fs.FileInfo) -> int:
 def _is_of_log(path: str) -> bool:
     folder, _, name = path.partition("/")
     return folder == LOG_FOLDER and _LOG_FILE.fullmatch(name) is not None
-
-
-def _removed(filesystem: pa_fs.FileSystem, paths: Iterable[str]) -> int:
-    count = 0
-    for path in paths:
-        try:
-            filesystem.delete_file(path)
-        except FileNotFoundError:
-            continue
-        count += 1
-    return count
