@@ -109,6 +109,16 @@ class CheckStandings:
         self.settled.table.refresh()
         self.op.table.refresh()
 
+    def unsettled(self, claims: pa.Table) -> pa.Table:
+        """Those of a kind that a claim beyond the settled mark has too.
+
+        Where nothing is settled, an older claim had no effect: its half came after it.
+        """
+        if not claims.num_rows:
+            return claims
+        beyond = self.op.between(self.settled.mark, self.op.table.version)
+        return claims.filter(pc.is_in(_kind_key(claims), value_set=_kind_key(beyond)))
+
     def folded(self, owners: pa.Table, facts: pa.Table, rows: pa.Table, clock_ms: int) -> pa.Table:
         """As `of`, from the last fact of each and all claims that were read already."""
         ids = owners["transaction_id"].combine_chunks()
@@ -128,7 +138,7 @@ class CheckStandings:
         is_open = ~_FINAL[standings.state[place]]
         # Only the change feed knows the order of several, and which are settled already.
         is_contested = standings.is_settled[place] | (count[place] > 1)
-        alone = ends.filter(pa.array(is_open & ~is_contested))
+        alone = self.unsettled(ends.filter(pa.array(is_open & ~is_contested)))
         standings.set(integers(alone["place"], 0), _folded_alone(alone))
         contested = np.unique(place[is_open & is_contested])
         if len(contested):
@@ -146,6 +156,10 @@ class CheckStandings:
             for name, place in zip(names, places.tolist(), strict=True)
         ]
         standings.set(places, found)
+
+
+def _kind_key(claims: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(claims["transaction_id"], claims["kind"], "/")
 
 
 def _placed(rows: pa.Table, ids: pa.Array, groups: pa.ChunkedArray) -> pa.Table:

@@ -122,7 +122,8 @@ class OpenTransactions:
         claims = op.rows_about(pc.unique(rows["transaction_id"]))
         # One that is settled but open, such as INCOMPLETE, is left to the fold.
         open_ids = facts.filter(pc.invert(is_final))["transaction_id"]
-        rows = _without_ended(rows, _without(claims, open_ids))
+        ends = _without(claims.filter(pc.is_in(claims["kind"], value_set=_ENDS)), open_ids)
+        rows = _without_ended(rows, self._standings.unsettled(ends), claims)
         halves = _halves(rows, self._config)
         still_open = open_ids.filter(pc.is_in(open_ids, value_set=halves["transaction_id"]))
         last = last_facts(settled.facts_of(pc.unique(still_open)))
@@ -195,11 +196,10 @@ def _readable_rows(half: Table) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _without_ended(rows: pa.Table, claims: pa.Table) -> pa.Table:
-    """Rows without a COMMIT, ROLLBACK or EXPIRE of their own group (R37); a RESUME may lift one."""
+def _without_ended(rows: pa.Table, ends: pa.Table, claims: pa.Table) -> pa.Table:
+    """Rows without one of `ends` of their own group (R37); a RESUME may lift one."""
     resumed = claims.filter(pc.equal(claims["kind"], ClaimKind.RESUME.value))["transaction_id"]
-    ends = _without(claims.filter(pc.is_in(claims["kind"], value_set=_ENDS)), resumed)
-    return rows.filter(pc.invert(pc.is_in(_key(rows), value_set=_key(ends))))
+    return rows.filter(pc.invert(pc.is_in(_key(rows), value_set=_key(_without(ends, resumed)))))
 
 
 def _without(rows: pa.Table, transaction_ids: pa.ChunkedArray) -> pa.Table:

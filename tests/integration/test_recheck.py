@@ -13,6 +13,7 @@ from txmq.check_lease import CheckLease
 from txmq.clock import SystemClock
 from txmq.errors import ListenerError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
+from txmq.message import new_transaction_id
 from txmq.op_log import OpRow, op_table
 from txmq.open_transactions import open_transactions
 from txmq.recheck import RecheckJob, RecheckResult
@@ -255,8 +256,9 @@ def test_none_of_ten_thousand_finished_transactions_is_asked(world: CheckWorld) 
     listener = world.listener()
     committed, rolled_back = world.prepare(6_000), world.prepare(4_000)
     unanswered = world.prepare(3)
-    world.claim(committed, ClaimKind.COMMIT)
+    world.claim(committed[:3_000], ClaimKind.COMMIT)
     settle(world, committed[:3_000], TransactionState.COMMITTED, through=1)
+    world.claim(committed[3_000:], ClaimKind.COMMIT)
     world.claim(rolled_back, ClaimKind.ROLLBACK)
     world.clock.advance(3600)
 
@@ -286,6 +288,22 @@ def test_end_of_another_group_does_not_hide_a_transaction(world: CheckWorld) -> 
     recheck(world, orders=listener)
 
     assert listener.asked() == ids
+
+
+@pytest.mark.parametrize("kind", [ClaimKind.COMMIT, ClaimKind.DISCARD, ClaimKind.EXPIRE])
+def test_claim_settled_before_its_half_exists_does_not_hide_a_transaction(
+    world: CheckWorld, kind: ClaimKind
+) -> None:
+    listener, early = world.listener(), new_transaction_id(world.clock.now_ms())
+    world.claim([early], kind, life=0)
+    settle(world, [], TransactionState.COMMITTED, through=world.store.op_log().table.version)
+    world.prepare(change=lambda rows: [(early, *row[1:]) for row in rows])
+    world.clock.advance(10)
+
+    recheck(world, orders=listener)
+
+    assert listener.asked() == [early]
+    assert states(world) == {early: "PENDING"}
 
 
 def test_groups_are_asked_by_their_own_listeners(world: CheckWorld) -> None:
