@@ -23,17 +23,10 @@ from txmq import payload
 from txmq.clock import Clock
 from txmq.config import Config
 from txmq.data_files import NewFile, new_file_path
+from txmq.delta_table import commit_properties, translated
 from txmq.errors import StoreNotFoundError
 from txmq.schemas import HALF, OP, REGISTER, SETTLED, TableSchema
-from txmq.storage import (
-    DataFile,
-    Table,
-    _check_schema_version,
-    _commit_properties,
-    _partitions,
-    _translated,
-    _with_partition,
-)
+from txmq.storage import DataFile, Table, _partitions, _with_partition
 from txmq.store import REGISTERS, Store
 from txmq.testing import ManualClock
 
@@ -179,7 +172,14 @@ class _Handle:
         return self._version
 
     def metadata(self) -> SimpleNamespace:
-        return SimpleNamespace(id=self.log.id, configuration=self.log.configuration)
+        return SimpleNamespace(
+            id=self.log.id,
+            configuration=self.log.configuration,
+            partition_columns=list(self.log.schema.partition_by),
+        )
+
+    def schema(self) -> pa.Schema:
+        return self.log.schema.columns
 
     def update_incremental(self) -> None:
         self._version = len(self.log.commits) - 1
@@ -239,7 +239,7 @@ class MemoryTable(Table):
         if not self.exists():
             raise StoreNotFoundError(self.schema.name, "is not there; run txmq init")
         handle = _Handle(self._log)
-        _check_schema_version(self.schema.name, handle)  # type: ignore[arg-type]
+        self._check(handle)  # type: ignore[arg-type]
         self._marks_of = None
         return handle
 
@@ -271,9 +271,9 @@ class MemoryTable(Table):
         return [self._log.keep(part, values) for values, part in parts]
 
     def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
-        with _translated(self.schema.name):
+        with translated(self.schema.name):
             files = self.new_files(rows)
-            self.handle.write(files, _commit_properties(marks), replaces=True)  # type: ignore[attr-defined]
+            self.handle.write(files, commit_properties(marks), replaces=True)  # type: ignore[attr-defined]
 
 
 class MemoryStore(Store):

@@ -21,7 +21,7 @@ from txmq.errors import EnvironmentProblemError, TxmqError
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import CheckListener
 from txmq.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
-from txmq.service import StreamHandle, forget_checkpoint
+from txmq.service import LOOK_INTERVAL_S, StreamHandle, ThreadHandle, forget_checkpoint
 from txmq.store import Store
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.2
 QUERY_FAILURES_MAX = 10
 ROWS_A_ROUND = 100_000
 RESTART_PAUSE_S = 0.5
@@ -88,11 +87,12 @@ class CheckService:
         return CheckHandle(self.store, self._spark, checks, self._clock)
 
 
-class CheckHandle:
+class CheckHandle(ThreadHandle):
     """A check service that runs: one thread looks after the join and does the rechecks."""
 
     def __init__(self, store: Store, spark: SparkSession, checks: CheckRound, clock: Clock) -> None:
         """Made by `CheckService.start()`."""
+        super().__init__("check", LOOK_INTERVAL_S)
         self._checks = checks
         self._recheck_interval_s = store.config.recheck_interval_s
         self._check_interval_s = min(
@@ -100,42 +100,13 @@ class CheckHandle:
         )
         self._recheck = Recheck(store, checks, clock)
         self._stream = _Stream(spark, store, clock, self._on_due)
-        self._stopping = threading.Event()
         self._recheck_wanted = threading.Event()
         self._rechecked_s = -math.inf
-        self._failure: BaseException | None = None
         self.checked = RoundResult()
         self.last_error: TxmqError | None = None
-        self._thread = threading.Thread(target=self._run, name="txmq-check", daemon=True)
-        self._thread.start()
+        self.begin()
 
-    def stop(self) -> None:
-        """End after the round on its way; returns when nothing runs any more."""
-        self._stopping.set()
-        self._thread.join()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return self._thread.is_alive()
-
-    @property
-    def exception(self) -> BaseException | None:
-        """Why it ended, if it failed."""
-        return self._failure
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._look()
-                self._stopping.wait(LOOK_INTERVAL_S)
-        except Exception as error:
-            logger.exception("the check service ends")
-            self._failure = error
-        finally:
-            self._end()
-
-    def _look(self) -> None:
+    def _turn(self) -> None:
         if self._stream.keep_running():
             # What the join missed meanwhile, it will not see any more.
             self._recheck_wanted.set()

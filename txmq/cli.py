@@ -10,9 +10,9 @@ import enum
 import json
 import logging
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
+from time import sleep
 from typing import Annotated, Any
 
 import typer
@@ -379,11 +379,11 @@ def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
         if as_json:
             while True:
                 _print_json(admin.status().to_dict(), indent=None)
-                time.sleep(interval_s)
+                sleep(interval_s)
         with Live(console=_console(), auto_refresh=False) as live:
             while True:
                 live.update(status_view(admin.status()), refresh=True)
-                time.sleep(interval_s)
+                sleep(interval_s)
     except KeyboardInterrupt:
         return
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow.fs as pa_fs
-
 from txmq.fail_points import FailPoint, reached
 from txmq.storage import Table
 
@@ -59,7 +57,7 @@ def log_files(table: Table) -> LogFiles:
     """One listing of the log folder."""
     commits: dict[int, int] = {}
     checkpoints = []
-    for found in _listed(table):
+    for found in table.log_folder():
         if (name := _COMMIT.fullmatch(found.base_name)) and found.mtime_ns is not None:
             commits[int(name[1])] = int(found.mtime_ns) // 1_000_000
         elif name := _CHECKPOINT.fullmatch(found.base_name):
@@ -124,14 +122,9 @@ def _last_checkpoint(table: Table, files: LogFiles) -> int:
 
 def _log_paths(table: Table, base: int) -> list[str]:
     """Commits, checkpoints and checksums of the versions before `base`, oldest first."""
-    found = (_OF_A_VERSION.fullmatch(info.base_name) for info in _listed(table))
+    found = (_OF_A_VERSION.fullmatch(info.base_name) for info in table.log_folder())
     names = sorted(name[0] for name in found if name and int(name[1]) < base)
     return [f"{LOG_FOLDER}/{name}" for name in names]
-
-
-def _listed(table: Table) -> list[pa_fs.FileInfo]:
-    selector = pa_fs.FileSelector(LOG_FOLDER, allow_not_found=True)
-    return list(table.filesystem.get_file_info(selector))
 
 
 def delete_files(table: Table, paths: Iterable[str]) -> int:

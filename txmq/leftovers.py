@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pyarrow.fs as pa_fs
 
 from txmq.delta_log import LOG_FOLDER, delete_files, log_files, named_by
-from txmq.storage import Table, rooted_filesystem
+from txmq.delta_table import rooted_filesystem
+from txmq.storage import Table
 from txmq.store import SERVICE_CHECKPOINTS, Store
 
 logger = logging.getLogger(__name__)

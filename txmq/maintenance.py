@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from txmq.delta_log import clean_log, log_files
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.leftovers import remove_checkpoints, sweep
 from txmq.retention import Retained, Retention, published_up_to
+from txmq.service import ThreadHandle
 from txmq.storage import Table
 from txmq.store import Store
 
@@ -203,43 +203,21 @@ class Maintenance:
             return MaintenanceResult(failed={name: f"{type(error).__name__}: {error}"})
 
 
-class MaintenanceHandle:
-    """Maintenance that runs in a thread of its own."""
+class MaintenanceHandle(ThreadHandle):
+    """Maintenance that runs in a thread of its own; the first round comes after an interval."""
 
     def __init__(self, maintenance: Maintenance) -> None:
         """Made by `Maintenance.start()`."""
+        interval_s = maintenance.store.config.maintenance_interval_s
+        super().__init__("maintenance", interval_s, first_s=interval_s)
         self._maintenance = maintenance
-        self._stopping = threading.Event()
-        self._failure: BaseException | None = None
         self.total = MaintenanceResult()
         self.rounds = 0
-        self._thread = threading.Thread(target=self._run, name="txmq-maintenance", daemon=True)
-        self._thread.start()
+        self.begin()
 
-    def stop(self) -> None:
-        """End after the round on its way."""
-        self._stopping.set()
-        self._thread.join()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return self._thread.is_alive()
-
-    @property
-    def exception(self) -> BaseException | None:
-        """Why it ended, if it failed."""
-        return self._failure
-
-    def _run(self) -> None:
-        interval_s = self._maintenance.store.config.maintenance_interval_s
-        try:
-            while not self._stopping.wait(interval_s):
-                self.total += self._maintenance.run_once()
-                self.rounds += 1
-        except Exception as error:
-            logger.exception("maintenance ends")
-            self._failure = error
+    def _turn(self) -> None:
+        self.total += self._maintenance.run_once()
+        self.rounds += 1
 
 
 def _swept(table: Table, is_old: Callable[[int], bool]) -> MaintenanceResult:

@@ -27,13 +27,14 @@ from txmq.data_files import (
     write_file,
     written_by_spark,
 )
+from txmq.delta_table import disk_error
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
 from txmq.grouping import Groups, Integers, first_of_each, flags, integers
 from txmq.half_log import HalfLog
 from txmq.lifecycle import TransactionState
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schemas import HALF, MICROSECONDS_UTC, TOPIC
-from txmq.storage import DataFile, Table, disk_error
+from txmq.storage import DataFile, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -64,6 +64,55 @@ def _without_java(cause: Exception) -> EnvironmentProblemError:
     return problem
 
 
+class ThreadHandle:
+    """A service that is a loop in a thread of its own; a subclass says what a turn does."""
+
+    def __init__(self, name: str, interval_s: float, *, first_s: float = 0.0) -> None:
+        """Start with `begin()`, once all that a turn needs is there; `first_s` waits until then."""
+        self._name, self._interval_s, self._first_s = name, interval_s, first_s
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"txmq-{name}", daemon=True)
+
+    def begin(self) -> None:
+        """Run from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the turn on its way; returns when nothing runs any more."""
+        self._stopping.set()
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._thread.is_alive()
+
+    @property
+    def exception(self) -> BaseException | None:
+        """Why it ended, if it failed."""
+        return self._failure
+
+    def _turn(self) -> None:
+        """What is done again and again, an interval apart."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """What is done once, after the last turn."""
+
+    def _run(self) -> None:
+        pause_s = self._first_s
+        try:
+            while not self._stopping.wait(pause_s):
+                self._turn()
+                pause_s = self._interval_s
+        except Exception as error:
+            logger.exception("the %s service ends", self._name)
+            self._failure = error
+        finally:
+            self._end()
+
+
 class StreamHandle:
     """A streaming query whose batches look at a stop flag."""
 

@@ -7,68 +7,47 @@ exist yet; Spark's default on local disk ends in a plain rename and can overwrit
 from __future__ import annotations
 
 import bisect
-import errno
-import random
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    PostCommitHookProperties,
-    Transaction,
-    WriterProperties,
-    write_deltalake,
-)
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
+from deltalake import DeltaTable, WriterProperties, write_deltalake
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from txmq.data_files import NewFile, write_file
+from txmq.delta_table import (
+    PinnedTable,
+    commit_properties,
+    pause,
+    read_again,
+    translated,
+)
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
     IncompatibleVersionError,
-    ReadOnlyStoreError,
     StorageError,
     StoreFormatError,
-    StoreFullError,
-    StoreNotFoundError,
     UnknownCommitError,
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 
-READ_ATTEMPTS = 8
 LARGE_FILE_BYTES = 1_000_000
 # The time of a UUIDv7, in milliseconds, and a dash.
 COARSE_LENGTH = 13
 COARSE_FROM = 10_000
 LARGE_FILE_ROWS = 1_000
 READ_BUFFER_BYTES = 1 << 20
-RETRY_PAUSE_S = 0.01
-SHOWN_CHARACTERS_OF_A_CAUSE = 200
 REWRITE_MARK = "txmq-rewrite"
 _INSERT = "insert"
-_COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
-Result = TypeVar("Result")
-_NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 _WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
-_NO_SPACE = ("No space left", "os error 28", "StorageFull")
-# A handle that is older than the log's first commit has nothing to compare with.
-_CLEANED_BEHIND = re.compile(
-    r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"
-)
-_READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +64,7 @@ class DataFile:
     modified_ms: int = 0
 
 
-class Table:
+class Table(PinnedTable):
     """A Delta table at one location and the handle this object reads through.
 
     Not safe for several threads: each service and each committing thread holds its own.
@@ -100,17 +79,11 @@ class Table:
         commit_attempts: int = 20,
     ) -> None:
         """Open nothing yet; the first use does."""
-        self.location = location
+        super().__init__(schema.name, location, storage_options)
         self.schema = schema
-        self._options = dict(storage_options or {})
         self._attempts = commit_attempts
-        self._handle: DeltaTable | None = None
-        self._filesystem: pa_fs.FileSystem | None = None
-        # Reading a mark costs half a millisecond, and a version's marks never change.
-        self._marks: dict[str, int | None] = {}
-        self._marks_of: int | None = None
 
-    # --- opening ---------------------------------------------------------------------------
+    # --- making ---------------------------------------------------------------------------
 
     def exists(self) -> bool:
         """Whether a Delta table is there."""
@@ -118,7 +91,7 @@ class Table:
             return DeltaTable.is_deltatable(self.location, self._options or None)
         except (DeltaError, OSError) as error:
             problem = f"cannot be looked up at {self.location} ({type(error).__name__})"
-            raise StorageError(self.schema.name, problem) from error
+            raise StorageError(self.name, problem) from error
 
     def create(self, checkpoint_interval: int, extra: Mapping[str, str] | None = None) -> None:
         """Make the table if it is not there (one commit); two makers at once are fine."""
@@ -131,7 +104,7 @@ class Table:
         self._handle = None
 
     def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:
-        with _translated(self.schema.name):
+        with translated(self.name):
             DeltaTable.create(
                 self.location,
                 schema=self.schema.columns,
@@ -142,94 +115,15 @@ class Table:
                 raise_if_key_not_exists=False,
             )
 
-    @property
-    def handle(self) -> DeltaTable:
-        """The delta-rs table this object is pinned to."""
-        if self._handle is None:
-            self._handle = self._opened()
-        return self._handle
-
-    def refresh(self) -> Table:
-        """Move to the newest version; the object itself is returned."""
-        if self._handle is None:
-            self._handle = self._opened()
-            return self
-        try:
-            self._handle.update_incremental()
-        except (DeltaError, OSError):
-            # Fast writers can make delta-rs see a gap; a fresh open succeeds.
-            self._handle = self._opened()
-        return self
-
-    def reopen(self) -> Table:
-        """A fresh handle at the newest version."""
-        self._handle = self._opened()
-        return self
-
-    def _opened(self) -> DeltaTable:
-        handle = _read_again(self.schema.name, lambda: DeltaTable(
-            self.location, storage_options=self._options or None))  # fmt: skip
-        _check_schema_version(self.schema.name, handle)
-        self._marks_of = None
-        return handle
-
-    @property
-    def version(self) -> int:
-        """The version this object is pinned to."""
-        return int(self.handle.version())
-
-    @property
-    def table_id(self) -> str:
-        """The id of the table; a table made anew has another."""
-        return str(self.handle.metadata().id)
-
-    def properties(self) -> dict[str, str]:
-        """The table's own property values."""
-        return {key: str(value) for key, value in self.handle.metadata().configuration.items()}
-
-    def mark(self, app_id: str) -> int | None:
-        """The newest number committed under `app_id` in this version of the table."""
-        if self._marks_of != self.version:
-            self._marks, self._marks_of = {}, self.version
-        if app_id not in self._marks:
-            # It may read the log again, which may have been cleaned behind an old handle.
-            with _translated(self.schema.name):
-                found = self.handle.transaction_version(app_id)
-            self._marks[app_id] = None if found is None else int(found)
-        return self._marks[app_id]
-
-    def has_news(self) -> bool:
-        """Whether a version after this one exists; one look at one file name."""
-        path = f"_delta_log/{self.version + 1:020d}.json"
-        return self.filesystem.get_file_info(path).type is not pa_fs.FileType.NotFound
-
-    @property
-    def filesystem(self) -> pa_fs.FileSystem:
-        """A file system rooted at the table."""
-        if self._filesystem is None:
-            self._filesystem = rooted_filesystem(self.location, self._options)
-        return self._filesystem
-
-    def commit_bytes(self, version: int) -> bytes | None:
-        """The commit file of one version, or None where it was cleaned away."""
-        path = f"_delta_log/{version:020d}.json"
-        try:
-            with self.filesystem.open_input_file(path) as file:
-                return bytes(file.read())
-        except FileNotFoundError:
-            return None
-
-    def commit_times_ms(self) -> dict[int, int]:
-        """When the store received each commit that it still keeps: its file's modification time.
-
-        It is the store's clock, unlike what delta-rs's change feed shows: that is the writer's.
-        """
-        selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
-        return {
-            int(found.base_name[:20]): int(found.mtime_ns) // 1_000_000
-            for found in self.filesystem.get_file_info(selector)
-            if _COMMIT_FILE.fullmatch(found.base_name) and found.mtime_ns is not None
-        }
+    def _check(self, handle: DeltaTable) -> None:
+        written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)
+        if written is None or not str(written).isdecimal():
+            raise StoreFormatError(
+                self.name, "is a Delta table but not one of txmq; check the location"
+            )
+        if int(str(written)) > SCHEMA_VERSION:
+            problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
+            raise IncompatibleVersionError(self.name, problem)
 
     # --- reading ---------------------------------------------------------------------------
 
@@ -255,7 +149,7 @@ class Table:
         return self._chosen(lambda actions: _not_above(actions, column, value))
 
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
-        with _translated(self.schema.name):
+        with translated(self.name):
             actions = pa.table(self.handle.get_add_actions(flatten=True))
         kept = actions.filter(pa.array(keep(actions)))
         partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
@@ -318,8 +212,8 @@ class Table:
             return full.empty_table()
         self._reach(end)
         wanted = full.append(pa.field("_change_type", pa.string()))
-        found = _read_again(
-            self.schema.name,
+        found = read_again(
+            self.name,
             lambda: pa.table(self.handle.load_cdf(start, end, columns=wanted.names)),
         )
         rows = found.select(wanted.names).cast(wanted)
@@ -328,10 +222,10 @@ class Table:
     def _reach(self, version: int) -> None:
         if version > self.version and version > self.refresh().version:
             problem = f"has no version {version}, only {self.version}; was it restored?"
-            raise StorageError(self.schema.name, problem)
+            raise StorageError(self.name, problem)
 
     def _stored_again(self, file: DataFile, stored: list[str]) -> pa.Table:
-        return _read_again(self.schema.name, lambda: self._stored(file, stored))
+        return read_again(self.name, lambda: self._stored(file, stored))
 
     def _stored(self, file: DataFile, stored: list[str]) -> pa.Table:
         with self.filesystem.open_input_file(file.path) as source:
@@ -384,11 +278,11 @@ class Table:
                     return self.version
                 if not isinstance(error, CommitRefusedError):
                     raise
-                _pause(attempt)
+                pause(attempt)
             else:
                 return self.refresh().version
         raise CommitConflictError(
-            self.schema.name, f"other writers won {self._attempts} times; write less often"
+            self.name, f"other writers won {self._attempts} times; write less often"
         )
 
     def _has_landed(self, app_id: str, number: int) -> bool:
@@ -396,7 +290,7 @@ class Table:
             self.reopen()
         except StorageError as error:
             problem = "gave no answer to a commit and cannot be read; it may or may not be there"
-            raise UnknownCommitError(self.schema.name, problem) from error
+            raise UnknownCommitError(self.name, problem) from error
         return (self.mark(app_id) or 0) >= number
 
     def swap(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
@@ -417,7 +311,7 @@ class Table:
         At 400 live files delta-rs's own writer takes 38 ms for one row, this and a commit 7.
         """
         statistics = self.schema.statistics_columns or self.schema.columns.names
-        with _translated(self.schema.name):
+        with translated(self.name):
             return [
                 write_file([part], part.schema, self.filesystem, statistics, values)
                 for values, part in _partitions(rows, self.schema.partition_by)
@@ -426,15 +320,6 @@ class Table:
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
         """As `swap`, for Parquet files that are written already."""
         self._write_transaction([_add_action(file) for file in files], marks)
-
-    def _write_transaction(self, actions: list[Any], marks: Mapping[str, int]) -> None:
-        with _translated(self.schema.name):
-            self.handle.create_write_transaction(
-                actions, "append", self.schema.columns,
-                partition_by=list(self.schema.partition_by) or None,
-                commit_properties=_commit_properties(marks),
-                post_commithook_properties=_NO_CLEANUP,
-            )  # fmt: skip
 
     def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
         """Put files with the same rows in the place of others: one commit, no news to any reader.
@@ -460,26 +345,19 @@ class Table:
 
     def checkpoint(self) -> None:
         """Write the state of this version beside the log, so that readers need no older commit."""
-        with _translated(self.schema.name):
+        with translated(self.name):
             self.handle.create_checkpoint()
 
     def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """As `swap`, but `rows` become all that the table holds."""
-        with _translated(self.schema.name):
+        with translated(self.name):
             write_deltalake(
                 self.handle, rows, mode="overwrite", writer_properties=_WRITER,
-                commit_properties=_commit_properties(marks),
+                commit_properties=commit_properties(marks),
             )  # fmt: skip
 
 
 # --- helpers ------------------------------------------------------------------------------------
-
-
-def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
-    """A file system whose root is `location`."""
-    if "://" not in location:
-        return pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
-    return pa_fs.PyFileSystem(DeltaStorageHandler(location, dict(options) or None))
 
 
 def _partitions(
@@ -495,13 +373,6 @@ def _partitions(
             same = pc.is_null(part[name]) if value is None else pc.equal(part[name], value)
             part = part.filter(same)
         yield partition_texts(key), part.drop_columns(list(columns))
-
-
-def _commit_properties(marks: Mapping[str, int]) -> CommitProperties:
-    # Spark ignores a transaction without last_updated once a retention is set.
-    now_ms = time.time_ns() // 1_000_000
-    transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]
-    return CommitProperties(app_transactions=transactions or None)
 
 
 def _add_action(file: NewFile, compacted_of_ms: int | None = None) -> AddAction:
@@ -529,15 +400,6 @@ def _remove_action(file: DataFile, *, is_news: bool) -> RemoveAction:
 def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
     """Partition values as Delta writes them."""
     return {name: None if value is None else str(value) for name, value in partition.items()}
-
-
-def _check_schema_version(table: str, handle: DeltaTable) -> None:
-    written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)
-    if written is None or not str(written).isdecimal():
-        raise StoreFormatError(table, "is a Delta table but not one of txmq; check the location")
-    if int(str(written)) > SCHEMA_VERSION:
-        problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
-        raise IncompatibleVersionError(table, problem)
 
 
 def _covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any, Any]:
@@ -596,54 +458,3 @@ def _with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Tab
         for field in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-def _pause(attempt: int) -> None:
-    # Losers that wait at random do not meet again.
-    time.sleep(RETRY_PAUSE_S * random.random() * min(2**attempt, 32))  # noqa: S311
-
-
-def _read_again(table: str, read: Callable[[], Result]) -> Result:
-    for attempt in range(READ_ATTEMPTS):
-        try:
-            return read()
-        except TableNotFoundError as error:
-            raise StoreNotFoundError(table, "is not there; run txmq init") from error
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            failure = error
-            _pause(attempt)
-    raise StorageError(table, f"cannot be read ({_in_one_line(failure)})") from failure
-
-
-@contextmanager
-def _translated(table: str) -> Iterator[None]:
-    """Delta's and the system's errors as ours; CommitFailedError has four causes and one class."""
-    try:
-        yield
-    except CommitFailedError as error:
-        raise CommitRefusedError(table, "another writer was first; computing again") from error
-    except (DeltaError, OSError) as error:
-        raise _storage_error(table, error) from error
-
-
-def _storage_error(table: str, error: Exception) -> StorageError:
-    if _CLEANED_BEHIND.search(str(error)):
-        return CommitRefusedError(table, "the log was cleaned since it was opened; opening again")
-    problem = f"cannot be written ({_in_one_line(error)})"
-    return disk_error(table, error) or StorageError(table, problem)
-
-
-def disk_error(table: str, error: Exception) -> StorageError | None:
-    """A full or read-only disk as our error; None for everything else."""
-    text, number = str(error), error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _NO_SPACE):
-        return StoreFullError(table, "no space left; free some, then call again")
-    if number in (errno.EROFS, errno.EACCES) or any(sign in text for sign in _READ_ONLY):
-        return ReadOnlyStoreError(table, "cannot be written; check its rights")
-    return None
-
-
-def _in_one_line(error: Exception) -> str:
-    """Without the Rust backtrace and the colours that may follow."""
-    first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first[:SHOWN_CHARACTERS_OF_A_CAUSE]}"

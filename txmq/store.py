@@ -11,6 +11,7 @@ import pyarrow.fs as pa_fs
 
 from txmq.clock import Clock, SystemClock
 from txmq.config import FIXED_KEYS, Config
+from txmq.delta_table import rooted_filesystem
 from txmq.errors import (
     CommitRefusedError,
     ConfigError,
@@ -27,7 +28,7 @@ from txmq.op_log import OpLog
 from txmq.register import Register
 from txmq.schemas import COMMITTER_PROPERTY, HALF, OP, REGISTER, SETTLED, TOPIC, TableSchema
 from txmq.settled_log import SettledLog, mark_id
-from txmq.storage import Table, rooted_filesystem
+from txmq.storage import Table
 from txmq.topic_log import TopicLog
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from tests.builders import ids
 from tests.memory_table import MemoryStore, payload_files_in_memory
 from tests.property.store_model import FOR_GOOD, GROUP, Fate, Model
-from txmq import lifecycle, payload, storage
+from txmq import delta_table, lifecycle, payload
 from txmq.check_round import CheckRound
 from txmq.config import Config
 from txmq.errors import AlreadyResolvedError, CommitRefusedError, TxmqError
@@ -422,7 +422,7 @@ def _raising(error: Exception) -> Callable[[], None]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(storage, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(delta_table, "RETRY_PAUSE_S", 0.0)
     with payload_files_in_memory():
         yield
 

@@ -137,7 +137,7 @@ def test_watch_looks_until_it_is_interrupted(
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("txmq.cli.time.sleep", pause)
+    monkeypatch.setattr("txmq.cli.sleep", pause)
 
     result = run("status", made.location, "--watch", "--json", "--interval-s", "0.5")
 
