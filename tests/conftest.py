@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from txmq.service import ThreadHandle
 from txmq.store import Store
 from txmq.testing import ManualClock
 
@@ -39,6 +40,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _place(tier: str) -> int:
     return _ORDER.index(tier) if tier in _ORDER else len(_ORDER)
+
+
+@pytest.fixture(autouse=True)
+def services_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a failing test leaves running would slow down every test after it."""
+    running: list[ThreadHandle] = []
+    begin = ThreadHandle.begin
+
+    def noted(handle: ThreadHandle) -> None:
+        running.append(handle)
+        begin(handle)
+
+    monkeypatch.setattr(ThreadHandle, "begin", noted)
+    yield
+    for handle in reversed(running):
+        if handle.is_alive:
+            handle.stop()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from txmq.delta_table import PinnedTable
 from txmq.fail_points import FailPoint, reached
 from txmq.storage import Table
 
@@ -53,7 +54,7 @@ class LogCleaned:
     data_files: int = 0
 
 
-def log_files(table: Table) -> LogFiles:
+def log_files(table: PinnedTable) -> LogFiles:
     """One listing of the log folder."""
     commits: dict[int, int] = {}
     checkpoints = []

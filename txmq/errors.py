@@ -217,6 +217,36 @@ class IncompleteTransactionError(TransactionError):
         super().__init__(transaction_id, f"has {found} of {wanted} messages; repair, then resume")
 
 
+class LocalTransactionError(TransactionError):
+    """The local transaction cannot carry its marker, or did not take place."""
+
+    def __init__(self, transaction_id: str, where: str, problem: str) -> None:
+        """`where` is the table or the database that was to be marked."""
+        self.where, self.problem = where, problem
+        super().__init__(transaction_id, f"{where}: {problem}")
+
+
+class LocalTransactionFencedError(LocalTransactionError):
+    """The check was first: nothing of the local transaction is there, and nothing will be."""
+
+    def __init__(self, transaction_id: str, where: str) -> None:
+        """Say that it is over; its messages will not be shown."""
+        problem = "the check rolled it back and fenced it; nothing was changed, begin a new one"
+        super().__init__(transaction_id, where, problem)
+
+
+class LocalTransactionMissingError(LocalTransactionError):
+    """No write with the marker is there, so the messages must not be shown."""
+
+    def __init__(self, transaction_id: str, where: str) -> None:
+        """Say what may have happened."""
+        problem = (
+            "no write with the marker of this transaction is there; was it run, on this table, "
+            "with delta_options()? Without it, roll back"
+        )
+        super().__init__(transaction_id, where, problem)
+
+
 class ClaimWithoutEffectError(TransactionError):
     """A claim does not fit the state that its transaction is in; an end may come later."""
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from txmq.errors import ListenerError
 from txmq.message import LocalTransactionState
@@ -144,12 +144,14 @@ def check_listener(group: str, listener: Kind) -> Kind:
     return listener
 
 
-def check_executing_listener(group: str, listener: Kind) -> Kind:
-    """As `check_listener`, for one that also runs local transactions."""
+def executing_listener(group: str, listener: object) -> ExecutingListener:
+    """The listener as one that runs local transactions. Raises: ListenerError."""
+    if listener is None:
+        raise ListenerError("none", "send_message_in_transaction needs one; pass listener=")
     if not _has(listener, EXECUTE):
         problem = f"for group {group} must be an object with the method {EXECUTE}, not async"
         raise ListenerError(type(listener).__name__, problem)
-    return check_listener(group, listener)
+    return cast("ExecutingListener", listener)
 
 
 def answers_rows(listener: object) -> bool:

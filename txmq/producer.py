@@ -10,14 +10,20 @@ from txmq.clock import Clock, SystemClock, timestamp
 from txmq.errors import (
     IncompleteTransactionError,
     InvalidMessageTypeError,
-    ListenerError,
     NotAcceptedError,
     ProducerGroupMismatchError,
     TransactionNotFoundError,
 )
 from txmq.idempotency import checked_key
 from txmq.lifecycle import ClaimKind
-from txmq.listeners import ExecutingListener, HalfMessage, answer_of, check_executing_listener
+from txmq.listeners import (
+    CheckListener,
+    ExecutingListener,
+    HalfMessage,
+    answer_of,
+    check_listener,
+    executing_listener,
+)
 from txmq.message import (
     LocalTransactionState,
     Message,
@@ -59,7 +65,7 @@ class TransactionProducer:
     Args:
         store: where the logs are.
         producer_group: who may end these transactions.
-        listener: needed by `send_message_in_transaction` only.
+        listener: runs local transactions for `send_message_in_transaction`, and answers checks.
 
     Example:
         >>> with producer.begin_transaction() as transaction:
@@ -73,16 +79,14 @@ class TransactionProducer:
         store: Store,
         *,
         producer_group: str,
-        listener: ExecutingListener | None = None,
+        listener: CheckListener | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Check the group and the listener; nothing is read or written yet."""
         self.store = store
         self.producer_group = check_group(producer_group)
         self.clock: Clock = clock or SystemClock()
-        self._listener = (
-            None if listener is None else check_executing_listener(producer_group, listener)
-        )
+        self._listener = None if listener is None else check_listener(producer_group, listener)
         self._commits = ProducerCommits(store, self.producer_group, self.clock)
 
     # --- sending --------------------------------------------------------------------------
@@ -98,12 +102,11 @@ class TransactionProducer:
         Raises: MessageError and StorageError before the listener is called (R6);
             AlreadyResolvedError if the check came first with another end.
         """
-        if self._listener is None:
-            raise ListenerError("none", "send_message_in_transaction needs one; pass listener=")
+        executing = executing_listener(self.producer_group, self._listener)
         transaction = self.begin_transaction()
         transaction.send(message)
         transaction.prepare()
-        state = self._executed(self._listener, transaction, message, argument)
+        state = self._executed(executing, transaction, message, argument)
         if state is not LocalTransactionState.UNKNOWN:
             transaction.end(_END_KINDS[state])
         return TransactionSendResult(transaction.id, message_id(transaction.id, 0), state)
@@ -125,14 +128,16 @@ class TransactionProducer:
             raise NotAcceptedError(message)
         self._commits.check_open()
         if idempotency_key is None and key_timestamp is None:
-            return Transaction(self._commits, new_transaction_id(self.clock.now_ms()))
+            own_id = new_transaction_id(self.clock.now_ms())
+            return Transaction(self._commits, own_id, listener=self._listener)
         key = checked_key(
             idempotency_key,
             key_timestamp,
             now_ms=self.clock.now_ms(),
             reserved_s=self.store.config.file_reserved_time_h * 3600,
         )
-        return Transaction(self._commits, self._commits.attempt_of(key), is_keyed=True)
+        attempt = self._commits.attempt_of(key)
+        return Transaction(self._commits, attempt, is_keyed=True, listener=self._listener)
 
     def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
         """End a transaction that any process of this group prepared; UNKNOWN changes nothing (R34).

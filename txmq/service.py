@@ -67,10 +67,17 @@ def _without_java(cause: Exception) -> EnvironmentProblemError:
 class ThreadHandle:
     """A service that is a loop in a thread of its own; a subclass says what a turn does."""
 
-    def __init__(self, name: str, interval_s: float, *, first_s: float = 0.0) -> None:
-        """Start with `begin()`, once all that a turn needs is there; `first_s` waits until then."""
+    def __init__(
+        self,
+        name: str,
+        interval_s: float,
+        *,
+        first_s: float = 0.0,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """`begin()` starts it when all is there that a turn needs; the first waits `first_s`."""
         self._name, self._interval_s, self._first_s = name, interval_s, first_s
-        self._stopping = threading.Event()
+        self._stopping = stopping or threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"txmq-{name}", daemon=True)
 
@@ -158,7 +165,7 @@ class StreamHandle:
         return not self._query.status["isTriggerActive"]
 
 
-class Restarting:
+class Restarting(ThreadHandle):
     """A query that is started anew, with a new checkpoint, where it breaks.
 
     Checkpoints of services keep no promise, so one that was deleted, restored or damaged under a
@@ -172,22 +179,21 @@ class Restarting:
         is_final: Callable[[BaseException | None], bool],
     ) -> None:
         """Start at once; `is_final` says which failures no new start can heal."""
-        self._start, self._stopping, self._is_final = start, stopping, is_final
-        self._failure: BaseException | None = None
+        super().__init__("query", LOOK_INTERVAL_S, first_s=LOOK_INTERVAL_S, stopping=stopping)
+        self._start, self._is_final = start, is_final
+        self._breaks, self._since_s = 0, time.monotonic()
         self._running = start()
-        self._thread = threading.Thread(target=self._watch, name="txmq-query", daemon=True)
-        self._thread.start()
+        self.begin()
 
     def stop(self) -> None:
         """End between two micro-batches; returns when nothing runs any more."""
-        self._stopping.set()
-        self._thread.join()
+        super().stop()
         self._running.stop()
 
     @property
     def is_alive(self) -> bool:
         """Whether a query runs, or is about to be started anew."""
-        return self._thread.is_alive() or (self._failure is None and self._running.is_alive)
+        return super().is_alive or (self._failure is None and self._running.is_alive)
 
     @property
     def exception(self) -> BaseException | None:
@@ -197,23 +203,18 @@ class Restarting:
             return failure if self._is_final(failure) else None
         return self._failure
 
-    def _watch(self) -> None:
-        breaks, since_s = 0, time.monotonic()
-        while not self._stopping.wait(LOOK_INTERVAL_S):
-            if self._running.is_alive:
-                continue
-            breaks = 1 if time.monotonic() - since_s > STEADY_S else breaks + 1
-            since_s = time.monotonic()
-            failure = self._running.exception
-            if self._is_final(failure) or breaks > BREAKS_MAX or not self._started_anew():
-                self._failure = self._failure or failure
-                return
+    def _turn(self) -> None:
+        if self._running.is_alive:
+            return
+        steady = time.monotonic() - self._since_s > STEADY_S
+        self._breaks, self._since_s = 1 if steady else self._breaks + 1, time.monotonic()
+        failure = self._running.exception
+        if self._is_final(failure) or self._breaks > BREAKS_MAX:
+            raise failure or _ended_by_itself()
+        logger.error("a query broke and is started anew: %s", failure)
+        self._running.forget()
+        self._running = self._start()
 
-    def _started_anew(self) -> bool:
-        logger.error("a query broke and is started anew: %s", self._running.exception)
-        try:
-            self._running.forget()
-            self._running = self._start()
-        except Exception as error:  # noqa: BLE001 - Spark's errors have no common root
-            self._failure = error
-        return self._failure is None
+
+def _ended_by_itself() -> EnvironmentProblemError:
+    return EnvironmentProblemError("the query was ended by others", "Start the service again.")

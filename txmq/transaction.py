@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from txmq.dataframe_send import DataFrameSend
 from txmq.errors import (
@@ -17,12 +19,13 @@ from txmq.errors import (
     NotPreparedError,
 )
 from txmq.lifecycle import ClaimKind
+from txmq.local_transaction import LocalTransaction, SqlStatement
 from txmq.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message, message_id
 from txmq.names import check_topic
 from txmq.producer_commits import ProducerCommits
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class _Phase(enum.Enum):
@@ -44,10 +47,16 @@ class Transaction:
     """
 
     def __init__(
-        self, commits: ProducerCommits, transaction_id: str, *, is_keyed: bool = False
+        self,
+        commits: ProducerCommits,
+        transaction_id: str,
+        *,
+        is_keyed: bool = False,
+        listener: object = None,
     ) -> None:
         """Use `begin_transaction`."""
         self.id = transaction_id
+        self._local = LocalTransaction(transaction_id, listener)
         self._is_keyed = is_keyed
         self._commits = commits
         self._messages: list[Message] = []
@@ -107,11 +116,68 @@ class Transaction:
             self._commits.prepare(self.id, self._messages, in_turn=not self._is_keyed)
         self._phase = _Phase.PREPARED
 
+    # --- the local transaction ----------------------------------------------------------------
+
+    def delta_options(self, table: str | None = None) -> dict[str, str]:
+        """Options that put this transaction's marker on one Spark write of a Delta table.
+
+        They go on the write that decides, the last one if there are several. `commit()` then
+        looks whether it is there: where the check was first, Spark skips the write in silence.
+
+        Args:
+            table: its location; without one, that of the producer's DeltaListener.
+
+        Raises: NotPreparedError; LocalTransactionError without any table.
+        """
+        self._check_prepared()
+        return self._local.delta_options(table)
+
+    @contextmanager
+    def delta_sql(self, spark: SparkSession, table: str | None = None) -> Iterator[SqlStatement]:
+        """As `delta_options`, for one MERGE, UPDATE, DELETE or INSERT.
+
+        The marker is a setting of the session while the block runs: no other thread may write
+        through the same session meanwhile.
+
+        Raises: as `delta_options`; LocalTransactionFencedError, LocalTransactionMissingError.
+
+        Example:
+            >>> with transaction.delta_sql(spark, table) as sql:
+            ...     sql("MERGE INTO orders USING changes ON ...")
+        """
+        self._check_prepared()
+        with self._local.delta_sql(spark, table) as statement:
+            yield statement
+
+    @contextmanager
+    def delta_rs(self, table: str | None = None) -> Iterator[tuple[Any, Any]]:
+        """As `delta_options`, for one write by delta-rs: it must go through the handle given.
+
+        Raises: as `delta_sql`; LocalTransactionError where an earlier try did it already.
+
+        Example:
+            >>> with transaction.delta_rs(table) as (handle, properties):
+            ...     write_deltalake(handle, rows, mode="append", commit_properties=properties)
+        """
+        self._check_prepared()
+        with self._local.delta_rs(table) as marked:
+            yield marked
+
+    def is_local_transaction_done(self, table: str | None = None) -> bool:
+        """Whether a write with the marker is in the table: what a retried job asks first."""
+        self._check_prepared()
+        return self._local.is_done(table)
+
+    # --- the end ------------------------------------------------------------------------------
+
     def commit(self) -> None:
         """Make the messages visible: one op row, durable on return.
 
-        Raises: NotPreparedError; AlreadyResolvedError if it has another end already.
+        Raises: NotPreparedError; AlreadyResolvedError if it has another end already;
+            LocalTransactionError where a marked write is not there: nothing is written then.
         """
+        self._check_prepared()
+        self._local.confirm()
         self.end(ClaimKind.COMMIT)
 
     def rollback(self) -> None:
@@ -123,8 +189,7 @@ class Transaction:
 
     def end(self, kind: ClaimKind) -> None:
         """Write the end and confirm that it is the one that took effect."""
-        if self._phase in _UNPREPARED:
-            raise NotPreparedError(self.id)
+        self._check_prepared()
         self._phase = _Phase.ENDED
         self._commits.end(self.id, kind)
 
@@ -141,6 +206,10 @@ class Transaction:
         """An exception leaves the end to the check; a block without an end raises."""
         if kind is None and self._phase not in (_Phase.ENDED, _Phase.DROPPED):
             raise NotEndedError(self.id)
+
+    def _check_prepared(self) -> None:
+        if self._phase in _UNPREPARED:
+            raise NotPreparedError(self.id)
 
     def _check_collecting(self) -> None:
         if self._phase is not _Phase.COLLECTING:

@@ -45,6 +45,7 @@ from txmq.topic_log import TopicLog
 from txmq.transaction import Transaction
 
 # A hundred take ten seconds; CI runs 2,000.
+SHARES = 4
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "100"))
 STEPS = 7
 MONTH_S = 30 * 86_400.0
@@ -434,10 +435,11 @@ def run_machine(examples: int, **options: Any) -> None:
     )
 
 
-# A night's examples take longer than a test usually may.
+# A night's examples take longer than a test usually may; in shares, two workers have some each.
 @pytest.mark.timeout(300 + EXAMPLES)
-def test_every_history_keeps_the_invariants() -> None:
-    run_machine(EXAMPLES)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_history_keeps_the_invariants(share: int) -> None:
+    run_machine(EXAMPLES // SHARES + (share < EXAMPLES % SHARES))
 
 
 # --- the machine must be able to go red -----------------------------------------------------------

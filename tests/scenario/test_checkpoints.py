@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ def filled_with(folder: str, content: bytes) -> Damage:
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
     return damage
+
+
+def copied_if_there(source: str, target: str) -> None:
+    """Its owner is still writing, and renames files as it goes."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 def remove(folder: Path) -> None:
@@ -139,7 +146,9 @@ def test_start_beside_damaged_checkpoints_takes_new_ones(
     service = Service(store, books, spark)
     found = service.checkpoints()
     for checkpoint in found:
-        shutil.copytree(checkpoint, tmp_path / "kept" / checkpoint.name)
+        shutil.copytree(
+            checkpoint, tmp_path / "kept" / checkpoint.name, copy_function=copied_if_there
+        )
     service.handle.stop()
     shutil.copytree(tmp_path / "kept", service.folder, dirs_exist_ok=True)
     for checkpoint in found:

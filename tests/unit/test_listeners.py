@@ -12,8 +12,8 @@ from txmq.listeners import (
     answer_of,
     answers_rows,
     answers_sets,
-    check_executing_listener,
     check_listener,
+    executing_listener,
     head_columns,
     load_listeners,
 )
@@ -179,6 +179,6 @@ def test_misspelt_column_is_refused_with_the_nearest_name() -> None:
 def test_producer_needs_a_listener_that_executes() -> None:
     both = Both()
 
-    assert check_executing_listener("orders", both) is both
+    assert executing_listener("orders", both) is both
     with pytest.raises(ListenerError, match="execute_local_transaction"):
-        check_executing_listener("orders", ForArrow())
+        executing_listener("orders", ForArrow())

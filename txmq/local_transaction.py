@@ -1,0 +1,122 @@
+"""What a producer puts on its local transaction, so that a ready-made listener can answer.
+
+The marker is looked up before the end is written: a write that lost to a fence is silent in Spark,
+and a COMMIT after it would show messages of a change that never was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from txmq.delta_marker import DONE, MarkedTable, marker_options, marker_settings
+from txmq.delta_table import commit_properties
+from txmq.errors import (
+    LocalTransactionError,
+    LocalTransactionFencedError,
+    LocalTransactionMissingError,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SqlStatement = Callable[..., "DataFrame"]
+_NO_TABLE = (
+    "say which table carries the marker: pass its location, or give the producer a DeltaListener"
+)
+
+
+class LocalTransaction:
+    """The marked writes of one transaction; most have one, on the table that decides.
+
+    Not safe for several threads.
+    """
+
+    def __init__(self, transaction_id: str, listener: object = None) -> None:
+        """`listener` may name the table (DeltaListener)."""
+        self._id = transaction_id
+        self._table = getattr(listener, "table", None)
+        self._options: Mapping[str, str] = getattr(listener, "storage_options", None) or {}
+        self._marked: dict[str, MarkedTable] = {}
+
+    def is_done(self, table: str | None) -> bool:
+        """Whether a write with the marker is in the table. Raises: StorageError."""
+        return self._mark(table).refresh().mark(self._id) == DONE
+
+    def delta_options(self, table: str | None) -> dict[str, str]:
+        """Options for one Spark write. Raises: LocalTransactionError."""
+        self._mark(table)
+        return marker_options(self._id)
+
+    @contextmanager
+    def delta_sql(self, spark: SparkSession, table: str | None) -> Iterator[SqlStatement]:
+        """The marker on one statement, which is confirmed when the block is left in peace."""
+        marked = self._mark(table)
+        statement = _OneStatement(spark, self._id, marked.location)
+        with _session_settings(spark, marker_settings(self._id)):
+            yield statement
+        self._confirm(marked)
+
+    @contextmanager
+    def delta_rs(self, table: str | None) -> Iterator[tuple[Any, Any]]:
+        """A DeltaTable that was seen without a fence, and CommitProperties with the marker."""
+        marked = self._mark(table).reopen()
+        mark = marked.mark(self._id)
+        if mark is not None:
+            raise self._problem(marked.location, mark)
+        yield marked.handle, commit_properties({self._id: DONE})
+        self._confirm(marked)
+
+    def confirm(self) -> None:
+        """Every marked write is there. Raises: LocalTransactionError, StorageError."""
+        for marked in self._marked.values():
+            self._confirm(marked)
+
+    def _confirm(self, marked: MarkedTable) -> None:
+        mark = marked.refresh().mark(self._id)
+        if mark is None:
+            raise LocalTransactionMissingError(self._id, marked.location)
+        if mark != DONE:
+            raise LocalTransactionFencedError(self._id, marked.location)
+
+    def _mark(self, table: str | None) -> MarkedTable:
+        location = table or self._table
+        if location is None:
+            raise LocalTransactionError(self._id, "delta", _NO_TABLE)
+        options = self._options if location == self._table else None
+        fresh = MarkedTable("the local transaction's table", location, options)
+        return self._marked.setdefault(location, fresh)
+
+    def _problem(self, location: str, mark: int) -> LocalTransactionError:
+        if mark != DONE:
+            return LocalTransactionFencedError(self._id, location)
+        problem = "an earlier try did it already (is_local_transaction_done()); go on with commit()"
+        return LocalTransactionError(self._id, location, problem)
+
+
+class _OneStatement:
+    """`spark.sql`, once: Spark would skip a second statement with the same marker in silence."""
+
+    def __init__(self, spark: SparkSession, transaction_id: str, location: str) -> None:
+        self._spark, self._id, self._location = spark, transaction_id, location
+        self._is_used = False
+
+    def __call__(self, statement: str, args: Any = None) -> DataFrame:
+        if self._is_used:
+            problem = "a marker is on one statement, Spark skips the next; use the deciding one"
+            raise LocalTransactionError(self._id, self._location, problem)
+        self._is_used = True
+        return self._spark.sql(statement) if args is None else self._spark.sql(statement, args)
+
+
+@contextmanager
+def _session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            spark.conf.unset(name) if earlier is None else spark.conf.set(name, earlier)
