@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ from txmq.group_listeners import GroupListeners
 from txmq.grouping import Groups
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import CheckListener
+from txmq.remote_asker import remote_asker
 from txmq.store import Store
 
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ class CheckRound:
         self._lock = threading.Lock()
         self._half = store.half_log()
         self._standings = CheckStandings(store)
-        self._listeners = GroupListeners(listeners, config, spark)
+        remote = partial(remote_asker, store, clock)
+        self._listeners = GroupListeners(listeners, config, spark, remote)
         self._lease = CheckLease(store.register("check_lease"), str(session), config.check_lease_s)
         self._app_id = f"txmq-check/{session}"
         self._numbers = itertools.count(1)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from txmq.clock import Clock, SystemClock
 from txmq.delta_marker import DONE, MarkedTable
 from txmq.listener_outcomes import OUTCOMES
+from txmq.marker_ages import ages_s
 from txmq.message import LocalTransactionState
 
 # A marker is forgotten some time after its retention; nearer than this, nobody can tell.
@@ -62,10 +63,10 @@ class DeltaListener:
 
     def _outcomes(self, heads: pa.Table) -> pa.Table:
         ids = heads["transaction_id"].combine_chunks()
-        ages_s = self._ages_s(heads)
+        old_s = pa.array(ages_s(heads, self._clock))
         retention_s = self._marked.refresh().marker_retention_s
-        too_young = pc.less(ages_s, self._rollback_after_s)
-        too_old = pc.greater(ages_s, _forgets_after_s(retention_s))
+        too_young = pc.less(old_s, self._rollback_after_s)
+        too_old = pc.greater(old_s, _forgets_after_s(retention_s))
         is_undecided = pc.or_(too_young, too_old)
         marks = self._marked.markers(ids.filter(is_undecided).to_pylist())
         marks |= self._marked.fence(ids.filter(pc.invert(is_undecided)).to_pylist())
@@ -76,10 +77,6 @@ class DeltaListener:
         ]
         columns = zip(*rows, strict=True) if rows else [[] for _ in OUTCOMES]
         return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
-
-    def _ages_s(self, heads: pa.Table) -> pa.Array:
-        born_us = heads["born_timestamp"].combine_chunks().cast(pa.int64()).cast(pa.float64())
-        return pc.subtract(self._clock.now_ms() / 1000, pc.divide(born_us, 1e6))
 
 
 def _forgets_after_s(retention_s: float | None) -> float:

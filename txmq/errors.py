@@ -344,7 +344,7 @@ class ListenerError(TxmqError):
 
     def __init__(self, reference: str, problem: str) -> None:
         """`problem` says what was looked for."""
-        self.reference = reference
+        self.reference, self.problem = reference, problem
         super().__init__(f"listener {shown(reference)}: {problem}")
 
 

@@ -22,6 +22,7 @@ from txmq.half_log import HalfLog
 from txmq.listener_outcomes import OUTCOMES, Collect
 from txmq.listeners import CHECK_SET, CheckListener, answers_rows, head_columns
 from txmq.message import LocalTransactionState
+from txmq.remote_asker import RemoteAskers
 from txmq.row_asker import RowAsker
 from txmq.set_asker import SetAsker, call_of
 
@@ -41,8 +42,15 @@ _UNTOLD = pa.array([Reason.NO_LISTENER.value, Reason.UNREADABLE.value, Reason.BU
 class Asker(Protocol):
     """The listener of one group, whichever form it has."""
 
-    columns: tuple[str, ...]
-    limit: int
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the heads that it wants."""
+        ...
+
+    @property
+    def limit(self) -> int:
+        """Questions in one round."""
+        ...
 
     def ask(self, heads: pa.Table) -> Collect:
         """Put the questions; what is returned waits for their OUTCOMES."""
@@ -65,9 +73,14 @@ class GroupListeners:
         listeners: Mapping[str, CheckListener],
         config: Config,
         spark: SparkSession | None = None,
+        remote: RemoteAskers | None = None,
     ) -> None:
-        """Start no thread yet. Raises: ListenerError for a form that needs a Spark session."""
+        """Start no thread yet; `remote` finds who answers for a group without a listener here.
+
+        Raises: ListenerError for a form that needs a Spark session.
+        """
         self._unheard_limit = config.check_set_size
+        self._remote = remote
         self._groups: dict[str, Asker] = {
             group: _group_listener(group, listener, config, spark)
             for group, listener in listeners.items()
@@ -75,7 +88,7 @@ class GroupListeners:
 
     def limit_of(self, producer_group: str) -> int:
         """How many questions of a group are put in one round."""
-        known = self._groups.get(producer_group)
+        known = self._asker(producer_group)
         return self._unheard_limit if known is None else known.limit
 
     def ask(self, half: HalfLog, asks: pa.Table) -> pa.Table:
@@ -88,8 +101,11 @@ class GroupListeners:
 
         Reads: half. Commits: 0.
         """
-        put, untold = self._put(asks)
-        collects = [self._groups[group].ask(heads) for group, heads in self._heads(half, put)]
+        groups = pc.unique(asks["producer_group"]).to_pylist()
+        found = {group: self._asker(group) for group in groups}
+        askers = {group: asker for group, asker in found.items() if asker is not None}
+        put, untold = _put(asks, askers)
+        collects = [askers[group].ask(heads) for group, heads in _heads(half, put, askers)]
         told = pa.concat_tables([OUTCOMES.empty_table(), *(collect() for collect in collects)])
         ids = asks["transaction_id"]
         is_told = pc.is_in(ids, value_set=told["transaction_id"])
@@ -110,27 +126,38 @@ class GroupListeners:
         for listener in self._groups.values():
             listener.close()
 
-    def _put(self, asks: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The questions that are put, and OUTCOMES of all in case that nobody tells one."""
-        groups, place = asks["producer_group"], place_in_group(asks["producer_group"])
-        own = Groups.of(groups)
-        names = own.keys.to_pylist()
-        limits = np.array([self.limit_of(name) for name in names], dtype=np.int64)[own.place]
-        is_heard = np.array([name in self._groups for name in names], dtype=bool)[own.place]
-        fits = place < limits
-        reasons = np.select([~is_heard, fits], [0, 1], 2)
-        states = pa.nulls(asks.num_rows, pa.string())
-        untold = [asks["transaction_id"], states, _UNTOLD.take(pa.array(reasons))]
-        return asks.filter(pa.array(is_heard & fits)), pa.table(untold, OUTCOMES)
+    def _asker(self, group: str) -> Asker | None:
+        """Who answers for a group: a listener here, else its producers where any is alive."""
+        known = self._groups.get(group)
+        return known if known is not None or self._remote is None else self._remote(group)
 
-    def _heads(self, half: HalfLog, asks: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """The heads of each group; the half log is read once for all that want the same."""
-        by_columns: dict[tuple[str, ...], list[str]] = {}
-        for group in pc.unique(asks["producer_group"]).to_pylist():
-            by_columns.setdefault(self._groups[group].columns, []).append(group)
-        for columns, groups in by_columns.items():
-            is_own = pc.is_in(asks["producer_group"], value_set=pa.array(groups))
-            yield from _by_group(half, asks.filter(is_own), columns)
+
+def _put(asks: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table, pa.Table]:
+    """The questions that are put, and OUTCOMES of all in case that nobody tells one."""
+    groups, place = asks["producer_group"], place_in_group(asks["producer_group"])
+    own = Groups.of(groups)
+    names = own.keys.to_pylist()
+    limits = np.array(
+        [askers[name].limit if name in askers else 0 for name in names], dtype=np.int64
+    )[own.place]
+    is_heard = np.array([name in askers for name in names], dtype=bool)[own.place]
+    fits = place < limits
+    reasons = np.select([~is_heard, fits], [0, 1], 2)
+    states = pa.nulls(asks.num_rows, pa.string())
+    untold = [asks["transaction_id"], states, _UNTOLD.take(pa.array(reasons))]
+    return asks.filter(pa.array(is_heard & fits)), pa.table(untold, OUTCOMES)
+
+
+def _heads(
+    half: HalfLog, asks: pa.Table, askers: Mapping[str, Asker]
+) -> Iterator[tuple[str, pa.Table]]:
+    """The heads of each group; the half log is read once for all that want the same."""
+    by_columns: dict[tuple[str, ...], list[str]] = {}
+    for group in pc.unique(asks["producer_group"]).to_pylist():
+        by_columns.setdefault(askers[group].columns, []).append(group)
+    for columns, groups in by_columns.items():
+        is_own = pc.is_in(asks["producer_group"], value_set=pa.array(groups))
+        yield from _by_group(half, asks.filter(is_own), columns)
 
 
 def _by_group(

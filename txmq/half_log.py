@@ -18,7 +18,7 @@ from txmq.schemas import HALF, HEAD_SEQUENCE
 from txmq.storage import Table
 
 # Two rows of one append that was retried differ in these alone.
-IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date")
+IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date", "client_id")
 SUMMARY_COLUMNS = ("transaction_id", "sequence", "producer_group", "real_topic", "message_count")
 COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
 
@@ -35,6 +35,7 @@ class HalfOrigin:
     queue_id: int
     check_immunity_time_s: float
     born_timestamp_ms: int
+    client_id: str | None = None
 
 
 def store_date(transaction_id: str) -> date:
@@ -70,6 +71,7 @@ def half_rows(
             False,
             message_count if sequence == HEAD_SEQUENCE else None,
             origin.check_immunity_time_s if sequence == HEAD_SEQUENCE else None,
+            origin.client_id if sequence == HEAD_SEQUENCE else None,
             day,
         )
         for sequence, message in enumerate(messages)
@@ -88,6 +90,7 @@ def head_row(origin: HalfOrigin, message_count: int) -> HalfRow:
         "ordinary": False,
         "message_count": message_count,
         "check_immunity_time_s": origin.check_immunity_time_s,
+        "client_id": origin.client_id,
         "store_date": store_date(origin.transaction_id),
     }
     return tuple(values.get(name) for name in HALF.columns.names)

@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from txmq.check_rules import Reason
+from txmq.errors import EnvironmentProblemError, ListenerError
 from txmq.message import LocalTransactionState
 
 logger = logging.getLogger(__name__)
 
+MAX_REASON_CHARACTERS = 200
 # A null state: no listener has seen the question.
 OUTCOMES = pa.schema(
     [
@@ -64,6 +66,9 @@ def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
 
 def raised(error: BaseException) -> Answered:
     """An exception of a listener: its type alone, for its text may hold a body (R81)."""
+    if isinstance(error, ListenerError | EnvironmentProblemError):
+        # Our own words.
+        return Answered(LocalTransactionState.UNKNOWN, str(error)[:MAX_REASON_CHARACTERS])
     return Answered(LocalTransactionState.UNKNOWN, f"the listener raised {type(error).__name__}")
 
 

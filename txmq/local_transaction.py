@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from txmq import database_marker
+from txmq.database_marker import MarkerTable
 from txmq.delta_marker import DONE, MarkedTable, marker_options, marker_settings
 from txmq.delta_table import commit_properties
 from txmq.errors import (
@@ -39,6 +41,7 @@ class LocalTransaction:
         self._table = getattr(listener, "table", None)
         self._options: Mapping[str, str] = getattr(listener, "storage_options", None) or {}
         self._marked: dict[str, MarkedTable] = {}
+        self._databases: list[MarkerTable] = []
 
     def is_done(self, table: str | None) -> bool:
         """Whether a write with the marker is in the table. Raises: StorageError."""
@@ -64,12 +67,29 @@ class LocalTransaction:
         marked = self._mark(table).reopen()
         mark = marked.mark(self._id)
         if mark is not None:
-            raise self._problem(marked.location, mark)
+            raise self._problem(marked.location, is_done=mark == DONE)
         yield marked.handle, commit_properties({self._id: DONE})
         self._confirm(marked)
 
+    @contextmanager
+    def database(self, connection: Any, table: str) -> Iterator[None]:
+        """The marker row in the database transaction that the caller will commit."""
+        markers = MarkerTable(connection, table)
+        if markers.commits_by_itself:
+            problem = "the connection commits each statement by itself; turn autocommit off"
+            raise LocalTransactionError(self._id, markers.table, problem)
+        if not markers.mark(self._id):
+            is_done = markers.outcome(self._id) == database_marker.DONE
+            raise self._problem(markers.table, is_done=is_done)
+        self._databases.append(markers)
+        yield
+
     def confirm(self) -> None:
         """Every marked write is there. Raises: LocalTransactionError, StorageError."""
+        for markers in self._databases:
+            if markers.is_open:
+                problem = "the database transaction is not committed; do it, then call again"
+                raise LocalTransactionError(self._id, markers.table, problem)
         for marked in self._marked.values():
             self._confirm(marked)
 
@@ -88,11 +108,11 @@ class LocalTransaction:
         fresh = MarkedTable("the local transaction's table", location, options)
         return self._marked.setdefault(location, fresh)
 
-    def _problem(self, location: str, mark: int) -> LocalTransactionError:
-        if mark != DONE:
-            return LocalTransactionFencedError(self._id, location)
-        problem = "an earlier try did it already (is_local_transaction_done()); go on with commit()"
-        return LocalTransactionError(self._id, location, problem)
+    def _problem(self, where: str, *, is_done: bool) -> LocalTransactionError:
+        if not is_done:
+            return LocalTransactionFencedError(self._id, where)
+        problem = "an earlier try did it already; do not do it again, go on with commit()"
+        return LocalTransactionError(self._id, where, problem)
 
 
 class _OneStatement:

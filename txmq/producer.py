@@ -10,6 +10,7 @@ from txmq.clock import Clock, SystemClock, timestamp
 from txmq.errors import (
     IncompleteTransactionError,
     InvalidMessageTypeError,
+    ListenerError,
     NotAcceptedError,
     ProducerGroupMismatchError,
     TransactionNotFoundError,
@@ -33,10 +34,13 @@ from txmq.message import (
 )
 from txmq.names import check_group
 from txmq.producer_commits import ProducerCommits
+from txmq.remote_member import RemoteMember
 from txmq.transaction import Transaction
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from pyspark.sql import SparkSession
 
     from txmq.store import Store
 
@@ -88,6 +92,7 @@ class TransactionProducer:
         self.clock: Clock = clock or SystemClock()
         self._listener = None if listener is None else check_listener(producer_group, listener)
         self._commits = ProducerCommits(store, self.producer_group, self.clock)
+        self._member: RemoteMember | None = None
 
     # --- sending --------------------------------------------------------------------------
 
@@ -154,8 +159,33 @@ class TransactionProducer:
         if state is not LocalTransactionState.UNKNOWN:
             self._commits.end(transaction_id, _END_KINDS[state])
 
+    def answer_checks(self, *, spark: SparkSession | None = None) -> RemoteMember:
+        """Answer questions of the check service about this group until `close()` (R72, R81).
+
+        For check services that have no listener of the group themselves. All producers of the
+        group that do so share the questions; the one that sent a transaction is asked first while
+        it lives. Starts a thread that looks for questions five times a second; commits: one to
+        join, two for each share of questions, one to leave.
+
+        Args:
+            spark: needed by a listener that answers with a DataFrame (SetListener).
+
+        Raises: ListenerError without a listener that can answer; ClosedError, StorageError.
+        """
+        self._commits.check_open()
+        if self._listener is None:
+            raise ListenerError("none", "answer_checks() needs one; pass listener=")
+        if self._member is None or not self._member.is_alive:
+            self._member = RemoteMember(
+                self.store, group=self.producer_group, client_id=self._commits.client_id,
+                listener=self._listener, clock=self.clock, spark=spark,
+            )  # fmt: skip
+        return self._member
+
     def close(self) -> None:
         """Wait for commits on their way; later calls raise ClosedError."""
+        if self._member is not None:
+            self._member.stop()
         self._commits.close()
 
     def __enter__(self) -> Self:

@@ -121,6 +121,11 @@ class ProducerCommits:
         resolution = self._logs.ends.submit([row]).result()[0]
         resolution.confirm(transaction_id, kind)
 
+    @property
+    def client_id(self) -> str:
+        """Names this producer alone; heads carry it."""
+        return self._logs.client_id
+
     def _origin(self, transaction_id: str, messages: Sequence[Message]) -> HalfOrigin:
         timeout_s = self.store.config.of_group(self.producer_group).transaction_timeout_s
         immunity_s = max((m.immunity_time_s(timeout_s) for m in messages), default=timeout_s)
@@ -130,6 +135,7 @@ class ProducerCommits:
             self._logs.queue_id,
             immunity_s,
             self._clock.now_ms(),
+            self.client_id,
         )
 
 
@@ -178,6 +184,7 @@ class _LogCommits:
         session = uuid.uuid4()
         self._half, self._op = store.half_log(), store.op_log()
         self._store = store
+        self.client_id = str(session)
         self._session = f"txmq-producer/{session}"
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
         # commit of either would answer for a lost one of the other.

@@ -73,6 +73,7 @@ HALF = TableSchema(
             _column("ordinary", pa.bool_(), "not transactional"),
             _column("message_count", pa.int64(), "head only: messages of the transaction"),
             _column("check_immunity_time_s", pa.float64(), "head only: age before a check"),
+            _column("client_id", pa.string(), "head only: the producer that sent it"),
             _column("store_date", pa.date32(), "UTC date of the id's time"),
         ]
     ),

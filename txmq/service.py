@@ -46,13 +46,13 @@ def forget_checkpoint(location: str) -> None:
         shutil.rmtree(location, ignore_errors=True)
 
 
-def _java_is_gone() -> tuple[type[Exception], ...]:
-    """What a call to Spark raises when its Java has ended."""
-    if find_spec("py4j") is None:
-        return (OSError,)
-    from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+def _is_without_java(error: Exception) -> bool:
+    """Whether a call to Spark failed because its Java has ended, and not in Java."""
+    if isinstance(error, OSError) or find_spec("py4j") is None:
+        return isinstance(error, OSError)
+    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
-    return OSError, Py4JNetworkError
+    return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
 
 
 def _without_java(cause: Exception) -> EnvironmentProblemError:
@@ -148,16 +148,20 @@ class StreamHandle:
         """Whether the query still runs; without its Java it does not."""
         try:
             return bool(self._query.isActive)
-        except _java_is_gone():
-            return False
+        except Exception as error:
+            if _is_without_java(error):
+                return False
+            raise
 
     @property
     def exception(self) -> BaseException | None:
         """Why the query ended, if it failed."""
         try:
             failure = self._query.exception()
-        except _java_is_gone() as error:
-            return _without_java(error)
+        except Exception as error:
+            if _is_without_java(error):
+                return _without_java(error)
+            raise
         return failure if isinstance(failure, BaseException) else None
 
     def _is_pausing(self) -> bool:

@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 
 from txmq.check_rules import Reason
 from txmq.grouping import Cases, Integers, integers
-from txmq.listener_outcomes import OUTCOMES, Answered, same_outcome
+from txmq.listener_outcomes import MAX_REASON_CHARACTERS, OUTCOMES, Answered, same_outcome
 from txmq.message import LocalTransactionState
 
-MAX_REASON_CHARACTERS = 200
 _UNKNOWN = LocalTransactionState.UNKNOWN.value
 _STATES = pa.array([state.value for state in LocalTransactionState])
 _NO_STATE = -1

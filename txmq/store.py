@@ -23,9 +23,10 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.half_log import HalfLog
-from txmq.names import check_readable_topic
+from txmq.names import check_group, check_readable_topic
 from txmq.op_log import OpLog
 from txmq.register import Register
+from txmq.remote_requests import RemoteRequests
 from txmq.schemas import COMMITTER_PROPERTY, HALF, OP, REGISTER, SETTLED, TOPIC, TableSchema
 from txmq.settled_log import SettledLog, mark_id
 from txmq.storage import Table
@@ -37,6 +38,8 @@ _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
 _BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 
 REGISTERS = ("config", "publisher", "check_lease", "maintenance")
+_PREFIX = "remote_"
+_REMOTE = f"state/{_PREFIX}"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 # Each start of a service has a checkpoint of its own there, which no other start reads.
 SERVICE_CHECKPOINTS = "services"
@@ -145,10 +148,18 @@ class Store:
         """One of REGISTERS."""
         return Register(self.table_at(f"state/{name}"))
 
+    def remote_requests(self, producer_group: str, *, create: bool = False) -> RemoteRequests:
+        """Questions to the live producers of a group; see `txmq.remote_requests`."""
+        path = f"{_REMOTE}{check_group(producer_group)}"
+        if create:
+            self._create(REGISTER, path)
+        return RemoteRequests(Register(self.table(REGISTER, path)))
+
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
         registers = [f"state/{name}" for name in REGISTERS]
-        return [*_LOGS, *registers, *(f"topics/{name}" for name in self.topics())]
+        remote = [f"state/{name}" for name in self._folders("state") if name.startswith(_PREFIX)]
+        return [*_LOGS, *registers, *remote, *(f"topics/{name}" for name in self.topics())]
 
     def table_at(self, path: str) -> Table:
         """A new handle on the table at one of `table_paths`."""
@@ -158,15 +169,18 @@ class Store:
 
     def topics(self) -> list[str]:
         """Names of the topics that have a table."""
+        names = self._folders("topics")
+        return sorted(name for name in names if self.table(TOPIC, f"topics/{name}").exists())
+
+    def _folders(self, parent: str) -> list[str]:
         filesystem = rooted_filesystem(self.location, self.storage_options)
-        selector = pa_fs.FileSelector("topics", allow_not_found=True)
+        selector = pa_fs.FileSelector(parent, allow_not_found=True)
         try:
             found = filesystem.get_file_info(selector)
         except FileNotFoundError:
-            # Another process made the first topic while we looked.
+            # Another process made the first one while we looked.
             found = filesystem.get_file_info(selector)
-        names = [info.base_name for info in found if info.type is pa_fs.FileType.Directory]
-        return sorted(name for name in names if self.table(TOPIC, f"topics/{name}").exists())
+        return sorted(info.base_name for info in found if info.type is pa_fs.FileType.Directory)
 
     def topic_location(self, topic: str) -> str:
         """Where `spark.readStream.format("delta").load(…)` finds a topic.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from txmq.database_marker import MARKER_TABLE
 from txmq.dataframe_send import DataFrameSend
 from txmq.errors import (
     AlreadyPreparedError,
@@ -162,6 +163,25 @@ class Transaction:
         self._check_prepared()
         with self._local.delta_rs(table) as marked:
             yield marked
+
+    @contextmanager
+    def database(self, connection: Any, *, table: str = MARKER_TABLE) -> Iterator[None]:
+        """Put this transaction's marker row into the connection's own transaction, at its start.
+
+        The caller commits the connection, then calls `commit()` here. The connection is of a
+        DB-API driver for Postgres, MySQL, MariaDB or SQLite, or of SQLAlchemy (also a session).
+
+        Raises: NotPreparedError; LocalTransactionFencedError where the check was first;
+            LocalTransactionError where an earlier try did it, or the connection is in autocommit.
+
+        Example:
+            >>> with psycopg.connect() as connection, transaction.database(connection):
+            ...     connection.execute("UPDATE orders SET paid = true WHERE id = %s", [42])
+            >>> transaction.commit()
+        """
+        self._check_prepared()
+        with self._local.database(connection, table):
+            yield
 
     def is_local_transaction_done(self, table: str | None = None) -> bool:
         """Whether a write with the marker is in the table: what a retried job asks first."""

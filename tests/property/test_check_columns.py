@@ -189,6 +189,10 @@ class Logs:
     def claims_between(self, after: int, _: int, ids: list[str]) -> dict[str, list[Claim]]:
         return {own_id: self.claims(own_id, after) for own_id in ids}
 
+    def between(self, after: int, _: int) -> pa.Table:
+        later = [row for version, _, row in self.rows if version > after]
+        return op_table(later, 0)
+
     def settled(self, own_id: str) -> Standing | None:
         """Where the claims up to the mark led to, if anywhere."""
         before = [claim for claim in self.claims(own_id) if claim.op_version <= self.mark]
@@ -204,8 +208,7 @@ def expected_standing(logs: Logs, own_id: str) -> CheckStanding:
     """Row by row: the fold gives state and life, the rows of that life the checks."""
     group, standing = group_of(own_id), logs.settled(own_id) or PENDING
     if standing.state not in (State.COMMITTED, State.ROLLED_BACK, State.EXPIRED):
-        # Without a fact nobody knows which claims are settled, and all but one agree.
-        later = logs.claims(own_id, logs.mark if logs.settled(own_id) else -1)
+        later = logs.claims(own_id, logs.mark)
         standing, _ = fold(later, Halves(group, 0, 0), standing)
     own = [
         row

@@ -1,0 +1,32 @@
+"""Questions to a set listener as the check service puts them, and its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from txmq.clock import timestamp
+from txmq.schemas import MICROSECONDS_UTC
+
+LONG_AGO_MS = 1_700_000_000_000
+
+
+def asked_about(ids: Sequence[str], *, born_ms: int = LONG_AGO_MS) -> pa.Table:
+    """Heads with what the ready-made listeners want."""
+    born = pa.array([timestamp(born_ms)] * len(ids), MICROSECONDS_UTC)
+    return pa.table({"transaction_id": pa.array(ids, pa.string()), "born_timestamp": born})
+
+
+def answers(listener: Any, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """State and reason of each."""
+    found = listener.check_local_transactions_arrow(asked_about(ids))
+    columns = [found[name].to_pylist() for name in ("transaction_id", "state", "reason")]
+    return {each: (state, reason) for each, state, reason in zip(*columns, strict=True)}
+
+
+def states(listener: Any, *ids: str) -> list[str]:
+    """The states alone, in the order of the questions."""
+    found = answers(listener, ids)
+    return [found[each][0] for each in ids]

@@ -1,0 +1,314 @@
+"""One suite over every database that a local transaction may be in: real servers, real drivers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from tests import databases
+from tests.asked import answers, asked_about, states
+from tests.reading import bodies, publish
+from txmq.database_listener import DatabaseListener
+from txmq.database_marker import MarkerTable, marker_table_ddl
+from txmq.errors import (
+    EnvironmentProblemError,
+    InvalidNameError,
+    LocalTransactionError,
+    LocalTransactionFencedError,
+    NotPreparedError,
+)
+from txmq.message import Message, new_transaction_id
+from txmq.producer import TransactionProducer
+from txmq.testing import ManualClock
+from txmq.transaction import Transaction
+
+GROUP = "orders"
+KINDS = ("postgresql", "postgresql by SQLAlchemy", "mysql", "mysql by SQLAlchemy", "sqlite",
+         "sqlite by SQLAlchemy")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Database:
+    """Where orders and markers are; `connect` opens a new connection."""
+
+    connect: Callable[[], Any]
+    parameter: str
+    by_sqlalchemy: bool
+
+    def run(self, connection: Any, statement: str, *values: Any) -> Any:
+        text = statement.replace("?", self.parameter)
+        if self.by_sqlalchemy:
+            return connection.exec_driver_sql(text, values)
+        cursor = connection.cursor()
+        cursor.execute(text, values)
+        return cursor
+
+    def pay(self, connection: Any, order: str) -> None:
+        self.run(connection, "INSERT INTO orders (id) VALUES (?)", order)
+
+    def paid(self) -> list[str]:
+        connection = self.connect()
+        try:
+            return [str(row[0]) for row in self.run(connection, "SELECT id FROM orders")]
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Callable[[str], databases.Server]]:
+    """Each server is started for the first test that wants it."""
+    running: dict[str, Any] = {}
+    found: dict[str, databases.Server] = {}
+
+    def server(dialect: str) -> databases.Server:
+        if reason := databases.missing(dialect):
+            pytest.skip(reason)
+        if dialect not in found:
+            running[dialect] = databases.STARTS[dialect]()
+            found[dialect] = running[dialect].__enter__()
+        return found[dialect]
+
+    yield server
+    for each in running.values():
+        each.__exit__(None, None, None)
+
+
+@pytest.fixture(params=KINDS)
+def database(
+    request: pytest.FixtureRequest, servers: Callable[[str], databases.Server], tmp_path: Path
+) -> Iterator[Database]:
+    dialect, _, by = request.param.partition(" by ")
+    if dialect == "sqlite":
+        file = tmp_path / "orders.sqlite"
+        url, connect = f"sqlite:///{file}", lambda: sqlite3.connect(file)
+    else:
+        server = servers(dialect)
+        url, connect = server.url(), server.connect
+    engine = create_engine(url) if by else None
+    made = Database(
+        engine.connect if engine else connect, "?" if dialect == "sqlite" else "%s", bool(by)
+    )
+    connection = made.connect()
+    made.run(connection, "DROP TABLE IF EXISTS orders")
+    made.run(connection, "DROP TABLE IF EXISTS txmq_marker")
+    made.run(connection, "CREATE TABLE orders (id VARCHAR(64) PRIMARY KEY)")
+    connection.commit()
+    connection.close()
+    DatabaseListener(made.connect).create_marker_table()
+    yield made
+    if engine:
+        engine.dispose()
+
+
+@pytest.fixture
+def listener(database: Database) -> DatabaseListener:
+    return DatabaseListener(database.connect)
+
+
+@pytest.fixture
+def producer(store: Any, listener: DatabaseListener) -> Iterator[TransactionProducer]:
+    with TransactionProducer(store, producer_group=GROUP, listener=listener) as producer:
+        yield producer
+
+
+def prepared(producer: TransactionProducer) -> Transaction:
+    transaction = producer.begin_transaction()
+    transaction.send(Message("order-paid", transaction.id.encode()))
+    transaction.prepare()
+    return transaction
+
+
+def pay(database: Database, transaction: Transaction) -> None:
+    """The local transaction as a user would write it."""
+    connection = database.connect()
+    try:
+        with transaction.database(connection):
+            database.pay(connection, transaction.id)
+        connection.commit()
+    finally:
+        connection.close()
+
+
+# --- who is first ---------------------------------------------------------------------------------
+
+
+def test_marked_local_transaction_is_committed(
+    database: Database, listener: DatabaseListener, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    pay(database, transaction)
+
+    assert states(listener, transaction.id) == ["COMMIT"]
+    transaction.commit()
+    publish(producer.store)
+    assert bodies(producer.store) == [transaction.id.encode()]
+
+
+def test_local_transaction_that_was_rolled_back_is_rolled_back(
+    database: Database, listener: DatabaseListener, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    connection = database.connect()
+    with transaction.database(connection):
+        database.pay(connection, transaction.id)
+    connection.rollback()
+    connection.close()
+
+    assert states(listener, transaction.id) == ["ROLLBACK"]
+    assert database.paid() == []
+
+
+def test_late_local_transaction_meets_the_fence(
+    database: Database, listener: DatabaseListener, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    assert states(listener, transaction.id) == ["ROLLBACK"]
+
+    with pytest.raises(LocalTransactionFencedError, match="begin a new one"):
+        pay(database, transaction)
+
+    assert database.paid() == []
+    assert states(listener, transaction.id) == ["ROLLBACK"]
+
+
+def test_running_local_transaction_stays_unknown_and_holds_up_nobody(
+    database: Database, listener: DatabaseListener, producer: TransactionProducer
+) -> None:
+    running, done, never = (prepared(producer) for _ in range(3))
+    pay(database, done)
+    connection = database.connect()
+    with running.database(connection):
+        database.pay(connection, running.id)
+        found = answers(listener, [running.id, done.id, never.id])
+    connection.commit()
+    connection.close()
+
+    assert found[running.id] == ("UNKNOWN", "its local transaction is still running")
+    assert found[done.id][0] == "COMMIT"
+    # SQLite has one lock for all: while somebody writes, nobody can fence.
+    assert found[never.id][0] == ("UNKNOWN" if database.parameter == "?" else "ROLLBACK")
+    assert states(listener, running.id, never.id) == ["COMMIT", "ROLLBACK"]
+
+
+def test_young_transaction_is_not_fenced(database: Database, producer: TransactionProducer) -> None:
+    clock = ManualClock(1_800_000_000_000)
+    patient = DatabaseListener(database.connect, rollback_after_s=60.0, clock=clock)
+    transaction = prepared(producer)
+    heads = asked_about([transaction.id], born_ms=clock.now_ms())
+
+    assert patient.check_local_transactions_arrow(heads)["state"].to_pylist() == ["UNKNOWN"]
+    clock.advance(61)
+    assert patient.check_local_transactions_arrow(heads)["state"].to_pylist() == ["ROLLBACK"]
+
+
+def test_many_are_asked_at_once(database: Database, listener: DatabaseListener) -> None:
+    ids = [new_transaction_id(1_800_000_000_000 + number) for number in range(30_000)]
+    connection = database.connect()
+    for each in ids[:30]:
+        MarkerTable(connection).mark(each)
+    connection.commit()
+    connection.close()
+
+    found = answers(listener, ids)
+
+    assert [found[each][0] for each in ids] == ["COMMIT"] * 30 + ["ROLLBACK"] * 29_970
+
+
+# --- what the producer hears ----------------------------------------------------------------------
+
+
+def test_commit_before_the_databases_commit_is_refused(
+    database: Database, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    connection = database.connect()
+    with transaction.database(connection):
+        database.pay(connection, transaction.id)
+
+    with pytest.raises(LocalTransactionError, match="not committed"):
+        transaction.commit()
+
+    connection.commit()
+    transaction.commit()
+    connection.close()
+    publish(producer.store)
+    assert bodies(producer.store) == [transaction.id.encode()]
+
+
+def test_second_try_hears_that_it_is_done(
+    database: Database, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    pay(database, transaction)
+
+    with pytest.raises(LocalTransactionError, match="earlier try"):
+        pay(database, transaction)
+
+    assert database.paid() == [transaction.id]
+
+
+def test_marker_before_prepare_is_refused(
+    database: Database, producer: TransactionProducer
+) -> None:
+    connection = database.connect()
+    with pytest.raises(NotPreparedError), producer.begin_transaction().database(connection):
+        database.pay(connection, "1")
+    connection.close()
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hostile", ["'); DROP TABLE orders; --", '"]', "%s", "?", "\\", "é" * 9])
+def test_hostile_id_is_only_an_id(listener: DatabaseListener, hostile: str) -> None:
+    found = answers(listener, [hostile])
+
+    assert found[hostile][0] in ("ROLLBACK", "UNKNOWN")
+    assert states(listener, "another") == ["ROLLBACK"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x;y", "a.b.c", "1st", "t" * 64, 'a"b'])
+def test_hostile_table_is_refused(name: str) -> None:
+    with pytest.raises(InvalidNameError):
+        DatabaseListener(lambda: None, table=name)
+    with pytest.raises(InvalidNameError):
+        marker_table_ddl("sqlite", name)
+
+
+def test_unknown_dialect_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(InvalidNameError, match="postgresql, mysql, sqlite"):
+        marker_table_ddl("oracle")
+
+
+def test_connection_of_an_unknown_driver_is_refused() -> None:
+    with pytest.raises(EnvironmentProblemError, match="psycopg"):
+        MarkerTable(object())
+
+
+def test_missing_marker_table_is_the_drivers_error(database: Database) -> None:
+    listener = DatabaseListener(database.connect, table="nowhere")
+    with pytest.raises(Exception, match="nowhere"):
+        states(listener, "1")
+
+
+def test_orm_session_carries_the_marker(
+    database: Database, listener: DatabaseListener, producer: TransactionProducer
+) -> None:
+    if not database.by_sqlalchemy:
+        pytest.skip("a session is SQLAlchemy's")
+    transaction = prepared(producer)
+    connection = database.connect()
+    with Session(connection) as session, transaction.database(session):
+        database.pay(session.connection(), transaction.id)
+        session.commit()
+    connection.commit()
+    connection.close()
+
+    assert states(listener, transaction.id) == ["COMMIT"]
