@@ -30,6 +30,9 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 torture: ready ## kill everything at every step, for half an hour, and look whether a message was lost
 	$(BIN)/python -m tests.torture --keep
 
+race: ready ## race local transactions against their checks, with kills on both sides
+	$(BIN)/python -m tests.race --keep
+
 bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
 
@@ -61,4 +64,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test unit lint bench torture ready clean
+.PHONY: help demo test unit lint bench torture race ready clean

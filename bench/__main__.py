@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import backlog, callers, dataframe, latency, thirty_days
+from bench import backlog, callers, dataframe, latency, listeners, thirty_days
 from bench.machine import machine_facts
 from bench.outcome import Outcome
 from bench.sizes import FULL, QUICK, Sizes
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "dataframe-arrow-2g": partial(dataframe.measure, engine="arrow", heap_mib=2048),
     "dataframe-spark-2g": partial(dataframe.measure, engine="spark", heap_mib=2048),
     "callers": callers.measure,
+    "listeners": listeners.measure,
     "thirty-days": thirty_days.measure,
 }
 

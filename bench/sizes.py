@@ -17,6 +17,7 @@ class Sizes:
     dataframe_rows: int = 1_000_000
     callers_s: float = 5.0
     days: int = 30
+    due_transactions: int = 100_000
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -27,6 +28,7 @@ class Sizes:
             dataframe_rows=max(1, self.dataframe_rows // times),
             callers_s=max(0.5, self.callers_s / times),
             days=max(2, self.days // times),
+            due_transactions=max(1, self.due_transactions // times),
         )
 
 

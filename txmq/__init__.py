@@ -5,13 +5,18 @@ from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.check_service import CheckService
 from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.database_listener import DatabaseListener
+from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
+from txmq.http_listener import HttpListener
+from txmq.jdbc_listener import JdbcListener
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer, TransactionSendResult
 from txmq.publisher import Publisher
+from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
 from txmq.store import Store
 from txmq.transaction import Transaction
@@ -28,12 +33,17 @@ __all__ = [
     "Config",
     "ConsumeFromWhere",
     "Consumer",
+    "DatabaseListener",
+    "DeltaListener",
     "HalfMessage",
+    "HttpListener",
+    "JdbcListener",
     "LocalTransactionState",
     "Maintenance",
     "Message",
     "Operator",
     "Publisher",
+    "QueryListener",
     "RecheckJob",
     "SetListener",
     "Store",

@@ -73,6 +73,7 @@ class Status:
         oldest_open_half_age_s: None if nothing is open.
         op_version: the newest commit of the op log.
         settled, published: how far claims became facts, and facts became messages.
+        members: live producers that answer checks, by producer group.
     """
 
     location: str
@@ -91,6 +92,7 @@ class Status:
     settled: Lag
     published: Lag
     parked: tuple[ParkedTopicStatus, ...]
+    members: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -190,6 +192,7 @@ class Admin:
             settled=_lag(op, settled.mark, now_ms),
             published=_lag(op, published, now_ms),
             parked=_parked(progress.get("parked", {})),
+            members=_members(self._store, now_ms),
         )
 
     def transaction(self, transaction_id: str) -> TransactionLife:
@@ -291,6 +294,14 @@ def _lag(op: OpLog, done: int, now_ms: int) -> Lag:
         # Commits without rows, such as the making of the table, keep nobody waiting.
         return Lag(done, 0, 0.0)
     return Lag(done, latest - done, max(0.0, (now_ms - milliseconds(oldest)) / 1000))
+
+
+def _members(store: Store, now_ms: int) -> dict[str, int]:
+    counts = {
+        group: store.remote_requests(group).read().member_count(now_ms)
+        for group in store.remote_groups()
+    }
+    return {group: count for group, count in counts.items() if count}
 
 
 def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus, ...]:

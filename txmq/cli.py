@@ -33,6 +33,7 @@ from txmq.cli_view import (
     verify_view,
 )
 from txmq.config import Config
+from txmq.database_marker import MARKER_TABLE, marker_table_ddl
 from txmq.errors import TxmqError
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState
@@ -334,6 +335,17 @@ def demo(  # noqa: PLR0913 - the options of a command
         lose_checkpoints=lose_checkpoints,
     )
     raise typer.Exit(code)
+
+
+@app.command("marker-table")
+def marker_table(
+    dialect: Annotated[
+        str, typer.Argument(help="postgresql, mysql (MariaDB too) or sqlite.", show_default=False)
+    ],
+    table: Annotated[str, typer.Option("--table", help="Its name.")] = MARKER_TABLE,
+) -> None:
+    """Print the statement that makes the marker table of a DatabaseListener."""
+    typer.echo(f"{marker_table_ddl(dialect, table)};")
 
 
 class _Verification:

@@ -29,6 +29,9 @@ def status_view(status: Status) -> RenderableType:
         _pairs("visible messages", {name: f"{n:,}" for name, n in status.messages.items()}),
         _pairs("progress", _progress(status)),
     ]
+    if status.members:
+        members = {group: f"{count:,}" for group, count in status.members.items()}
+        parts.append(_pairs("producers that answer checks", members))
     parts += [
         Text(
             f"topic {parked.topic} is parked from op version {parked.from_version} since "

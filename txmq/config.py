@@ -173,9 +173,12 @@ class Config:
     checkpoint_interval: int = setting(
         25, "commits between two checkpoints of a table's log; fixed at creation", at_least=1
     )
-    listeners: Mapping[str, str] = field(
+    listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
-        metadata={"doc": "who answers for a producer group: group: package.module:Class"},
+        metadata={
+            "doc": "who answers for a producer group: group: package.module:Class, "
+            "or group: {class: txmq:DeltaListener, table: /lake/orders}"
+        },
     )
     groups: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
@@ -195,9 +198,8 @@ class Config:
         faults += [] if faults else self._pair_faults()
         if faults:
             raise ConfigError(faults)
-        object.__setattr__(self, "listeners", MappingProxyType(dict(self.listeners)))
-        groups = {name: MappingProxyType(dict(own)) for name, own in self.groups.items()}
-        object.__setattr__(self, "groups", MappingProxyType(groups))
+        for name in _MAPPINGS:
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
@@ -285,6 +287,12 @@ class Config:
 
 
 _MAPPINGS = ("listeners", "groups")
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: _frozen(own) for key, own in value.items()})
+    return value
 
 
 def _plain(value: object) -> object:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from txmq.clock import Clock, SystemClock
 from txmq.database_marker import DONE, FENCED, MARKER_TABLE, MarkerTable, check_table
-from txmq.errors import EnvironmentProblemError
+from txmq.errors import EnvironmentProblemError, ListenerError
 from txmq.listener_outcomes import OUTCOMES
 from txmq.marker_ages import ages_s
 from txmq.message import LocalTransactionState
@@ -41,6 +41,7 @@ class DatabaseListener:
     Args:
         connect: returns a new connection each time: of a DB-API driver, or of SQLAlchemy; or an
             SQLAlchemy engine.
+        url_variable: in its place, the environment variable that holds a URL of SQLAlchemy.
         table: the marker table; `create_marker_table()` makes it.
         rollback_after_s: UNKNOWN instead of a fence while a transaction is younger.
 
@@ -52,34 +53,24 @@ class DatabaseListener:
 
     def __init__(
         self,
-        connect: Callable[[], Any] | Any,
+        connect: Callable[[], Any] | Any = None,
         *,
+        url_variable: str | None = None,
         table: str = MARKER_TABLE,
         rollback_after_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Connect to nothing yet. Raises: InvalidNameError."""
-        self._connect = connect if callable(connect) else connect.connect
+        """Connect to nothing yet.
+
+        Raises: InvalidNameError; ListenerError; EnvironmentProblemError.
+        """
+        if (connect is None) == (url_variable is None):
+            raise ListenerError(type(self).__name__, "needs either connect or url_variable")
+        source = connect if url_variable is None else _engine(url_variable)
+        self._connect = source if callable(source) else source.connect
         self._table = check_table(table)
         self._rollback_after_s = rollback_after_s
         self._clock: Clock = clock or SystemClock()
-
-    @classmethod
-    def from_environment(cls, variable: str, **options: Any) -> DatabaseListener:
-        """With an SQLAlchemy URL that an environment variable holds, so that no file has it.
-
-        Raises: EnvironmentProblemError where SQLAlchemy or the variable is missing.
-        """
-        try:
-            from sqlalchemy import create_engine
-        except ImportError as error:
-            problem = "SQLAlchemy is not installed, and a database URL needs it"
-            raise EnvironmentProblemError(problem, "pip install 'txmq[database]'") from error
-        url = os.environ.get(variable)
-        if not url:
-            problem = f"the environment variable {variable} is not set"
-            raise EnvironmentProblemError(problem, "Set it to a database URL of SQLAlchemy.")
-        return cls(create_engine(url), **options)
 
     def create_marker_table(self) -> None:
         """Make the marker table if it is not there."""
@@ -111,6 +102,30 @@ class DatabaseListener:
             yield connection, markers
         finally:
             connection.close()
+
+
+def _engine(variable: str) -> Any:
+    """An engine for the URL in an environment variable, so that no file and no log has it."""
+    try:
+        from sqlalchemy import create_engine
+        from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+        from sqlalchemy.pool import NullPool
+    except ImportError as error:
+        problem = "SQLAlchemy is not installed, and a database URL needs it"
+        raise EnvironmentProblemError(problem, "pip install 'txmq[database]'") from error
+    url = os.environ.get(variable)
+    if not url:
+        problem = f"the environment variable {variable} is not set"
+        raise EnvironmentProblemError(problem, "Set it to a database URL of SQLAlchemy.")
+    try:
+        # A round is seldom, and a connection that waits may be cut.
+        return create_engine(url, poolclass=NullPool)
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
+        # Their words may repeat the URL.
+        problem = f"the environment variable {variable} holds no URL that SQLAlchemy can use here"
+        raise EnvironmentProblemError(
+            problem, "Check its form, and that the driver is installed."
+        ) from None
 
 
 class _Answers:

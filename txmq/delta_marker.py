@@ -44,6 +44,8 @@ def marker_settings(transaction_id: str) -> dict[str, str]:
 class MarkedTable(PinnedTable):
     """A table of the user's, as far as markers go. Not safe for several threads."""
 
+    missing = "is no Delta table; markers are looked for where the local transaction writes"
+
     def markers(self, transaction_ids: Sequence[str]) -> dict[str, int]:
         """DONE or FENCED of those that have either, in the version this object is pinned to.
 

@@ -31,6 +31,7 @@ from txmq.errors import (
 READ_ATTEMPTS = 8
 RETRY_PAUSE_S = 0.01
 SHOWN_CHARACTERS_OF_A_CAUSE = 200
+MISSING = "is not there; run txmq init"
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 Result = TypeVar("Result")
 _COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
@@ -47,6 +48,9 @@ class PinnedTable:
 
     Not safe for several threads: each service and each committing thread holds its own.
     """
+
+    # What to do where there is no table.
+    missing = MISSING
 
     def __init__(
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None
@@ -86,8 +90,10 @@ class PinnedTable:
         return self
 
     def _opened(self) -> DeltaTable:
-        handle = read_again(self.name, lambda: DeltaTable(
-            self.location, storage_options=self._options or None))  # fmt: skip
+        options = self._options or None
+        handle = read_again(
+            self.name, lambda: DeltaTable(self.location, storage_options=options), self.missing
+        )
         self._check(handle)
         self._marks_of = None
         return handle
@@ -202,13 +208,13 @@ def pause(attempt: int) -> None:
     time.sleep(RETRY_PAUSE_S * random.random() * min(2**attempt, 32))  # noqa: S311
 
 
-def read_again(table: str, read: Callable[[], Result]) -> Result:
+def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -> Result:
     """A read that is tried again where fast writers disturb it. Raises: StorageError."""
     for attempt in range(READ_ATTEMPTS):
         try:
             return read()
         except TableNotFoundError as error:
-            raise StoreNotFoundError(table, "is not there; run txmq init") from error
+            raise StoreNotFoundError(table, missing) from error
         except (DeltaError, OSError, pa.ArrowException) as error:
             failure = error
             pause(attempt)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkabl
 
 from txmq.errors import ListenerError
 from txmq.message import LocalTransactionState
+from txmq.setting_faults import LISTENER_CLASS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,12 +125,12 @@ def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
     return LocalTransactionState.UNKNOWN, reason
 
 
-def load_listeners(references: Mapping[str, str]) -> dict[str, CheckListener]:
-    """The listeners that the settings name, by group; each class is made without arguments.
+def load_listeners(named: Mapping[str, str | Mapping[str, Any]]) -> dict[str, CheckListener]:
+    """The listeners that the settings name, by group, each made with the arguments given there.
 
     Raises: ListenerError.
     """
-    return {group: _load(group, reference) for group, reference in references.items()}
+    return {group: _load(group, listener) for group, listener in named.items()}
 
 
 def check_listener(group: str, listener: Kind) -> Kind:
@@ -191,11 +192,29 @@ def _has(listener: object, name: str) -> bool:
     return callable(method) and not inspect.iscoroutinefunction(method)
 
 
-def _load(group: str, reference: str) -> CheckListener:
+def _load(group: str, named: str | Mapping[str, Any]) -> CheckListener:
+    arguments = {LISTENER_CLASS: named} if isinstance(named, str) else dict(named)
+    reference = str(arguments.pop(LISTENER_CLASS))
     module_name, _, class_name = reference.partition(":")
     try:
-        made: CheckListener = getattr(importlib.import_module(module_name), class_name)()
+        kind = getattr(importlib.import_module(module_name), class_name)
+        _check_arguments(reference, kind, arguments)
+        made: CheckListener = kind(**arguments)
+    except ListenerError:
+        raise
     except Exception as error:
         problem = f"cannot be made ({type(error).__name__}: {error}); check the module and class"
         raise ListenerError(reference, problem) from error
     return check_listener(group, made)
+
+
+def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse a name that the class does not take, with the nearest one that it does."""
+    known = inspect.signature(kind).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+        return
+    for name in arguments:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ListenerError(reference, f"takes no argument {name!r}{hint}")

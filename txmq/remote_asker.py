@@ -113,6 +113,6 @@ def remote_asker(store: Store, clock: Clock, group: str) -> RemoteAsker | None:
     except InvalidNameError:
         # A half by hand may name anything.
         return None
-    if not requests.exists or not requests.read().has_members(clock.now_ms()):
+    if not requests.exists or not requests.read().member_count(clock.now_ms()):
         return None
     return RemoteAsker(requests, clock, store.config.of_group(group))

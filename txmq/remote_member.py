@@ -66,7 +66,7 @@ class RemoteMember(ThreadHandle):
         try:
             while not self._stopping.is_set() and self._took_some():
                 pass
-        except TxmqError as error:
+        except (TxmqError, OSError) as error:
             logger.warning("group %s: no question could be taken: %s", self._group, error)
 
     def _took_some(self) -> bool:

@@ -62,9 +62,9 @@ class Requests:
         """Whether nothing is left to wait for."""
         return len(self.answers) == len(self.asked)
 
-    def has_members(self, now_ms: int) -> bool:
-        """Whether somebody was alive in the last hour."""
-        return bool(self._alive(now_ms))
+    def member_count(self, now_ms: int) -> int:
+        """How many were alive in the last hour."""
+        return len(self._alive(now_ms))
 
     # --- members --------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from txmq.names import check_group
 
 _REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SHOWN_CHARACTERS = 200
+LISTENER_CLASS = "class"
+_LISTENER = "package.module:Class, or to {class: package.module:Class, argument: value}"
 
 
 def setting(default: Any, doc: str, *, at_least: float | None = None, at_most: float | None = None,
@@ -39,16 +41,25 @@ def faults_of_value(spec: dataclasses.Field[Any], value: object) -> list[str]:
 
 
 def faults_of_listeners(value: object) -> list[str]:
-    """What is wrong with `listeners`: group names and references to classes."""
+    """What is wrong with `listeners`: group names, references to classes, and their arguments."""
     if not isinstance(value, Mapping):
-        return ["listeners must map a producer group to package.module:Class"]
+        return [f"listeners must map a producer group to {_LISTENER}"]
     faults = []
-    for group, reference in value.items():
+    for group, listener in value.items():
         faults += _name_faults("listeners", group)
-        if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):
-            needed = f"listeners: {group!r} needs package.module:Class, not {reference!r}"
-            faults.append(_cut(needed))
+        if not _is_listener(listener):
+            # The value may be a secret in the wrong place.
+            shown = listener if isinstance(listener, str) else type(listener).__name__
+            faults.append(_cut(f"listeners: {group!r} needs {_LISTENER}, not {shown!r}"))
     return faults
+
+
+def _is_listener(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    names_are_names = all(isinstance(key, str) and key.isidentifier() for key in value)
+    reference = value.get(LISTENER_CLASS)
+    return names_are_names and isinstance(reference, str) and _is_listener(reference)
 
 
 def faults_of_groups(

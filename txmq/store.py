@@ -155,10 +155,15 @@ class Store:
             self._create(REGISTER, path)
         return RemoteRequests(Register(self.table(REGISTER, path)))
 
+    def remote_groups(self) -> list[str]:
+        """Producer groups whose producers have ever answered checks."""
+        names = self._folders("state")
+        return [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
+
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
         registers = [f"state/{name}" for name in REGISTERS]
-        remote = [f"state/{name}" for name in self._folders("state") if name.startswith(_PREFIX)]
+        remote = [f"{_REMOTE}{group}" for group in self.remote_groups()]
         return [*_LOGS, *registers, *remote, *(f"topics/{name}" for name in self.topics())]
 
     def table_at(self, path: str) -> Table:

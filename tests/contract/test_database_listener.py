@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,18 +15,21 @@ from sqlalchemy.orm import Session
 
 from tests import databases
 from tests.asked import answers, asked_about, states
+from tests.check_world import CheckWorld
 from tests.reading import bodies, publish
 from txmq.database_listener import DatabaseListener
 from txmq.database_marker import MarkerTable, marker_table_ddl
 from txmq.errors import (
     EnvironmentProblemError,
     InvalidNameError,
+    ListenerError,
     LocalTransactionError,
     LocalTransactionFencedError,
     NotPreparedError,
 )
 from txmq.message import Message, new_transaction_id
 from txmq.producer import TransactionProducer
+from txmq.recheck import RecheckJob
 from txmq.testing import ManualClock
 from txmq.transaction import Transaction
 
@@ -312,3 +316,96 @@ def test_orm_session_carries_the_marker(
     connection.close()
 
     assert states(listener, transaction.id) == ["COMMIT"]
+
+
+# --- through the check ----------------------------------------------------------------------------
+
+
+def checked(listener: DatabaseListener, tmp_path: Path) -> list[tuple[str, str]]:
+    """What the check writes about one transaction."""
+    world = CheckWorld(tmp_path / "world")
+    world.prepare()
+    world.clock.advance(60)
+    RecheckJob(world.store, listeners={GROUP: listener}, clock=world.clock).run_once()
+    return [(claim["kind"], claim["reason"]) for claim in world.claims()]
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql"])
+def test_wrong_password_is_unknown_and_tells_no_secret(
+    dialect: str,
+    servers: Callable[[str], databases.Server],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server, secret = servers(dialect), "not the password"
+    listener = DatabaseListener(lambda: server.connect(secret))
+
+    ((kind, reason),) = checked(listener, tmp_path)
+
+    assert kind == "UNKNOWN"
+    assert reason == "the listener raised OperationalError"
+    assert secret not in caplog.text
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql"])
+def test_server_that_is_not_there_is_unknown(
+    dialect: str, servers: Callable[[str], databases.Server], tmp_path: Path
+) -> None:
+    server = dataclasses.replace(servers(dialect), port=9)
+
+    ((kind, reason),) = checked(DatabaseListener(server.connect), tmp_path)
+
+    assert (kind, reason) == ("UNKNOWN", "the listener raised OperationalError")
+
+
+def test_url_comes_from_the_environment(
+    servers: Callable[[str], databases.Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ORDERS_URL", servers("postgresql").url())
+    listener = DatabaseListener(url_variable="ORDERS_URL", table="from_environment")
+    listener.create_marker_table()
+
+    ((kind, reason),) = checked(listener, tmp_path)
+
+    assert (kind, "fenced" in reason) == ("ROLLBACK", True)
+
+
+@pytest.mark.parametrize("url", [None, "", "no url", "oracle://user:secret@host/x", "postgresql"])
+def test_url_that_cannot_be_used_is_refused_without_being_told(
+    url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ORDERS_URL", raising=False)
+    if url is not None:
+        monkeypatch.setenv("ORDERS_URL", url)
+
+    with pytest.raises(EnvironmentProblemError, match="ORDERS_URL") as told:
+        DatabaseListener(url_variable="ORDERS_URL")
+    assert "secret" not in str(told.value)
+
+
+def test_connection_and_url_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORDERS_URL", "sqlite://")
+    with pytest.raises(ListenerError, match="either connect or url_variable"):
+        DatabaseListener(sqlite3.connect, url_variable="ORDERS_URL")
+    with pytest.raises(ListenerError, match="either connect or url_variable"):
+        DatabaseListener()
+
+
+def test_autocommit_is_refused(database: Database, producer: TransactionProducer) -> None:
+    transaction, connection = prepared(producer), database.connect()
+    if database.by_sqlalchemy:
+        connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+    elif database.parameter == "?":
+        connection.isolation_level = None
+    else:
+        by_driver = getattr(connection, "set_autocommit", None) or connection.autocommit
+        by_driver(True)  # noqa: FBT003 - the drivers' own call
+
+    with (
+        pytest.raises(LocalTransactionError, match="autocommit"),
+        transaction.database(connection),
+    ):
+        database.pay(connection, transaction.id)
+
+    connection.close()
+    assert database.paid() == []

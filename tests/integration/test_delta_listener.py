@@ -431,7 +431,7 @@ def test_young_transaction_is_not_fenced(orders: Orders) -> None:
 
 
 def test_missing_table_is_an_error_and_no_answer(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="is not there"):
+    with pytest.raises(StorageError, match="is no Delta table"):
         states(DeltaListener(str(tmp_path / "nowhere")), "1")
 
 

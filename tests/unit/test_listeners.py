@@ -1,10 +1,15 @@
 # ruff: noqa: ARG002, ARG005
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 
 from tests.builders import kind_of
-from txmq.errors import ListenerError
+from txmq.config import Config
+from txmq.delta_listener import DeltaListener
+from txmq.errors import ConfigError, ListenerError
 from txmq.listeners import (
     DEFAULT_HEAD_COLUMNS,
     HEAD_COLUMNS,
@@ -182,3 +187,69 @@ def test_producer_needs_a_listener_that_executes() -> None:
     assert executing_listener("orders", both) is both
     with pytest.raises(ListenerError, match="execute_local_transaction"):
         executing_listener("orders", ForArrow())
+
+
+# --- arguments in the settings ----------------------------------------------------------------
+
+
+class WithArguments:
+    """A listener that settings make with arguments."""
+
+    def __init__(self, table: str, *, patience_s: float = 1.0) -> None:
+        if not table:
+            raise ValueError("table is empty")
+        self.table, self.patience_s = table, patience_s
+
+    def check_local_transactions_arrow(self, heads: object) -> object:
+        return heads
+
+
+def named(**arguments: object) -> dict[str, object]:
+    return {"class": f"{__name__}:WithArguments", **arguments}
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or ModuleType(__name__))
+    monkeypatch.setattr(sys.modules[__name__], "WithArguments", WithArguments, raising=False)
+
+
+@pytest.mark.usefixtures("importable")
+def test_settings_give_arguments_to_a_listener() -> None:
+    config = Config(listeners={"orders": named(table="/lake/orders", patience_s=2.5)})
+
+    (made,) = load_listeners(config.listeners).values()
+
+    assert isinstance(made, WithArguments)
+    assert (made.table, made.patience_s) == ("/lake/orders", 2.5)
+    assert Config.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.usefixtures("importable")
+def test_misspelt_argument_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ListenerError, match="'tabel'; did you mean table"):
+        load_listeners({"orders": named(tabel="x")})
+
+
+@pytest.mark.usefixtures("importable")
+def test_listener_that_refuses_its_arguments_is_named() -> None:
+    with pytest.raises(ListenerError, match="ValueError: table is empty"):
+        load_listeners({"orders": named(table="")})
+
+
+def test_ready_made_listener_is_made_by_the_settings() -> None:
+    listeners = {"orders": {"class": "txmq:DeltaListener", "table": "/lake/orders"}}
+
+    (made,) = load_listeners(Config(listeners=listeners).listeners).values()
+
+    assert isinstance(made, DeltaListener)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [7, None, {}, {"table": "x"}, {"class": 7}, {"class": "no colon"}, {"class": "a:B", "x y": 1},
+     {"class": {"class": "a:B"}}, ["a:B"]],
+)  # fmt: skip
+def test_listener_that_is_none_is_refused_by_the_settings(value: object) -> None:
+    with pytest.raises(ConfigError, match="listeners: 'orders' needs"):
+        Config(listeners={"orders": value})  # type: ignore[dict-item]

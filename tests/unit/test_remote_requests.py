@@ -92,8 +92,8 @@ def test_member_that_has_long_been_silent_is_none() -> None:
     requests = Requests().joined("a", NOW_MS)
     later_ms = NOW_MS + round(MEMBER_SILENCE_MAX_S * 1000) + 1
 
-    assert requests.has_members(NOW_MS)
-    assert not requests.has_members(later_ms)
+    assert requests.member_count(NOW_MS) == 1
+    assert requests.member_count(later_ms) == 0
     assert set(requests.joined("b", later_ms).members) == {"b"}
 
 

@@ -1,0 +1,1 @@
+"""The race of a local transaction against its check, as processes that are killed (`make race`)."""
