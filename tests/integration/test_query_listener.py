@@ -82,7 +82,7 @@ def test_key_that_no_head_has_is_refused(key: str) -> None:
 
 @pytest.mark.usefixtures("paid")
 def test_check_answers_by_the_query(spark: SparkSession, tmp_path: Path) -> None:
-    world = CheckWorld(tmp_path)
+    world = CheckWorld(tmp_path, listener_timeout_s=60.0, check_lease_s=120.0)
     ids = world.prepare(3)
     done = [(ids[0],)]
     spark.createDataFrame(done, "transaction_id string").createOrReplaceTempView("done_orders")
@@ -99,7 +99,7 @@ def test_check_answers_by_the_query(spark: SparkSession, tmp_path: Path) -> None
 
 
 def test_query_that_fails_is_unknown_with_a_reason(spark: SparkSession, tmp_path: Path) -> None:
-    world = CheckWorld(tmp_path)
+    world = CheckWorld(tmp_path, listener_timeout_s=60.0, check_lease_s=120.0)
     world.prepare(1)
     world.clock.advance(60)
     listener: Any = QueryListener("SELECT id FROM no_such_table")

@@ -31,7 +31,7 @@ PRODUCERS, CHECKERS = 2, 2
 TIME_LIMIT_S = 1_200.0
 SETTINGS = {
     "transaction_timeout_s": IMMUNITY_S, "transaction_check_interval_s": IMMUNITY_S,
-    "transaction_check_max": 1_000, "listener_timeout_s": 1.0, "check_lease_s": 2.0,
+    "transaction_check_max": 1_000, "listener_timeout_s": 3.0, "check_lease_s": 4.0,
 }  # fmt: skip
 
 
