@@ -48,6 +48,7 @@ class Process:
     point: FailPoint | None
     running: subprocess.Popen[bytes]
     log: Path
+    is_told_to_end: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -59,7 +60,10 @@ class Process:
 
     @property
     def has_failed(self) -> bool:
-        return self.running.returncode not in (0, None, -signal.SIGKILL)
+        code = self.running.returncode
+        # Told so early that it did not listen to signals yet.
+        ended_early = self.is_told_to_end and code == -signal.SIGTERM
+        return code not in (0, None, -signal.SIGKILL) and not ended_early
 
 
 class Processes:
@@ -111,6 +115,7 @@ class Processes:
         """The clean stop: SIGTERM."""
         for process in self._running:
             if process.actor == actor:
+                process.is_told_to_end = True
                 process.running.terminate()
 
     def kill_all(self) -> None:
