@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 GROUP, VARIABLE = "orders", "TXMQ_TEST_ORDERS_DB"
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 DONE, FENCED = 1, 2
-KINDS = ("delta", "sqlite", "postgresql")
+SERVERS = ("postgresql", "mysql")
+KINDS = ("delta", "sqlite", *SERVERS)
 ASKERS = {"check": CheckService, "recheck": RecheckJob}
 
 
@@ -143,21 +144,21 @@ Orders = DeltaOrders | DatabaseOrders
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[Callable[[], databases.Server]]:
-    """Started for the first test that wants it."""
-    running: list[Any] = []
-    found: list[databases.Server] = []
+def servers() -> Iterator[Callable[[str], databases.Server]]:
+    """Each server is started for the first test that wants it."""
+    running: dict[str, Any] = {}
+    found: dict[str, databases.Server] = {}
 
-    def server() -> databases.Server:
-        if reason := databases.missing("postgresql"):
+    def server(dialect: str) -> databases.Server:
+        if reason := databases.missing(dialect):
             pytest.skip(reason)
-        if not found:
-            running.append(databases.running_postgres())
-            found.append(running[0].__enter__())
-        return found[0]
+        if dialect not in found:
+            running[dialect] = databases.STARTS[dialect]()
+            found[dialect] = running[dialect].__enter__()
+        return found[dialect]
 
     yield server
-    for each in running:
+    for each in running.values():
         each.__exit__(None, None, None)
 
 
@@ -178,14 +179,14 @@ def orders(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    postgres: Callable[[], databases.Server],
+    servers: Callable[[str], databases.Server],
 ) -> Orders:
     if request.param == "delta":
         location = str(tmp_path / "orders")
         write_deltalake(location, pa.table({"id": ["none"]}))
         return DeltaOrders(location)
     is_file = request.param == "sqlite"
-    url = f"sqlite:///{tmp_path / 'orders.sqlite'}" if is_file else postgres().url()
+    url = f"sqlite:///{tmp_path / 'orders.sqlite'}" if is_file else servers(request.param).url()
     return database_orders(url, monkeypatch)
 
 
@@ -507,10 +508,14 @@ def test_missing_database_file_is_refused_and_not_made(
     assert not file.exists()
 
 
+@pytest.mark.parametrize("dialect", SERVERS)
 def test_wrong_password_is_refused_and_not_shown(
-    store: Store, postgres: Callable[[], databases.Server], monkeypatch: pytest.MonkeyPatch
+    store: Store,
+    servers: Callable[[str], databases.Server],
+    monkeypatch: pytest.MonkeyPatch,
+    dialect: str,
 ) -> None:
-    monkeypatch.setenv(VARIABLE, postgres().url("wrong-horse"))
+    monkeypatch.setenv(VARIABLE, servers(dialect).url("wrong-horse"))
 
     place = f"{GROUP}=database:{VARIABLE}"
     assert_refused(store, place, "the password in TXMQ_TEST_ORDERS_DB", secret="wrong-horse")  # noqa: S106
@@ -527,10 +532,10 @@ def test_server_that_is_not_there_is_refused(store: Store, monkeypatch: pytest.M
 
 def test_table_of_another_schema_is_found(
     producer: TransactionProducer,
-    postgres: Callable[[], databases.Server],
+    servers: Callable[[str], databases.Server],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    server = postgres()
+    server = servers("postgresql")
     monkeypatch.setenv(VARIABLE, server.url())
     transaction = prepared(producer)
     transaction.commit()
