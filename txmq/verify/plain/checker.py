@@ -69,9 +69,9 @@ def verify(
     # After the store, so that what it shows as ended has its marker.
     markers = Business(business) if business else None
     picture = Picture.of(pinned, drained=drained)
+    compared = markers.report(picture) if markers else None
     checks = _Checks(picture)
     checks.run()
-    compared = markers.report(picture) if markers else None
     return VerifyReport(
         ENGINE, location, drained, pinned.versions, checks.counts(), picture.findings.results(),
         pinned.unread, checks.notes(), time.monotonic() - started, compared,
