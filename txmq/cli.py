@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import sleep
 from typing import Annotated, Any
@@ -40,12 +41,21 @@ from txmq.message import LocalTransactionState
 from txmq.operator_claims import Operator, OperatorResult
 from txmq.recheck import RecheckJob
 from txmq.store import Store
-from txmq.verify import VerifyComparison, VerifyReport, verify_by_spark
+from txmq.verify import (
+    BusinessReport,
+    MarkerPlace,
+    VerifyComparison,
+    VerifyReport,
+    marker_places,
+    verify_business,
+    verify_by_spark,
+)
 from txmq.verify import verify as verify_store
 
 LOCATION_VARIABLE = "TXMQ_LOCATION"
 EXIT_VIOLATIONS = 1
 EXIT_ERROR = 2
+EXIT_BUSINESS_VIOLATIONS = 3
 SHOWN_TRANSACTIONS = 50
 PIPED_WIDTH = 240
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -68,6 +78,12 @@ Limit = Annotated[
 ]
 Why = Annotated[str, typer.Option("--reason", help="Why; it is kept with the claim.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Write it; without this it is shown only.")]
+_BUSINESS_HELP = (
+    "Compare the messages of a producer group with its local transactions (I12), by their markers: "
+    "GROUP=delta:LOCATION for a Delta table, GROUP=database:VARIABLE for a database whose URL that "
+    "environment variable holds, with :TABLE behind it where the marker table is not txmq_marker. "
+    "Once for each group. The plain engine compares, also with --engine spark or both."
+)
 
 
 class VerifyEngine(enum.StrEnum):
@@ -274,7 +290,7 @@ def resume(
 
 
 @app.command()
-def verify(
+def verify(  # noqa: PLR0913 - the options of a command
     location: Location,
     config: ConfigFile = None,
     *,
@@ -290,10 +306,19 @@ def verify(
         VerifyEngine,
         typer.Option("--engine", help="Who reads: plain needs no Spark; both must agree."),
     ] = VerifyEngine.PLAIN,
+    business: Annotated[
+        list[str] | None, typer.Option("--business", metavar="GROUP=PLACE", help=_BUSINESS_HELP)
+    ] = None,
 ) -> None:
-    """Check every promise in docs/invariants.md; exit code 1 if one is broken."""
+    """Check every promise in docs/invariants.md.
+
+    Exit code 1 if txmq breaks one or the engines differ; 3 if it keeps all of them, but a listener,
+    a producer or an operator said what the local transaction does not; 2 if something cannot be
+    read.
+    """
+    places = marker_places(business or [])
     store = Store.open(location, None if config is None else Config.from_yaml(config))
-    checker = _Verification(store, drained=drained)
+    checker = _Verification(store, places, drained=drained)
     found = checker.both() if engine is VerifyEngine.BOTH else checker.one(engine)
     if as_json:
         _print_json(found.to_dict())
@@ -301,8 +326,10 @@ def verify(
         _console().print(
             comparison_view(found) if isinstance(found, VerifyComparison) else verify_view(found)
         )
-    if not found.is_clean:
+    if not found.is_txmq_clean:
         raise typer.Exit(EXIT_VIOLATIONS)
+    if not found.is_business_clean:
+        raise typer.Exit(EXIT_BUSINESS_VIOLATIONS)
 
 
 @app.command()
@@ -351,11 +378,15 @@ def marker_table(
 class _Verification:
     """One store before the engines; Spark is started only for its own."""
 
-    def __init__(self, store: Store, *, drained: bool) -> None:
-        self._store, self._drained = store, drained
+    def __init__(self, store: Store, places: Mapping[str, MarkerPlace], *, drained: bool) -> None:
+        self._store, self._places, self._drained = store, places, drained
 
     def one(self, engine: VerifyEngine) -> VerifyReport:
-        return self._plain() if engine is VerifyEngine.PLAIN else self._spark(None)
+        if engine is VerifyEngine.PLAIN:
+            return self._plain()
+        # What is wrong with the option is told before Spark starts.
+        business = self._business()
+        return replace(self._spark(None), business=business)
 
     def both(self) -> VerifyComparison:
         """The second one reads the versions that the first one read."""
@@ -372,7 +403,14 @@ class _Verification:
             drained=self._drained,
             check_limits=self._limits(),
             storage_options=self._store.storage_options,
+            business=self._places,
         )
+
+    def _business(self) -> BusinessReport | None:
+        if not self._places:
+            return None
+        options = self._store.storage_options
+        return verify_business(self._store.location, self._places, storage_options=options)
 
     def _spark(self, versions: Mapping[str, int] | None) -> VerifyReport:
         from txmq.session import local_session

@@ -15,7 +15,13 @@ from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.maintenance import MaintenanceResult
 from txmq.operator_claims import DiscardedTransaction, OpenTransaction, OperatorResult
 from txmq.recheck import RecheckResult
-from txmq.verify import NOT_CHECKED, InvariantResult, VerifyComparison, VerifyReport
+from txmq.verify import (
+    BusinessReport,
+    BusinessResult,
+    InvariantResult,
+    VerifyComparison,
+    VerifyReport,
+)
 
 SHOWN_VIOLATIONS = 5
 SHOWN_INCOMPLETE = 5
@@ -161,8 +167,9 @@ def verify_view(report: VerifyReport) -> RenderableType:
             result.invariant, result.promise, Text(f"{result.violation_count:,}", style=style)
         )
     broken = [_broken(result) for result in report.results if result.violation_count]
-    unseen = [Text(f"{name} is not checked: {why}") for name, why in NOT_CHECKED.items()]
-    return Group(*_read(report), table, *unseen, *broken, _last_line(report))
+    unseen = [Text(f"{name} is not checked: {why}") for name, why in report.not_checked.items()]
+    business = [_business(report.business)] if report.business else []
+    return Group(*_read(report), table, *unseen, *broken, *business, _last_line(report))
 
 
 def comparison_view(found: VerifyComparison) -> RenderableType:
@@ -173,11 +180,12 @@ def comparison_view(found: VerifyComparison) -> RenderableType:
     count = len(found.differences)
     said = f"{count:,} differences between the engines" if count else "both engines agree"
     style = "bold green" if found.is_clean else "bold red"
+    count_text = f"{found.plain.violation_count:,} violations, {said}"
     return Group(
         verify_view(found.plain),
         verify_view(found.spark),
         *([table] if count else []),
-        Text(f"{found.plain.violation_count:,} violations, {said}", style=style),
+        Text(f"{count_text}{_business_count(found.plain.business)}", style=style),
     )
 
 
@@ -270,10 +278,37 @@ def _broken(result: InvariantResult) -> RenderableType:
     return Text("\n".join(lines), style="red")
 
 
+def _business(business: BusinessReport) -> RenderableType:
+    """Apart from txmq's own promises: whatever is wrong here was said by somebody else."""
+    title = "messages beside local transactions (I12); what differs is no fault of txmq's"
+    return Group(Text(title), *map(_business_result, business.results))
+
+
+def _business_result(result: BusinessResult) -> RenderableType:
+    counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in result.counts.items() if n)
+    lines = [f"  {result.producer_group}, {result.place}: {counts or 'nothing to compare'}"]
+    shown = result.violations[:SHOWN_VIOLATIONS]
+    lines += [f"    {violation.transaction_id} {violation.detail}" for violation in shown]
+    hidden = result.violation_count - len(shown)
+    lines += [f"    and {hidden:,} more"] if hidden else []
+    return Text("\n".join(lines), style="red" if shown else "green")
+
+
+def _business_count(business: BusinessReport | None) -> str:
+    if business is None:
+        return ""
+    faults = ", ".join(f"{fault.value} {n:,}" for fault, n in business.fault_counts.items())
+    told = f" ({faults})" if faults else ""
+    return f"; {business.violation_count:,} between messages and local transactions{told}"
+
+
 def _last_line(report: VerifyReport) -> RenderableType:
     count = report.violation_count
     text = f"{count:,} violation" if count == 1 else f"{count:,} violations"
-    return Text(text, style="bold green" if report.is_clean else "bold red")
+    return Text(
+        f"{text}{_business_count(report.business)}",
+        style="bold green" if report.is_clean else "bold red",
+    )
 
 
 def _optional_moment(at: datetime | None) -> str:

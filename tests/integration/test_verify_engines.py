@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from tests.planted import BUGS, GROUP, Bug, Filled, clean_log, filled, forget
@@ -140,6 +142,26 @@ def test_command_finds_every_outcome_sound(
     assert counts["visible_messages"] == 30
     for state in ("committed", "rolled_back", "discarded", "incomplete", "pending"):
         assert counts[state] > 0
+
+
+def test_plain_engine_alone_compares_local_transactions(
+    tmp_path: Path, quick: SparkSession
+) -> None:
+    made, orders = clean_store(str(tmp_path / "store")), str(tmp_path / "orders")
+    write_deltalake(orders, pa.table({"id": [1]}))
+    assert quick.version
+
+    result = CliRunner().invoke(
+        app,
+        ["verify", made.location, "--engine", "both", "--json", "--business",
+         f"group=delta:{orders}"],
+    )  # fmt: skip
+
+    values = json.loads(result.stdout)
+    assert (result.exit_code, values["differences"]) == (3, []), values
+    assert (values["is_txmq_clean"], values["is_business_clean"]) == (True, False)
+    assert values[PLAIN]["business"]["faults"] == {"producer": 4}
+    assert values[SPARK]["business"] is None
 
 
 def test_rows_written_by_hand_are_sound_while_running(tmp_path: Path, quick: SparkSession) -> None:

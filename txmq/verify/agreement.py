@@ -33,14 +33,26 @@ class VerifyComparison:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every promise holds and both say so, with the same numbers."""
-        return self.plain.is_clean and self.spark.is_clean and not self.differences
+        """Whether every promise holds and both say so, and the local transactions agree."""
+        return self.is_txmq_clean and self.is_business_clean
+
+    @property
+    def is_txmq_clean(self) -> bool:
+        """Whether txmq keeps its promises and both say so, with the same numbers."""
+        return self.plain.is_txmq_clean and self.spark.is_txmq_clean and not self.differences
+
+    @property
+    def is_business_clean(self) -> bool:
+        """Whether messages and local transactions agree; the plain one alone compares them."""
+        return self.plain.is_business_clean and self.spark.is_business_clean
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
             "engine": "both",
             "is_clean": self.is_clean,
+            "is_txmq_clean": self.is_txmq_clean,
+            "is_business_clean": self.is_business_clean,
             "differences": [
                 {"what": found.what, "plain": found.plain, "spark": found.spark}
                 for found in self.differences

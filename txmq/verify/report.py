@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from txmq.verify.business import INVARIANT, BusinessReport
+
 SHOWN_ROWS = 100
 
 # The I-numbers are explained in docs/invariants.md.
@@ -33,7 +35,7 @@ NOT_CHECKED: Mapping[str, str] = {
     "I7": "what a producer was told stands in no table",
     "I8": "what a producer was told stands in no table",
     "I9": "no table says when a service was meant to run; txmq status shows the oldest half",
-    "I12": "the user's own data are elsewhere",
+    "I12": "the user's own data are elsewhere; --business says where",
     "I15": "this version has no delayed messages",
     "I20": "no table says when a queue was meant to move",
     "I22": "what a consumer saw stands in no table",
@@ -84,6 +86,8 @@ class VerifyReport:
         results: one for each checked invariant.
         unread: topic tables that this version cannot check yet.
         notes: what could be judged in part only, and why.
+        business: what the local transactions say (I12), where it was asked for; a difference is
+            the fault of a listener, a producer or an operator and never of txmq's.
     """
 
     engine: str
@@ -95,20 +99,41 @@ class VerifyReport:
     unread: tuple[str, ...]
     notes: tuple[str, ...]
     duration_s: float
+    business: BusinessReport | None = None
 
     @property
     def violation_count(self) -> int:
-        """Over all invariants."""
+        """Of txmq's own promises, over all invariants."""
         return sum(result.violation_count for result in self.results)
 
     @property
     def is_clean(self) -> bool:
-        """Whether every checked promise holds."""
+        """Whether every checked promise holds and the local transactions agree."""
+        return self.is_txmq_clean and self.is_business_clean
+
+    @property
+    def is_txmq_clean(self) -> bool:
+        """Whether txmq keeps its promises, whatever listeners and producers said."""
         return self.violation_count == 0
 
     @property
+    def is_business_clean(self) -> bool:
+        """Whether messages and local transactions agree, or nobody asked."""
+        return self.business is None or self.business.is_clean
+
+    @property
+    def not_checked(self) -> dict[str, str]:
+        """Promises that were not checked, and why."""
+        if self.business is None:
+            return dict(NOT_CHECKED)
+        others = {name: why for name, why in NOT_CHECKED.items() if name != INVARIANT}
+        unnamed = ", ".join(self.business.unnamed_groups)
+        told = {INVARIANT: f"for {unnamed}, which --business does not name"} if unnamed else {}
+        return {**others, **told}
+
+    @property
     def broken(self) -> tuple[str, ...]:
-        """The I-numbers that do not hold."""
+        """The I-numbers that txmq itself does not keep."""
         return tuple(r.invariant for r in self.results if r.violation_count)
 
     def to_dict(self) -> dict[str, Any]:
@@ -118,11 +143,14 @@ class VerifyReport:
             "location": self.location,
             "drained": self.drained,
             "is_clean": self.is_clean,
+            "is_txmq_clean": self.is_txmq_clean,
+            "is_business_clean": self.is_business_clean,
             "violation_count": self.violation_count,
             "versions": dict(self.versions),
             "counts": dict(self.counts),
             "invariants": [result.to_dict() for result in self.results],
-            "not_checked": dict(NOT_CHECKED),
+            "business": None if self.business is None else self.business.to_dict(),
+            "not_checked": self.not_checked,
             "unread": list(self.unread),
             "notes": list(self.notes),
             "duration_s": round(self.duration_s, 3),

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.verify.marker_places import MarkerPlace
+from txmq.verify.plain.business import Business
 from txmq.verify.plain.checks import CheckDiscipline
 from txmq.verify.plain.fates import FACT_KEY, missing_facts, settled_facts, unlawful_steps
 from txmq.verify.plain.fold import (
@@ -35,6 +37,7 @@ def verify(
     drained: bool = True,
     check_limits: Mapping[str, int] | None = None,
     storage_options: Mapping[str, str] | None = None,
+    business: Mapping[str, MarkerPlace] | None = None,
 ) -> VerifyReport:
     """Check every promise that the tables of a store can show by themselves.
 
@@ -44,26 +47,34 @@ def verify(
             visible. False: what the publisher has not reached yet is open, not lost.
         check_limits: checks before a DISCARD by producer group, "" for all others, where services
             run with another `transaction_check_max` than the one that the store keeps.
-        storage_options: for delta-rs.
+        storage_options: for delta-rs; of the store only.
+        business: where the markers of local transactions are, by producer group (I12):
+            DeltaMarkers or DatabaseMarkers.
 
     Reads: state/publisher, state/config, state/maintenance, all topics, settled, op, half, each at
-    one version, pinned in this order, and their logs. Writes: nothing. Memory: about 300 bytes a
-    message, bodies excluded.
+    one version, pinned in this order, and their logs; then the markers. Writes: nothing. Memory:
+    about 300 bytes a message, bodies excluded.
 
-    Raises: StoreNotFoundError, StorageError.
+    Raises: StoreNotFoundError, StorageError; with `business` also EnvironmentProblemError, and
+        ConfigError for a group that the store does not know.
 
     Example:
         >>> verify(store.location).is_clean
         True
+        >>> verify(store.location, business={"orders": DeltaMarkers("/data/orders")}).is_clean
+        True
     """
     started = time.monotonic()
     pinned = PinnedStore.open(plain_location(location), storage_options or {}, check_limits)
+    # After the store, so that what it shows as ended has its marker.
+    markers = Business(business) if business else None
     picture = Picture.of(pinned, drained=drained)
+    compared = markers.report(picture) if markers else None
     checks = _Checks(picture)
     checks.run()
     return VerifyReport(
         ENGINE, location, drained, pinned.versions, checks.counts(), picture.findings.results(),
-        pinned.unread, checks.notes(), time.monotonic() - started,
+        pinned.unread, checks.notes(), time.monotonic() - started, compared,
     )  # fmt: skip
 
 
