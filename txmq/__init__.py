@@ -1,10 +1,13 @@
 """Transactional messages for the lakehouse: visible if and only if the local change took place."""
 
 from txmq.admin import Admin
+from txmq.batch_transactions import BatchTransactions
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.check_service import CheckService
 from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.database_listener import DatabaseListener
+from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.maintenance import Maintenance
@@ -22,12 +25,15 @@ __version__ = "0.1.0"
 __all__ = [
     "Admin",
     "ArrowSetListener",
+    "BatchTransactions",
     "Broker",
     "BrokerHandle",
     "CheckService",
     "Config",
     "ConsumeFromWhere",
     "Consumer",
+    "DatabaseListener",
+    "DeltaListener",
     "HalfMessage",
     "LocalTransactionState",
     "Maintenance",
