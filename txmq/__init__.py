@@ -1,6 +1,7 @@
 """Transactional messages for the lakehouse: visible if and only if the local change took place."""
 
 from txmq.admin import Admin
+from txmq.batch_transactions import BatchTransactions
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.check_service import CheckService
 from txmq.config import Config
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Admin",
     "ArrowSetListener",
+    "BatchTransactions",
     "Broker",
     "BrokerHandle",
     "CheckService",

@@ -235,6 +235,15 @@ class LocalTransactionFencedError(LocalTransactionError):
         super().__init__(transaction_id, where, problem)
 
 
+class LocalTransactionDoneError(LocalTransactionError):
+    """An earlier try of this transaction made the change already."""
+
+    def __init__(self, transaction_id: str, where: str) -> None:
+        """Say that only its end is missing."""
+        problem = "an earlier try did it already; do not do it again, go on with commit()"
+        super().__init__(transaction_id, where, problem)
+
+
 class LocalTransactionMissingError(LocalTransactionError):
     """No write with the marker is there, so the messages must not be shown."""
 

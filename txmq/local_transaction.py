@@ -15,6 +15,7 @@ from txmq.database_marker import MarkerTable
 from txmq.delta_marker import DONE, MarkedTable, marker_options, marker_settings
 from txmq.delta_table import commit_properties
 from txmq.errors import (
+    LocalTransactionDoneError,
     LocalTransactionError,
     LocalTransactionFencedError,
     LocalTransactionMissingError,
@@ -109,10 +110,8 @@ class LocalTransaction:
         return self._marked.setdefault(location, fresh)
 
     def _problem(self, where: str, *, is_done: bool) -> LocalTransactionError:
-        if not is_done:
-            return LocalTransactionFencedError(self._id, where)
-        problem = "an earlier try did it already; do not do it again, go on with commit()"
-        return LocalTransactionError(self._id, where, problem)
+        kind = LocalTransactionDoneError if is_done else LocalTransactionFencedError
+        return kind(self._id, where)
 
 
 class _OneStatement:

@@ -154,7 +154,7 @@ class Transaction:
     def delta_rs(self, table: str | None = None) -> Iterator[tuple[Any, Any]]:
         """As `delta_options`, for one write by delta-rs: it must go through the handle given.
 
-        Raises: as `delta_sql`; LocalTransactionError where an earlier try did it already.
+        Raises: as `delta_sql`; LocalTransactionDoneError where an earlier try did it already.
 
         Example:
             >>> with transaction.delta_rs(table) as (handle, properties):
@@ -172,7 +172,8 @@ class Transaction:
         DB-API driver for Postgres, MySQL, MariaDB or SQLite, or of SQLAlchemy (also a session).
 
         Raises: NotPreparedError; LocalTransactionFencedError where the check was first;
-            LocalTransactionError where an earlier try did it, or the connection is in autocommit.
+            LocalTransactionDoneError where an earlier try did it; LocalTransactionError where the
+            connection is in autocommit.
 
         Example:
             >>> with psycopg.connect() as connection, transaction.database(connection):

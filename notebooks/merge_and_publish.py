@@ -1,0 +1,155 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # MERGE into a Delta table and publish
+# MAGIC Orders are kept in our own Delta table. Each MERGE into it is told to others, if and only if
+# MAGIC it took place. Nobody has to write a listener: the MERGE carries a marker, and the
+# MAGIC `DeltaListener` looks for it.
+# MAGIC
+# MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
+# MAGIC On a laptop: run this file with Python.
+
+# COMMAND ----------
+
+import json
+import tempfile
+from contextlib import suppress
+
+from txmq import (
+    Broker,
+    Config,
+    DeltaListener,
+    Message,
+    Store,
+    Transaction,
+    TransactionProducer,
+    verify,
+)
+from txmq.errors import LocalTransactionFencedError
+from txmq.session import local_session
+
+try:
+    spark  # noqa: B018 - Databricks gives one
+except NameError:
+    spark = local_session("merge-and-publish", for_minutes=True)
+
+folder = tempfile.mkdtemp()
+# The check asks after 6 seconds by default; here nobody wants to wait.
+store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
+orders = f"{folder}/orders"
+spark.createDataFrame([("1", "open")], "id string, status string").write.format("delta").save(
+    orders
+)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The listener
+# MAGIC The same one answers checks, and tells the producer which table the marker belongs to.
+# MAGIC On a laptop let one process alone write the table: a local disk cannot keep two apart.
+
+# COMMAND ----------
+
+listener = DeltaListener(orders)
+producer = TransactionProducer(store, producer_group="order-service", listener=listener)
+broker = Broker(store, spark=spark, listeners={"order-service": listener})
+
+
+def paid(order_id: str) -> Message:
+    """What others hear about an order."""
+    return Message("order-paid", json.dumps({"id": order_id}).encode(), keys=order_id)
+
+
+def merge(order_id: str, transaction: Transaction) -> None:
+    """The local transaction: one statement, with the marker of this transaction on it."""
+    changes = spark.createDataFrame([(order_id, "paid")], "id string, status string")
+    changes.createOrReplaceTempView("changes")
+    with transaction.delta_sql(spark) as sql:
+        sql(
+            f"MERGE INTO delta.`{orders}` AS o USING changes AS c ON o.id = c.id "
+            "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+        )
+
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The usual case
+# MAGIC Messages, `prepare()`, the MERGE, `commit()`.
+
+# COMMAND ----------
+
+with producer.begin_transaction() as transaction:
+    transaction.send(paid("1"))
+    transaction.prepare()
+    merge("1", transaction)
+    transaction.commit()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The process dies between MERGE and commit
+# MAGIC Order 2 is paid, and nobody is left to say so. The check finds the marker in the table and
+# MAGIC answers COMMIT.
+
+# COMMAND ----------
+
+with suppress(RuntimeError), producer.begin_transaction() as transaction:
+    transaction.send(paid("2"))
+    transaction.prepare()
+    merge("2", transaction)
+    raise RuntimeError("here the process dies")
+
+checks = broker.run_once().checked.checks
+print(f"the check answered: {checks.committed} committed, {checks.rolled_back} rolled back")
+assert (checks.committed, checks.rolled_back) == (1, 0)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The process is late
+# MAGIC Order 3 is prepared, then its process stands still for so long that the check is first.
+# MAGIC There is no marker, so the check puts a **fence** into the table before it answers ROLLBACK.
+# MAGIC When the process goes on, Spark skips its write without a word; `commit()` tells.
+# MAGIC
+# MAGIC `DeltaListener(orders, rollback_after_s=600)` waits longer before it fences: choose a time
+# MAGIC that no change of yours needs.
+
+# COMMAND ----------
+
+late = producer.begin_transaction()
+late.send(paid("3"))
+late.prepare()
+
+checks = broker.run_once().checked.checks
+print(f"the check answered: {checks.committed} committed, {checks.rolled_back} rolled back")
+assert (checks.committed, checks.rolled_back) == (0, 1)
+
+rows = spark.createDataFrame([("3", "paid")], "id string, status string")
+rows.write.format("delta").mode("append").options(**late.delta_options()).save(orders)
+try:
+    late.commit()
+except LocalTransactionFencedError as error:
+    print(f"commit() said: {error}")
+else:
+    raise AssertionError("a late commit must be told")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Table and topic agree
+# MAGIC Orders 1 and 2 are paid and published, order 3 is neither.
+
+# COMMAND ----------
+
+broker.run_once()
+topic = spark.read.format("delta").load(store.topic_location("order-paid"))
+in_table = spark.read.format("delta").load(orders).where("status = 'paid'")
+topic.selectExpr("keys", "cast(body AS string) AS body").orderBy("keys").show()
+
+published = sorted(row["keys"] for row in topic.collect())
+assert published == sorted(row["id"] for row in in_table.collect()) == ["1", "2"]
+
+report = verify(store.location)
+print(f"{report.violation_count} violations")
+assert report.is_clean
+producer.close()

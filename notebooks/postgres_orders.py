@@ -1,0 +1,152 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # A Postgres order service that publishes
+# MAGIC Orders are kept in Postgres. Each one that is placed is told to others, if and only if its
+# MAGIC database transaction was committed. No Spark is needed.
+# MAGIC
+# MAGIC Set the environment variable `ORDERS_DATABASE_URL`, such as
+# MAGIC `postgresql://user:password@host:5432/orders`; in Databricks from a secret. The notebook
+# MAGIC makes two tables there if they are missing: `txmq_marker` and `txmq_example_orders`.
+# MAGIC Then `pip install txmq psycopg[binary]`, and run this file with Python.
+
+# COMMAND ----------
+
+import os
+import tempfile
+import uuid
+from contextlib import suppress
+
+import psycopg
+from deltalake import DeltaTable
+
+from txmq import (
+    Broker,
+    Config,
+    DatabaseListener,
+    Message,
+    Store,
+    Transaction,
+    TransactionProducer,
+    verify,
+)
+from txmq.errors import LocalTransactionFencedError
+
+database_url = os.environ.get("ORDERS_DATABASE_URL")
+if not database_url:
+    raise SystemExit(
+        "Set ORDERS_DATABASE_URL to the URL of a Postgres database, such as"
+        " postgresql://user:password@host:5432/orders, then run this again."
+    )
+
+folder = tempfile.mkdtemp()
+# The check asks after 6 seconds by default; here nobody wants to wait.
+store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The listener
+# MAGIC A marker row is written by the same database transaction that changes the orders. The
+# MAGIC `DatabaseListener` looks for it.
+
+# COMMAND ----------
+
+
+def connect() -> psycopg.Connection:
+    """A new connection to the database of orders."""
+    return psycopg.connect(database_url)
+
+
+listener = DatabaseListener(connect)
+listener.create_marker_table()
+with connect() as connection:
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS txmq_example_orders (id text PRIMARY KEY, amount integer)"
+    )
+
+producer = TransactionProducer(store, producer_group="order-service", listener=listener)
+broker = Broker(store, listeners={"order-service": listener})
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The order service
+# MAGIC `transaction.database(connection)` writes the marker row first; leaving the block of the
+# MAGIC connection commits marker and order together.
+
+# COMMAND ----------
+
+
+def prepared(order_id: str) -> Transaction:
+    """The message is durable, and nobody sees it."""
+    transaction = producer.begin_transaction()
+    transaction.send(Message("order-placed", order_id.encode(), keys=order_id))
+    transaction.prepare()
+    return transaction
+
+
+def place(order_id: str, amount: int, transaction: Transaction) -> None:
+    """The local transaction."""
+    with connect() as connection, transaction.database(connection):
+        connection.execute("INSERT INTO txmq_example_orders VALUES (%s, %s)", [order_id, amount])
+
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## What may happen
+# MAGIC The usual case; a process that dies after the database has committed; one whose database
+# MAGIC transaction fails; and one that is so late that the check was first. The last one meets the
+# MAGIC **fence**: a row that the check wrote in the place of the marker before it said ROLLBACK.
+
+# COMMAND ----------
+
+run = uuid.uuid4().hex[:8]
+
+usual = prepared(f"{run}-usual")
+place(f"{run}-usual", 10, usual)
+usual.commit()
+
+dies = prepared(f"{run}-dies")
+place(f"{run}-dies", 20, dies)
+# Here its process dies.
+
+fails = prepared(f"{run}-fails")
+with suppress(psycopg.errors.UniqueViolation):
+    place(f"{run}-usual", 30, fails)
+# Here its process dies as well.
+
+late = prepared(f"{run}-late")
+checks = broker.run_once().checked.checks
+print(f"the check answered: {checks.committed} committed, {checks.rolled_back} rolled back")
+assert (checks.committed, checks.rolled_back) == (1, 2)
+try:
+    place(f"{run}-late", 40, late)
+except LocalTransactionFencedError as error:
+    print(f"the late one was told: {error}")
+else:
+    raise AssertionError("a late local transaction must be refused")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Database and topic agree
+
+# COMMAND ----------
+
+broker.run_once()
+topic = DeltaTable(store.topic_location("order-placed")).to_pyarrow_table()
+published = sorted(topic["keys"].to_pylist())
+with connect() as connection:
+    found = connection.execute(
+        "SELECT id FROM txmq_example_orders WHERE id LIKE %s ORDER BY id", [f"{run}-%"]
+    )
+    placed = [row[0] for row in found]
+print("in the database:", placed)
+print("published:      ", published)
+assert published == placed == [f"{run}-dies", f"{run}-usual"]
+
+report = verify(store.location)
+print(f"{report.violation_count} violations")
+assert report.is_clean
+producer.close()
