@@ -15,8 +15,8 @@ help: ## show this list
 demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
 
-test: lint ready ## check the code and run all tests, two at a time
-	$(BIN)/pytest -n 2 --dist worksteal
+test: lint ready ## check the code and run all tests, three at a time
+	$(BIN)/pytest -n 3 --dist worksteal
 
 unit: $(PACKAGES) ## run the tests that need no Spark
 	$(BIN)/pytest tests/unit
