@@ -39,9 +39,10 @@ SEED = int(os.environ.get("FOREACH_BATCH_SEED", "1"))
 LIMIT_S = 240
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(LIMIT_S * (KILLS + 2))]
 POINTS = (
-    FailPoint.FRAMES_WRITTEN, FailPoint.FRAMES_COMMITTED, FailPoint.END_READY,
+    FailPoint.FRAMES_COMMITTED, FailPoint.END_READY, FailPoint.FRAMES_WRITTEN,
     FailPoint.END_COMMITTED, FailPoint.END_CONFIRMED,
 )  # fmt: skip
+CYCLE = 2 * len(POINTS)
 # One batch may be a replay that passes no point, the second one after it is the last.
 WAITING_FILES = 4
 PAYMENTS_OF_A_FILE = 3
@@ -88,10 +89,11 @@ class Business:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def run_job_until_it_dies(self, drawn: random.Random) -> None:
-        """At a step of its transaction, or anywhere."""
-        if drawn.random() < 0.5:
-            code = self.run_job(faults=f"{drawn.choice(POINTS)}=kill@{drawn.randint(1, 2)}")
+    def run_job_until_it_dies(self, number: int, drawn: random.Random) -> None:
+        """At the steps of its transaction in turn, and between two of them anywhere."""
+        if number % 2 == 0:
+            point = POINTS[number // 2 % len(POINTS)]
+            code = self.run_job(faults=f"{point}=kill@{drawn.randint(1, 2)}")
         else:
             code = self.run_job(f"{drawn.uniform(0, LONGEST_LIFE_S):.3f}")
         assert code == -signal.SIGKILL
@@ -113,10 +115,11 @@ def business(tmp_path: Path) -> Business:
 
 def test_each_micro_batch_counts_once_however_often_its_job_is_killed(business: Business) -> None:
     drawn = random.Random(SEED)
-    for _ in range(KILLS):
+    for number in range(KILLS):
         business.receive()
-        business.run_job_until_it_dies(drawn)
-        if drawn.random() < 0.5:
+        business.run_job_until_it_dies(number, drawn)
+        # In every other cycle the job is back before the check.
+        if number // CYCLE % 2 == 0:
             business.check()
         if drawn.random() < 0.5:
             publish(business.store)
@@ -142,5 +145,10 @@ def assert_each_file_counts_once(business: Business) -> None:
     committed = {row["transaction_id"] for row in log_rows(business.store, "settled")
                  if row["state"] == "COMMITTED"}  # fmt: skip
     assert committed == set().union(*transactions.values())
+    if KILLS > 2:
+        claims = log_rows(business.store, "op")
+        assert {row["kind"] for row in claims if row["source"] == "recheck"} == {
+            "COMMIT", "ROLLBACK",
+        }  # fmt: skip
     report = verify(business.store.location)
     assert report.is_clean, report
