@@ -214,6 +214,43 @@ def in_background(call: Callable[[], None]) -> Iterator[Future[None]]:
         yield pool.submit(call)
 
 
+NO_ROW = {
+    "UPDATE": "UPDATE {table} SET status = 'paid' WHERE id = 77",
+    "MERGE": (
+        "MERGE INTO {table} AS o USING (SELECT 77 AS id) AS c ON o.id = c.id "
+        "WHEN MATCHED THEN UPDATE SET status = 'paid'"
+    ),
+}
+
+
+@pytest.mark.parametrize("statement", NO_ROW.values(), ids=NO_ROW)
+def test_statement_that_changes_no_row_carries_its_marker_too(
+    statement: str, orders: Orders, listener: DeltaListener, producer: TransactionProducer
+) -> None:
+    before, transaction = orders.rows(), prepared(producer)
+
+    with transaction.delta_sql(orders.spark) as sql:
+        sql(statement.format(table=f"delta.`{orders.location}`"))
+    transaction.commit()
+
+    assert orders.rows() == before
+    assert states(listener, transaction.id) == ["COMMIT"]
+
+
+def test_delete_that_finds_nothing_commits_nothing_and_is_told(
+    orders: Orders, producer: TransactionProducer
+) -> None:
+    version, transaction = orders.version, prepared(producer)
+
+    with (
+        pytest.raises(LocalTransactionMissingError),
+        transaction.delta_sql(orders.spark) as sql,
+    ):
+        sql(f"DELETE FROM delta.`{orders.location}` WHERE id = 77")
+
+    assert orders.version == version
+
+
 # --- both at once ---------------------------------------------------------------------------------
 
 
