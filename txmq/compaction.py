@@ -129,9 +129,11 @@ def _row_groups(
 ) -> Iterator[pa.Table]:
     """The rows of many files in few parts, for each part becomes a row group."""
     parts: list[pa.Table] = []
+    size_bytes = 0
     for file in files:
         parts.append(table.read([file], names))
-        if sum(part.nbytes for part in parts) >= ROW_GROUP_BYTES:
+        size_bytes += parts[-1].nbytes
+        if size_bytes >= ROW_GROUP_BYTES:
             yield pa.concat_tables(parts).combine_chunks()
-            parts = []
+            parts, size_bytes = [], 0
     yield from [pa.concat_tables(parts).combine_chunks()] if parts else []

@@ -16,7 +16,7 @@ from txmq.fail_points import FailPoint
 from txmq.testing import FAIL_POINTS_VARIABLE
 
 REPOSITORY = Path(__file__).parents[2]
-STOP_WAIT_S = 180.0
+STOP_WAIT_S = 600.0
 POLL_S = 0.05
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.builders import halves, transaction_id
+from txmq import compaction
 from txmq.compaction import (
     FILES_OF_A_CLASS,
     SMALLEST_CLASS_BYTES,
@@ -210,3 +212,29 @@ def _ids(number: int) -> object:
     import pyarrow as pa
 
     return pa.array([transaction_id(number)])
+
+
+class Part:
+    """Rows of one small file, that count how often their size is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @property
+    def nbytes(self) -> int:
+        self.asked += 1
+        return 10
+
+    def combine_chunks(self) -> Part:
+        return self
+
+
+def test_size_of_each_file_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [Part() for _ in range(500)]
+    left = iter(parts)
+    table: Any = SimpleNamespace(read=lambda *_: next(left))
+    monkeypatch.setattr(compaction.pa, "concat_tables", lambda found: found[0])
+
+    list(compaction._row_groups(table, [None] * len(parts), []))  # type: ignore[list-item]
+
+    assert [part.asked for part in parts] == [1] * len(parts)
