@@ -1,4 +1,4 @@
-"""Questions to a set listener as the check service puts them, and its answers."""
+"""A transaction that may be asked about, and questions as the check service puts them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from typing import Any
 import pyarrow as pa
 
 from txmq.clock import timestamp
+from txmq.message import Message
+from txmq.producer import TransactionProducer
 from txmq.schemas import MICROSECONDS_UTC
+from txmq.transaction import Transaction
 
 LONG_AGO_MS = 1_700_000_000_000
+
+
+def prepared(producer: TransactionProducer) -> Transaction:
+    """Durable and without an end; the body is its id."""
+    transaction = producer.begin_transaction()
+    transaction.send(Message("order-paid", transaction.id.encode()))
+    transaction.prepare()
+    return transaction
 
 
 def asked_about(ids: Sequence[str], *, born_ms: int = LONG_AGO_MS) -> pa.Table:

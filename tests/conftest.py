@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from txmq.testing import ManualClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests import databases
 
 _TESTS = Path(__file__).parent
 _TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
@@ -67,6 +70,24 @@ def clock() -> ManualClock:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store.create(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Callable[[str], databases.Server]]:
+    """Real database servers; each is started for the first test that wants it."""
+    from tests import databases
+
+    with ExitStack() as running:
+        found: dict[str, databases.Server] = {}
+
+        def server(dialect: str) -> databases.Server:
+            if reason := databases.missing(dialect):
+                pytest.skip(reason)
+            if dialect not in found:
+                found[dialect] = running.enter_context(databases.STARTS[dialect]())
+            return found[dialect]
+
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from tests import databases
-from tests.asked import answers, asked_about, states
+from tests.asked import answers, asked_about, prepared, states
 from tests.check_world import CheckWorld
 from tests.reading import bodies, publish
 from txmq.database_listener import DatabaseListener
@@ -27,7 +27,7 @@ from txmq.errors import (
     LocalTransactionFencedError,
     NotPreparedError,
 )
-from txmq.message import Message, new_transaction_id
+from txmq.message import new_transaction_id
 from txmq.producer import TransactionProducer
 from txmq.recheck import RecheckJob
 from txmq.testing import ManualClock
@@ -63,25 +63,6 @@ class Database:
             return [str(row[0]) for row in self.run(connection, "SELECT id FROM orders")]
         finally:
             connection.close()
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Callable[[str], databases.Server]]:
-    """Each server is started for the first test that wants it."""
-    running: dict[str, Any] = {}
-    found: dict[str, databases.Server] = {}
-
-    def server(dialect: str) -> databases.Server:
-        if reason := databases.missing(dialect):
-            pytest.skip(reason)
-        if dialect not in found:
-            running[dialect] = databases.STARTS[dialect]()
-            found[dialect] = running[dialect].__enter__()
-        return found[dialect]
-
-    yield server
-    for each in running.values():
-        each.__exit__(None, None, None)
 
 
 @pytest.fixture(params=KINDS)
@@ -120,13 +101,6 @@ def listener(database: Database) -> DatabaseListener:
 def producer(store: Any, listener: DatabaseListener) -> Iterator[TransactionProducer]:
     with TransactionProducer(store, producer_group=GROUP, listener=listener) as producer:
         yield producer
-
-
-def prepared(producer: TransactionProducer) -> Transaction:
-    transaction = producer.begin_transaction()
-    transaction.send(Message("order-paid", transaction.id.encode()))
-    transaction.prepare()
-    return transaction
 
 
 def pay(database: Database, transaction: Transaction) -> None:

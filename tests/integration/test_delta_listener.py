@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from tests.asked import answers, asked_about, states
+from tests.asked import answers, asked_about, prepared, states
 from tests.reading import bodies, log_rows, publish, wait_until
 from txmq.check_service import CheckService
 from txmq.delta_listener import DeltaListener
@@ -27,7 +27,7 @@ from txmq.errors import (
     NotPreparedError,
     StorageError,
 )
-from txmq.message import Message, new_transaction_id
+from txmq.message import new_transaction_id
 from txmq.producer import TransactionProducer
 from txmq.testing import ManualClock
 
@@ -81,13 +81,6 @@ def listener(orders: Orders) -> DeltaListener:
 def producer(store: Store, listener: DeltaListener) -> Any:
     with TransactionProducer(store, producer_group=GROUP, listener=listener) as producer:
         yield producer
-
-
-def prepared(producer: TransactionProducer) -> Transaction:
-    transaction = producer.begin_transaction()
-    transaction.send(Message("order-paid", transaction.id.encode()))
-    transaction.prepare()
-    return transaction
 
 
 # --- every kind of write --------------------------------------------------------------------------

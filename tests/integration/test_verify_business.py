@@ -20,14 +20,14 @@ from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner, Result
 
 from tests import databases
-from tests.asked import states
+from tests.asked import prepared, states
 from tests.reading import bodies, publish
 from txmq import cli
 from txmq.check_service import CheckService
 from txmq.database_listener import DatabaseListener
 from txmq.delta_listener import DeltaListener
 from txmq.errors import ConfigError, StorageError
-from txmq.message import LocalTransactionState, Message, new_transaction_id
+from txmq.message import LocalTransactionState, new_transaction_id
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer
 from txmq.recheck import RecheckJob
@@ -142,25 +142,6 @@ class DatabaseOrders:
 Orders = DeltaOrders | DatabaseOrders
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[Callable[[str], databases.Server]]:
-    """Each server is started for the first test that wants it."""
-    running: dict[str, Any] = {}
-    found: dict[str, databases.Server] = {}
-
-    def server(dialect: str) -> databases.Server:
-        if reason := databases.missing(dialect):
-            pytest.skip(reason)
-        if dialect not in found:
-            running[dialect] = databases.STARTS[dialect]()
-            found[dialect] = running[dialect].__enter__()
-        return found[dialect]
-
-    yield server
-    for each in running.values():
-        each.__exit__(None, None, None)
-
-
 def database_orders(url: str, monkeypatch: pytest.MonkeyPatch) -> DatabaseOrders:
     monkeypatch.setenv(VARIABLE, url)
     made = DatabaseOrders(url)
@@ -198,13 +179,6 @@ def sqlite_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DatabaseOr
 def producer(store: Store) -> Iterator[TransactionProducer]:
     with TransactionProducer(store, producer_group=GROUP) as producer:
         yield producer
-
-
-def prepared(producer: TransactionProducer) -> Transaction:
-    transaction = producer.begin_transaction()
-    transaction.send(Message("order-paid", transaction.id.encode()))
-    transaction.prepare()
-    return transaction
 
 
 def ask(producer: TransactionProducer, listener: Any, by: str = "recheck") -> None:
