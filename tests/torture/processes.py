@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.torture.plan import kills
+from tests.torture.plan import POINTS, kills
 from txmq.fail_points import FailPoint
 from txmq.testing import FAIL_POINTS_VARIABLE
 
@@ -32,9 +32,12 @@ class Killed:
         return sum(self.by_point.values())
 
     def draw(self, seed: int, actor: str) -> tuple[FailPoint, int]:
-        """The next kill of an actor; one that was in vain is not drawn again."""
+        """The next kill of an actor; each second one is for a point that nobody died at yet."""
         place = self.drawn.get(actor, 0)
         self.drawn[actor] = place + 1
+        missing = [point for point in POINTS[actor] if point not in self.by_point]
+        if missing and place % 2 and place >= len(POINTS[actor]):
+            return missing[place // 2 % len(missing)], 1
         drawn = kills(seed, actor)
         return drawn[place % len(drawn)]
 
@@ -73,8 +76,13 @@ class Processes:
         self._folder, self._seed, self.killed, self.faults = folder, seed, killed, faults
         self._running: list[Process] = []
 
-    def start(self, actor: str, round_number: int, *, armed: bool) -> Process:
+    def start(
+        self, actor: str, round_number: int, *, armed: bool, at: FailPoint | None = None
+    ) -> Process:
+        """`at` names the point where nobody died yet and where it can be reached just now."""
         point, hit = self.killed.draw(self._seed, actor) if armed else (None, 0)
+        if armed and at is not None and at not in self.killed.by_point:
+            point, hit = at, 1
         serial = len(list((self._folder / "logs").iterdir()))
         name = f"{actor.replace(' ', '-')}-{round_number}-{serial}"
         log = self._folder / "logs" / f"{name}.log"

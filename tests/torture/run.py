@@ -42,7 +42,7 @@ SETTINGS = {
     "topic_log_reserved_time_h": 0.01,
 }
 DRAIN_WAIT_S = 300.0
-OBSTACLE_S = 3.0
+OBSTACLE_S = 10.0
 ARMED_PRODUCERS = 3
 RETIRED_COPIES = 3
 
@@ -125,7 +125,7 @@ class Torture:
         while self._producing() or left:
             for _ in self._processes.reap():
                 pass
-            self._keep_services(this, brokers)
+            self._keep_services(this, brokers, is_blocked=obstacle.is_file())
             if left and not self._processes.alive("producer"):
                 self._processes.start("producer", this.number, armed=True)
                 left -= 1
@@ -150,11 +150,13 @@ class Torture:
     def _producing(self) -> bool:
         return any(self._processes.alive(actor) for actor in ("busy producer", "producer"))
 
-    def _keep_services(self, this: Round, brokers: int) -> None:
+    def _keep_services(self, this: Round, brokers: int, *, is_blocked: bool) -> None:
         """Whoever died is started again, to die elsewhere."""
         for actor in () if brokers else SERVICES:
             if not self._processes.alive(actor):
-                self._processes.start(actor, this.number, armed=True)
+                parks = is_blocked and actor == "publisher"
+                at = FailPoint.TOPIC_PARKED if parks else None
+                self._processes.start(actor, this.number, armed=True, at=at)
         while self._processes.alive("broker") < brokers:
             self._processes.start("broker", this.number, armed=True)
 
