@@ -7,16 +7,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from txmq.clock import Clock, SystemClock
 from txmq.database_marker import DONE, FENCED, MARKER_TABLE, MarkerTable, check_table
 from txmq.errors import EnvironmentProblemError, ListenerError
-from txmq.listener_outcomes import OUTCOMES
+from txmq.listener_outcomes import outcome_table
 from txmq.marker_ages import ages_s
 from txmq.message import LocalTransactionState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +89,7 @@ class DatabaseListener:
                 chunk = slice(first, first + STATEMENT_IDS)
                 answers.add(ids[chunk], young[chunk])
         rows = [(each, *answers.of.get(each, _NOT_YET)) for each in ids]
-        columns = zip(*rows, strict=True) if rows else [[] for _ in OUTCOMES]
-        return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
+        return outcome_table(rows)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, MarkerTable]]:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import Clock, SystemClock
 from txmq.delta_marker import DONE, MarkedTable
-from txmq.listener_outcomes import OUTCOMES
+from txmq.listener_outcomes import outcome_table
 from txmq.marker_ages import ages_s
 from txmq.message import LocalTransactionState
 
@@ -75,8 +75,7 @@ class DeltaListener:
             (each, *_answer(marks.get(each), reason))
             for each, reason in zip(ids.to_pylist(), reasons, strict=True)
         ]
-        columns = zip(*rows, strict=True) if rows else [[] for _ in OUTCOMES]
-        return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
+        return outcome_table(rows)
 
 
 def _forgets_after_s(retention_s: float | None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,13 @@ def outcome_of(row: Mapping[str, Any]) -> Outcome:
     if row["state"] is None:
         return NotReached(_REASONS[row["reason"]])
     return Answered(LocalTransactionState(row["state"]), row["reason"])
+
+
+def outcome_table(rows: Iterable[tuple[str, str | None, str | None]]) -> pa.Table:
+    """OUTCOMES from id, state and reason of each question."""
+    listed = list(rows)
+    columns = zip(*listed, strict=True) if listed else [[] for _ in OUTCOMES]
+    return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
 
 
 def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:

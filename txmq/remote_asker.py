@@ -7,16 +7,18 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from txmq.check_rules import Reason
 from txmq.clock import Clock
 from txmq.config import CheckSettings
 from txmq.errors import CommitRefusedError, InvalidNameError
-from txmq.listener_outcomes import OUTCOMES, TIMED_OUT, Collect
+from txmq.listener_outcomes import OUTCOMES, TIMED_OUT, Collect, outcome_table
 from txmq.remote_requests import Answer, Question, RemoteRequests, Requests
 from txmq.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 POLL_INTERVAL_S = 0.05
 # A member that lives has taken something by then.
@@ -99,8 +101,8 @@ class _Waiting:
 
 def _outcomes(asked: Mapping[str, Question], told: Requests) -> pa.Table:
     found = [told.answers.get(key, _NOT_TOLD if key in told.taken else _NOBODY) for key in asked]
-    columns = [list(asked), [one.state for one in found], [one.reason for one in found]]
-    return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
+    told_of = zip(asked, found, strict=True)
+    return outcome_table((key, answer.state, answer.reason) for key, answer in told_of)
 
 
 RemoteAskers = Callable[[str], RemoteAsker | None]

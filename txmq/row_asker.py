@@ -12,11 +12,11 @@ from txmq.config import CheckSettings
 from txmq.half_heads import half_messages
 from txmq.listener_outcomes import (
     BUSY,
-    OUTCOMES,
     TIMED_OUT,
     Answered,
     Collect,
     Outcome,
+    outcome_table,
     raised,
     same_outcome,
     warn_of_open,
@@ -83,9 +83,7 @@ def _outcome(answer: Answered | Unanswered) -> Outcome:
 
 
 def _outcome_table(outcomes: Iterable[tuple[str, Outcome]]) -> pa.Table:
-    rows = [
+    return outcome_table(
         (own_id, outcome.state.value if isinstance(outcome, Answered) else None, outcome.reason)
         for own_id, outcome in outcomes
-    ]
-    columns = zip(*rows, strict=True) if rows else [[] for _ in OUTCOMES]
-    return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
+    )
