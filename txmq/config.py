@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from txmq.delay_levels import DEFAULT_LEVELS, MAX_DELAY_S, level_seconds
 from txmq.errors import ConfigError
 from txmq.setting_faults import (
     faults_of_groups,
@@ -123,6 +124,19 @@ class Config:
     reject_transaction_message: bool = setting(
         default=False, doc="refuse new transactions; open ones still end (R25)"
     )
+    message_delay_level: str = setting(
+        DEFAULT_LEVELS, "pauses that delay_level names, level 1 first (R97)"
+    )
+    timer_max_delay_s: float = setting(
+        40 * 86_400.0, "how far ahead delay_s and deliver_timestamp may be (RocketMQ timerMaxDelaySec)",
+        at_least=1.0, at_most=float(MAX_DELAY_S),
+    )  # fmt: skip
+    delay_trigger_interval_s: float = setting(
+        0.1, "how often the delay service looks for due messages", at_least=0.001
+    )
+    delay_horizon_s: float = setting(
+        600.0, "messages due within this are kept in memory by the delay service", at_least=1.0
+    )
     committer: str = setting("delta-rs", "who writes Delta's log; fixed at creation",
                              one_of=COMMITTERS)  # fmt: skip
     payload_engine: str = setting(
@@ -195,7 +209,7 @@ class Config:
         for name, spec in specs.items():
             if name not in _MAPPINGS:
                 faults += faults_of_value(spec, getattr(self, name))
-        faults += [] if faults else self._pair_faults()
+        faults += [] if faults else [*self._level_faults(), *self._pair_faults()]
         if faults:
             raise ConfigError(faults)
         for name in _MAPPINGS:
@@ -255,6 +269,18 @@ class Config:
     def check_settings(self) -> dict[str, CheckSettings]:
         """Those of each group that `groups` names, and under "" those of all the others."""
         return {name: self.of_group(name) for name in ("", *self.groups)}
+
+    @property
+    def delay_levels_s(self) -> tuple[int, ...]:
+        """The pauses of `message_delay_level`."""
+        return level_seconds(self.message_delay_level)
+
+    def _level_faults(self) -> list[str]:
+        try:
+            level_seconds(self.message_delay_level)
+        except ValueError as error:
+            return [f"message_delay_level {error}"]
+        return []
 
     def _pair_faults(self) -> list[str]:
         faults = self._check_faults(self.of_group(""))

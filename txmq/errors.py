@@ -102,6 +102,22 @@ class InvalidDelayError(InvalidMessageError):
     """The delay cannot be kept."""
 
 
+class InvalidDelayTypeError(InvalidDelayError, TypeError):
+    """A delay is no number, or a time is no datetime."""
+
+
+class InvalidQueueError(InvalidMessageError):
+    """The topic has no queue of this number."""
+
+
+class InvalidBodyError(InvalidMessageError):
+    """A body does not have the schema of its topic."""
+
+
+class TopicKindError(InvalidNameError):
+    """The topic is of a kind that does not take this message."""
+
+
 class TooLargeError(MessageError):
     """Something is larger than its limit; `size` and `limit` have the unit that `field` names."""
 
@@ -263,6 +279,15 @@ class ClaimWithoutEffectError(TransactionError):
         """`next_step` says what fits in its place."""
         self.kind, self.state = kind, state
         super().__init__(transaction_id, f"is {state}, where {kind} has no effect; {next_step}")
+
+
+class NotRecalledError(TransactionError):
+    """A message cannot be recalled (any more); what happens to it instead is in `state`."""
+
+    def __init__(self, message_id: str, state: str, problem: str) -> None:
+        """`state` is where the message stands, `problem` says what fits instead."""
+        self.message_id, self.state = message_id, state
+        super().__init__(message_id.partition(":")[0], f"message {shown(message_id)} {problem}")
 
 
 class NotAcceptedError(TxmqError):

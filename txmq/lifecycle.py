@@ -46,6 +46,14 @@ class TransactionState(enum.StrEnum):
     EXPIRED = "EXPIRED"
 
 
+class DeliveryState(enum.StrEnum):
+    """The life of a delayed message after its COMMIT; the other two are for good."""
+
+    SCHEDULED = "SCHEDULED"
+    DELIVERED = "DELIVERED"
+    RECALLED = "RECALLED"
+
+
 FINAL_STATES = frozenset(
     {TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.EXPIRED}
 )

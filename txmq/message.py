@@ -9,11 +9,14 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from txmq.delay_levels import MAX_DELAY_S
 from txmq.errors import (
     InvalidDelayError,
+    InvalidDelayTypeError,
     InvalidMessageError,
     InvalidMessageTypeError,
     InvalidPropertyError,
@@ -24,9 +27,6 @@ from txmq.errors import (
     shown,
 )
 from txmq.names import check_topic
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 KEY_SEPARATOR = " "
@@ -117,8 +117,10 @@ class Message:
         properties: str to str, neither of them blank; CHECK_IMMUNITY_TIME_IN_SECONDS is
             the time in whole seconds before the first check.
         sharding_key: messages with the same one go to the same queue.
-        delay_level: not available yet.
-        deliver_timestamp: not available yet.
+        delay_level: number of a pause in the store's `message_delay_level`, from the commit on;
+            0 is none, above the last level is the last (R97). DelayLevel has RocketMQ's.
+        deliver_timestamp: when it becomes visible, aware; what is past is due at once.
+        delay_s: a pause in whole seconds, from the commit on. Only one of the three may be given.
 
     Raises:
         InvalidNameError, InvalidMessageError and their kinds, before anything is written.
@@ -136,6 +138,7 @@ class Message:
     sharding_key: str | None = None
     delay_level: int | None = None
     deliver_timestamp: datetime | None = None
+    delay_s: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not be stored and read back as it is."""
@@ -145,8 +148,7 @@ class Message:
         _check_text("sharding_key", self.sharding_key)
         object.__setattr__(self, "keys", _joined_keys(self.keys))
         object.__setattr__(self, "properties", _checked_properties(self.properties))
-        if self.delay_level is not None or self.deliver_timestamp is not None:
-            raise InvalidDelayError("delay", "is not available in this version; send it when due")
+        _check_delay(self.delay_level, self.delay_s, self.deliver_timestamp)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Messages may be sent to other processes; a mapping proxy alone could not."""
@@ -179,6 +181,11 @@ class Message:
             raise PropertyLimitError(
                 "properties bytes", self.properties_size_bytes, max_properties_size_bytes
             )
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it becomes visible by the delay service only."""
+        return bool(self.delay_level or self.delay_s) or self.deliver_timestamp is not None
 
     def immunity_time_s(self, transaction_timeout_s: float) -> float:
         """Age below which its transaction is not checked: never below the timeout (R36)."""
@@ -278,6 +285,35 @@ def _checked_properties(properties: object) -> Mapping[str, str]:
     for name, value in properties.items():
         _check_property(name, value)
     return MappingProxyType(dict(properties)) if properties else _NO_PROPERTIES
+
+
+def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> None:
+    for name, value in (("delay_level", level), ("delay_s", delay_s)):
+        # bool is an int in Python.
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InvalidDelayTypeError(name, f"must be an int, not {type(value).__name__}")
+        if value is not None and not 0 <= value <= MAX_DELAY_S:
+            raise InvalidDelayError(name, f"must be from 0 to {MAX_DELAY_S:,}, not {shown(value)}")
+    if deliver_timestamp is not None:
+        _check_deliver_timestamp(deliver_timestamp)
+    if sum(map(bool, (level, delay_s))) + (deliver_timestamp is not None) > 1:
+        problem = "is given twice; pass one of delay_level, delay_s and deliver_timestamp"
+        raise InvalidDelayError("delay", problem)
+
+
+def _check_deliver_timestamp(moment: object) -> None:
+    if not isinstance(moment, datetime):
+        problem = f"must be a datetime, not {type(moment).__name__}"
+        raise InvalidDelayTypeError("deliver_timestamp", problem)
+    try:
+        is_aware = moment.utcoffset() is not None
+        moment.astimezone(UTC)
+    except OverflowError:
+        problem = "is no time of the years 1 to 9999 in UTC"
+        raise InvalidDelayError("deliver_timestamp", problem) from None
+    if not is_aware:
+        problem = "has no time zone; write datetime(..., tzinfo=UTC)"
+        raise InvalidDelayError("deliver_timestamp", problem)
 
 
 def _check_property(name: object, value: object) -> None:

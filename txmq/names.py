@@ -8,6 +8,8 @@ from txmq.errors import InvalidNameError, InvalidNameTypeError, ReservedNameErro
 
 TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 MAX_TOPIC_CHARACTERS = 127
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 # A group's longest derived table name is RETRY_<group> (R16, R17).
 MAX_GROUP_CHARACTERS = 120
 

@@ -68,8 +68,8 @@ HALF = TableSchema(
             _column("real_topic", pa.string(), "null: a head without payload"),
             _column("real_queue_id", pa.int32(), "queue of the topic"),
             *_PAYLOAD,
-            _column("delay_s", pa.int64(), "reserved"),
-            _column("deliver_timestamp", MICROSECONDS_UTC, "reserved"),
+            _column("delay_s", pa.int64(), "pause after the commit"),
+            _column("deliver_timestamp", MICROSECONDS_UTC, "not visible before"),
             _column("ordinary", pa.bool_(), "not transactional"),
             _column("message_count", pa.int64(), "head only: messages of the transaction"),
             _column("check_immunity_time_s", pa.float64(), "head only: age before a check"),
@@ -145,6 +145,19 @@ TOPIC = TableSchema(
             _column("store_timestamp", MICROSECONDS_UTC, "publisher's clock"),
         ]
     ),
+    statistics_columns=("transaction_id", "queue_id", "queue_offset", "op_version"),
+)
+
+SCHEDULE = TableSchema(
+    "schedule",
+    pa.schema(
+        [
+            *TOPIC.columns,
+            _column("deliver_timestamp", MICROSECONDS_UTC, "when it is due"),
+            _column("due_date", pa.date32(), "UTC date of deliver_timestamp"),
+        ]
+    ),
+    partition_by=("due_date",),
     statistics_columns=("transaction_id", "queue_id", "queue_offset", "op_version"),
 )
 

@@ -232,9 +232,11 @@ MESSAGES: dict[str, tuple[Call, type[Exception]]] = {
     "56 long key": (with_fields(keys="k" * 65_536), InvalidMessageError),
     "56 long sharding key": (with_fields(sharding_key="k" * 65_536), InvalidMessageError),
     "57 delay -1": (with_fields(delay_level=-1), InvalidDelayError),
-    "59 level 19": (with_fields(delay_level=19), InvalidDelayError),
+    "57 pause -1": (with_fields(delay_s=-1), InvalidDelayError),
     "60 level as text": (with_fields(delay_level="5s"), InvalidDelayError),
     "61 NaN": (with_fields(delay_level=float("nan")), InvalidDelayError),
+    "61 infinite pause": (with_fields(delay_s=float("inf")), InvalidDelayError),
+    "62 pause above all": (with_fields(delay_s=10**18), InvalidDelayError),
     "62 far too late": (with_fields(deliver_timestamp=10**18), InvalidDelayError),
     "63 level and time": (
         with_fields(delay_level=1, deliver_timestamp=NOW + timedelta(days=1)), InvalidDelayError

@@ -6,10 +6,11 @@ import pickle
 import uuid
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from txmq.delay_levels import DelayLevel
 from txmq.errors import (
     InvalidDelayError,
     InvalidMessageError,
@@ -249,16 +250,42 @@ def test_properties_tags_and_keys_share_one_limit_in_bytes() -> None:
 # --- delay ------------------------------------------------------------------------------------
 
 
+SOON = datetime(2026, 1, 1, tzinfo=UTC)
+
+
 @pytest.mark.parametrize(
     "delay",
     [
-        {"delay_level": 1}, {"delay_level": 0}, {"delay_level": -1}, {"delay_level": "5s"},
-        {"deliver_timestamp": datetime(2026, 1, 1, tzinfo=UTC)},
-        {"delay_level": 1, "deliver_timestamp": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"delay_level": 1}, {"delay_level": 18}, {"delay_level": 19}, {"delay_level": 10**6},
+        {"delay_level": DelayLevel.AFTER_2H}, {"delay_s": 1}, {"deliver_timestamp": SOON},
+        {"delay_level": 0, "deliver_timestamp": SOON}, {"delay_level": 0, "delay_s": 5},
     ],
     ids=str,
 )  # fmt: skip
-def test_delay_is_refused_while_there_is_no_delay_service(delay: dict[str, object]) -> None:
+def test_delayed_messages(delay: dict[str, object]) -> None:
+    assert Message("orders", b"", **delay).is_delayed  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("delay", [{}, {"delay_level": 0}, {"delay_s": 0}], ids=str)
+def test_level_0_is_no_delay(delay: dict[str, object]) -> None:
+    assert not Message("orders", b"", **delay).is_delayed  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        {"delay_level": -1}, {"delay_level": True}, {"delay_level": "5s"}, {"delay_level": 1.0},
+        {"delay_level": float("nan")}, {"delay_level": 10**18}, {"delay_s": -1},
+        {"delay_s": 0.5}, {"delay_s": float("inf")}, {"delay_s": "5s"}, {"delay_s": 10**18},
+        {"deliver_timestamp": 10**18}, {"deliver_timestamp": "2026-01-01"},
+        {"deliver_timestamp": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"deliver_timestamp": datetime.max.replace(tzinfo=timezone(-timedelta(hours=5)))},
+        {"delay_level": 1, "deliver_timestamp": SOON}, {"delay_level": 1, "delay_s": 1},
+        {"delay_s": 1, "deliver_timestamp": SOON},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_delays_that_cannot_be_kept_are_refused(delay: dict[str, object]) -> None:
     with pytest.raises(InvalidDelayError):
         Message("orders", b"", **delay)  # type: ignore[arg-type]
 

@@ -1,0 +1,64 @@
+"""Delay levels: a table of pauses that a message names by number (R97)."""
+
+from __future__ import annotations
+
+import enum
+import re
+
+# RocketMQ's messageDelayLevel.
+DEFAULT_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+MAX_DELAY_S = 100 * 366 * 86_400
+_LEVEL = re.compile(r"([1-9][0-9]{0,9})([smhd])", re.ASCII)
+_UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class DelayLevel(enum.IntEnum):
+    """The levels of RocketMQ's table; a store with another `message_delay_level` uses numbers."""
+
+    AFTER_1S = 1
+    AFTER_5S = 2
+    AFTER_10S = 3
+    AFTER_30S = 4
+    AFTER_1M = 5
+    AFTER_2M = 6
+    AFTER_3M = 7
+    AFTER_4M = 8
+    AFTER_5M = 9
+    AFTER_6M = 10
+    AFTER_7M = 11
+    AFTER_8M = 12
+    AFTER_9M = 13
+    AFTER_10M = 14
+    AFTER_20M = 15
+    AFTER_30M = 16
+    AFTER_1H = 17
+    AFTER_2H = 18
+
+
+def level_seconds(table: str) -> tuple[int, ...]:
+    """The pauses of a table such as `1s 5s 1m 2h 1d`, in seconds, level 1 first.
+
+    Raises: ValueError for a table without a level, and for what is no level.
+    """
+    texts = table.split()
+    if not texts:
+        message = "names no level; write for example 1s 5s 1m 2h"
+        raise ValueError(message)
+    return tuple(map(_seconds, texts))
+
+
+def delay_s_of(level: int, levels: tuple[int, ...]) -> int | None:
+    """The pause of a level; 0 is none, above the last is the last (R97)."""
+    return levels[min(level, len(levels)) - 1] if level else None
+
+
+def _seconds(text: str) -> int:
+    found = _LEVEL.fullmatch(text)
+    if found is None:
+        message = f"has {text!r}, which is no level; write a number and s, m, h or d"
+        raise ValueError(message)
+    seconds = int(found[1]) * _UNIT_S[found[2]]
+    if seconds > MAX_DELAY_S:
+        message = f"has {text!r}, which is more than {MAX_DELAY_S:,} s"
+        raise ValueError(message)
+    return seconds
