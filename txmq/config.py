@@ -128,9 +128,11 @@ class Config:
         DEFAULT_LEVELS, "pauses that delay_level names, level 1 first (R97)"
     )
     timer_max_delay_s: float = setting(
-        40 * 86_400.0, "how far ahead delay_s and deliver_timestamp may be (RocketMQ timerMaxDelaySec)",
-        at_least=1.0, at_most=float(MAX_DELAY_S),
-    )  # fmt: skip
+        40 * 86_400.0,
+        "longest delay_s, farthest deliver_timestamp (RocketMQ timerMaxDelaySec)",
+        at_least=1.0,
+        at_most=float(MAX_DELAY_S),
+    )
     delay_trigger_interval_s: float = setting(
         0.1, "how often the delay service looks for due messages", at_least=0.001
     )
