@@ -92,7 +92,7 @@ def test_every_life_of_a_delayed_message_is_sound_while_running(
 
 
 def test_schedule_stands_for_halves_that_are_gone(made: HandMadeStore, quick: SparkSession) -> None:
-    retained(made, "half", "op", "settled", **all_forgotten())
+    retained(made, "half", "op", **all_forgotten())
     version = ended(made, deliver(3, 1))
     shown(made, delayed(3, "orders", "orders")[1], version)
 

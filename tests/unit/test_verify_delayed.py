@@ -118,11 +118,12 @@ def test_a_delayed_message_of_a_resumed_life_is_delivered(empty: HandMadeStore) 
     assert_clean(empty)
 
 
-def test_a_pause_of_nothing_is_no_delay(empty: HandMadeStore) -> None:
+def test_a_pause_of_nothing_is_a_delay_too(empty: HandMadeStore) -> None:
     half = Half(1, 0, "orders", 1, changes={"delay_s": 0})
-    empty.publish("orders", half, op_version=committed(empty, half, waiting=()))
+    version = committed(empty, half, waiting=())
+    empty.schedule(half, op_version=version, due=START)
 
-    assert_clean(empty)
+    assert assert_clean(empty).counts["scheduled"] == 1
 
 
 def test_sequences_of_a_claim_may_be_nonsense(empty: HandMadeStore) -> None:
@@ -190,7 +191,7 @@ def test_the_schedule_stands_for_halves_that_are_gone(made: HandMadeStore) -> No
 
 
 def test_a_message_is_delivered_long_after_its_half_is_gone(made: HandMadeStore) -> None:
-    retained(made, "half", "op", "settled", **tomorrow())
+    retained(made, "half", "op", **tomorrow())
     version = ended(made, deliver(3, 1))
     shown(made, delayed(3, "orders", "orders")[1], version)
 
@@ -200,7 +201,7 @@ def test_a_message_is_delivered_long_after_its_half_is_gone(made: HandMadeStore)
 
 
 def test_another_body_is_found_by_the_schedule_alone(made: HandMadeStore) -> None:
-    retained(made, "half", "op", "settled", **tomorrow())
+    retained(made, "half", "op", **tomorrow())
     version = ended(made, deliver(3, 1))
     shown(made, delayed(3, "orders", "orders")[1], version, body=b"another")
 
@@ -208,7 +209,7 @@ def test_another_body_is_found_by_the_schedule_alone(made: HandMadeStore) -> Non
 
 
 def test_early_is_early_when_the_half_is_gone(made: HandMadeStore) -> None:
-    retained(made, "half", "op", "settled", **tomorrow())
+    retained(made, "half", "op", **tomorrow())
     version = ended(made, deliver(3, 1, at=START))
     shown(made, delayed(3, "orders", "orders")[1], version, store_timestamp=START)
 
@@ -277,3 +278,25 @@ def test_a_violation_names_the_row_of_the_schedule(made: HandMadeStore) -> None:
     assert result.invariant == "I16"
     assert result.violations[0].row_id.startswith(f"{SCHEDULE_TOPIC}/0/")
     assert result.violations[0].row_id.endswith(f" {transaction_id(50)}:0")
+
+
+def test_rows_of_days_that_the_schedule_forgot_stand_for_nothing(made: HandMadeStore) -> None:
+    retained(made, "half", "op", "settled", schedule_forgotten_before_date=DAY_AFTER, **tomorrow())
+
+    assert assert_clean(made).counts["known_by_schedule_alone"] == 0
+
+
+def test_a_recalled_message_is_recalled_when_the_half_is_gone(made: HandMadeStore) -> None:
+    retained(made, "half", "op", **tomorrow())
+    version = made.claim(Op(99, "COMMIT"))
+    made.settle(mark=version)
+    shown(made, delayed(3, "orders", "orders")[0], version)
+
+    assert broken(verify(made.location)) == {"I11", "I23"}
+
+
+def test_what_waits_though_later_ones_came_is_counted(made: HandMadeStore) -> None:
+    waiting(made, 60)
+
+    # Number 3 has one too that waits since DUE.
+    assert assert_clean(made).counts["overdue"] == 2

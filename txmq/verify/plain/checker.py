@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from txmq.verify.marker_places import MarkerPlace
 from txmq.verify.plain.business import Business
 from txmq.verify.plain.checks import CheckDiscipline
+from txmq.verify.plain.deliveries import DELIVERED_NUMBER
 from txmq.verify.plain.fates import (
     FACT_KEY,
     SETTLED_STATES,
@@ -25,6 +26,7 @@ from txmq.verify.plain.halves import ABSENT
 from txmq.verify.plain.logs import LogChecks
 from txmq.verify.plain.picture import Picture, ids_in
 from txmq.verify.plain.store import PinnedStore, plain_location
+from txmq.verify.plain.tables import UNSAID
 from txmq.verify.plain.topics import TopicChecks
 from txmq.verify.plain.whole import WholeChecks
 from txmq.verify.report import Lateness, VerifyReport
@@ -119,12 +121,20 @@ class _Checks:
             "scheduled": int(self._whole.scheduled.sum()),
             "delivered": int(self._whole.delivered.sum()),
             "recalled": int(self._whole.recalled.sum()),
+            "overdue": self._count_overdue(),
             "not_published_yet": int((self._whole.waiting | self._whole.not_scheduled_yet).sum()),
             "known_by_schedule_alone": self._count_stand_ins(),
             "judged_by_settled_alone": int(self._picture.without_claims.sum()),
             "forgotten_facts": int(self._picture.forgotten(settled["transaction_id"]).sum()),
             "forgotten_messages": self._topics.forgotten_count,
         }
+
+    def _count_overdue(self) -> int:
+        """What still waits though the delay service has delivered what was due later."""
+        due, ended = self._picture.due_us, self._picture.deliveries
+        newest_us = ended.asked_us[ended.state == DELIVERED_NUMBER].max(initial=UNSAID)
+        late = self._whole.scheduled & (due != UNSAID) & (due <= newest_us)
+        return int(late.sum())
 
     def _count_stand_ins(self) -> int:
         return int(self._halves.by_schedule[self._halves.transaction].sum())
@@ -171,8 +181,7 @@ class _Checks:
             own = own.filter(pc.less_equal(own["op_version"], mark))
         found = self._undisputed(found)
         pairs = self._known_pairs(with_sequences(found.select(list(FACT_KEY)), found["sequences"]))
-        unsettled = missing_facts(self._with_halves(own), pairs)
-        self._report_facts(unsettled, "took effect but is not settled so")
+        self._report_facts(missing_facts(own, pairs), "took effect but is not settled so")
         self._report_facts(missing_facts(pairs, own), "settled, but no claim led to it")
         counted = self._judged(found).group_by(list(FACT_KEY)).aggregate([([], "count_all")])
         self._report_facts(counted.filter(pc.greater(counted["count_all"], 1)), "settled twice")
@@ -199,10 +208,6 @@ class _Checks:
         numbers = found["transaction"].to_numpy()
         known = self._halves.find(numbers, found["sequence"].to_numpy()) != ABSENT
         return found.filter(pa.array(~self._halves.by_schedule[numbers] | known))
-
-    def _with_halves(self, facts: pa.Table) -> pa.Table:
-        # Retention may have taken what was settled of the others.
-        return facts.filter(pa.array(~self._halves.by_schedule[facts["transaction"].to_numpy()]))
 
     def _undisputed(self, facts: pa.Table) -> pa.Table:
         # Of halves that name several groups none decides who may end them.

@@ -7,6 +7,7 @@ claim that names it decides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ from txmq.verify.plain.tables import UNSAID, microseconds
 
 DELIVERED_NUMBER, RECALLED_NUMBER = map(SETTLED_STATES.index, (DELIVERED, RECALLED))
 _DELAY_SERVICE = "delay"
-_TIE_BREAKERS = ("kind", "source", "life", "check_times", "reason", "sequences")
+_TIE_BREAKERS = ("kind", "source", "life", "check_times", "reason")
 _ASKED = ("transaction", "op_version", "ordinal", "state", "asked_us", "by_service", "sequences")
 
 
@@ -101,10 +102,16 @@ def _order(own: pa.Table) -> Integers:
     same = (np.diff(version[order]) == 0) & (np.diff(ordinal[order]) == 0)
     if same.any():
         # Two claims in one place are a writer's fault; every column makes their order the same.
-        texts = [[str(row[name]) for name in _TIE_BREAKERS] for row in own.to_pylist()]
+        texts = [_text(row) for row in own.to_pylist()]
         keys = list(zip(version.tolist(), ordinal.tolist(), texts, strict=True))
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
     return order
+
+
+def _text(row: dict[str, Any]) -> list[str]:
+    named = row["sequences"]
+    others = [str(row[name]) for name in _TIE_BREAKERS]
+    return [*others, str(named if named is None else tuple(named))]
 
 
 def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table:
@@ -133,7 +140,7 @@ def _pairs(asked: pa.Table, halves: Halves, fates: Fates) -> tuple[Integers, Int
     whole_claim, whole_message = _unnamed(asked, transaction, halves)
     claim, message = np.append(claim, whole_claim), np.append(message, whole_message)
     ended, place = fates.op_version[transaction], fates.ordinal[transaction]
-    after = (version > ended) | ((version == ended) & (ordinal >= place))
+    after = (version > ended) | ((version == ended) & (ordinal > place))
     counts = (fates.in_state(COMMITTED)[transaction] & after)[claim] & (message != ABSENT)
     counts &= halves.waits(message)
     return claim[counts], message[counts]

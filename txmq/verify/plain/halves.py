@@ -129,8 +129,8 @@ def ranks(values: pa.ChunkedArray) -> Integers:
 
 
 def _delayed(rows: pa.Table) -> Flags:
-    pause = pc.fill_null(pc.greater(rows["delay_s"], 0), False)  # noqa: FBT003
-    flags: Flags = pc.or_(pause, pc.is_valid(rows["deliver_timestamp"])).to_numpy()
+    told = pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
+    flags: Flags = told.to_numpy()
     return flags
 
 

@@ -15,7 +15,7 @@ from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.fates import Fates
 from txmq.verify.plain.fold import COMMITTED
 from txmq.verify.plain.halves import ABSENT, Halves, Integers
-from txmq.verify.plain.store import PinnedStore
+from txmq.verify.plain.store import PinnedStore, midnight_us
 from txmq.verify.plain.tables import SCHEDULE_COLUMNS, UNSAID, microseconds
 
 # Longer pauses are no txmq's, and would not fit into a time.
@@ -106,8 +106,12 @@ def messages_of(rows: pa.Table, halves: Halves) -> Integers:
 def _without_half(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.Table:
     ids = schedule["transaction_id"]
     absent = pc.invert(pc.is_in(ids, value_set=pc.unique(halves["transaction_id"])))
-    gone = pc.and_(absent, pinned.forgotten(ids))
-    return schedule.filter(pc.and_(gone, pc.is_valid(schedule["sequence"])))
+    gone = pc.and_(pc.and_(absent, pinned.forgotten(ids)), pc.is_valid(schedule["sequence"]))
+    due = microseconds(schedule["deliver_timestamp"])
+    limit_us = midnight_us(pinned.schedule_forgotten_before_date)
+    # Of days that may be gone, what became of their messages may be gone too.
+    is_kept = pa.array((due != UNSAID) & (due >= limit_us))
+    return schedule.filter(pc.and_(gone, is_kept))
 
 
 def _column(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:

@@ -40,11 +40,8 @@ class WholeChecks:
         self._names = picture.topic_names.to_pylist()
         self._waits = picture.committed & self._halves.delayed
         self._end = self._fates.op_version[self._halves.transaction]
-        by_schedule = self._halves.by_schedule[self._halves.transaction]
         ended = picture.deliveries
-        # What only the schedule knows and a topic shows was delivered, whoever still tells it.
-        history = by_schedule & (ended.state[:-1] == ABSENT) & (topics.visible > 0)
-        self.delivered = self._waits & (ended.is_(DELIVERED_NUMBER) | history)
+        self.delivered = self._waits & ended.is_(DELIVERED_NUMBER)
         self.recalled = self._waits & ended.is_(RECALLED_NUMBER)
         self.scheduled = self._waits & ~self.delivered & ~self.recalled
         self._hidden = self._must_show() & (topics.visible == 0)

@@ -6,8 +6,8 @@ NAMES = (
     "transactions", "pending", "committed", "rolled_back", "discarded", "incomplete", "expired",
     "messages", "doubled_half_rows", "claims", "claims_without_half", "claims_without_effect",
     "checks", "facts", "visible_messages", "dead_letters", "scheduled", "delivered", "recalled",
-    "not_published_yet", "known_by_schedule_alone", "judged_by_settled_alone", "forgotten_facts",
-    "forgotten_messages",
+    "overdue", "not_published_yet", "known_by_schedule_alone", "judged_by_settled_alone",
+    "forgotten_facts", "forgotten_messages",
 )  # fmt: skip
 
 COUNTS = """
@@ -35,6 +35,8 @@ COUNTS = """
     UNION ALL SELECT 'forgotten_messages', count_if(forgotten) FROM {placed}
     UNION ALL SELECT lower(delivery), count(*) FROM {fates} WHERE delivery IS NOT NULL
         GROUP BY delivery
+    UNION ALL SELECT 'overdue', count_if(delivery = 'SCHEDULED' AND due_us <= now_us) FROM {fates}
+        CROSS JOIN (SELECT max(asked_us) AS now_us FROM {deliveries} WHERE state = 'DELIVERED')
     UNION ALL SELECT 'not_published_yet', count_if(waiting OR not_scheduled_yet) FROM {fates}
     UNION ALL SELECT 'known_by_schedule_alone', count_if(by_schedule) FROM {messages}
     UNION ALL SELECT 'judged_by_settled_alone', count(*) FROM {without_claims}

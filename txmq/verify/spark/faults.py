@@ -48,7 +48,7 @@ ROWS = """
             struct('I10', address, 'names another DELIVER than the one that took effect'), NULL),
         if(was_delayed AND delivery = 'RECALLED',
             struct('I11', address, 'visible, though it was recalled'), NULL),
-        if(was_delayed AND delivery IS NULL AND NOT (by_schedule AND op_version < {op_from}),
+        if(was_delayed AND delivery IS NULL,
             struct('I15', address, 'visible, though no DELIVER took effect'), NULL),
         if(was_delayed AND delivery = 'DELIVERED' AND shown_us < due_us,
             struct('I15', address, 'was shown before it was due'), NULL),
@@ -171,7 +171,7 @@ FACTS = """
         FROM sides b JOIN {standing} t ON t.transaction_id = b.transaction_id AND NOT t.disputed
         GROUP BY b.transaction_id, b.op_version, b.ordinal, b.state, b.life, b.sequence
     ), judged AS (
-        SELECT c.*, own > 0 AND found = 0 AND NOT c.by_schedule AS is_unsettled,
+        SELECT c.*, own > 0 AND found = 0 AS is_unsettled,
             own = 0 AND found > 0 AND (NOT c.by_schedule OR m.sequence IS NOT NULL
                 AND c.state IN ('DELIVERED', 'RECALLED')) AS is_unclaimed
         FROM counted c LEFT JOIN {messages} m

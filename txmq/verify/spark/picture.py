@@ -40,14 +40,15 @@ OP_LOG = """
     FROM {table}
 """
 
-# Messages whose halves retention took, as the schedule holds them.
+# Messages whose halves retention took, as the schedule holds them; of days that may be gone, what
+# became of their messages may be gone too.
 STAND_INS = """
     SELECT s.transaction_id, s.sequence, min_by(struct(s.topic AS real_topic,
             s.queue_id AS real_queue_id, s.message_id, s.producer_group, s.born_timestamp,
             s.content, s.told_us AS deliver_us), struct(s.queue_id, s.queue_offset)) AS one,
         min(s.op_version) AS op_version, min(s.life) AS life
     FROM {shown} s LEFT ANTI JOIN {half} h ON h.transaction_id = s.transaction_id
-    WHERE s.is_scheduled AND s.sequence IS NOT NULL
+    WHERE s.is_scheduled AND s.sequence IS NOT NULL AND s.told_us >= {schedule_us}
         AND s.transaction_id < {kept_from} AND s.transaction_id RLIKE {well_formed}
     GROUP BY s.transaction_id, s.sequence
 """
@@ -78,8 +79,8 @@ MESSAGES = """
             true
         FROM {stand_ins}
     )
-    SELECT *, real_topic IS NOT NULL
-        AND (coalesce(delay_s > 0, false) OR deliver_us IS NOT NULL) AS is_delayed
+    SELECT *, real_topic IS NOT NULL AND (delay_s IS NOT NULL OR deliver_us IS NOT NULL)
+            AS is_delayed
     FROM known
 """
 
@@ -261,8 +262,9 @@ DELIVERIES = """
             if(kind = 'DELIVER', 'DELIVERED', 'RECALLED') AS state, source = 'delay' AS by_service,
             true AS is_claim, struct(kind, source, coalesce(cast(life AS STRING), 'None') AS life,
                 coalesce(cast(check_times AS STRING), 'None') AS times,
-                coalesce(reason, 'None') AS reason, coalesce(concat('[', array_join(transform(
-                    sequences, one -> cast(one AS STRING)), ', ', 'None'), ']'), 'None') AS named
+                coalesce(reason, 'None') AS reason, CASE WHEN sequences IS NULL THEN 'None'
+                    ELSE concat('(', array_join(transform(sequences, one -> cast(one AS STRING)),
+                        ', ', 'None'), if(size(sequences) = 1, ',)', ')')) END AS named
             ) AS rest
         FROM {claims} WHERE is_own AND kind IN ('DELIVER', 'RECALL')
         UNION ALL
@@ -278,7 +280,7 @@ DELIVERIES = """
         JOIN {messages} m ON m.transaction_id = a.transaction_id
             AND (a.sequences IS NULL OR array_contains(a.sequences, m.sequence))
         WHERE t.state = 'COMMITTED' AND m.is_delayed AND (a.op_version > t.end_version
-            OR a.op_version = t.end_version AND a.ordinal >= t.end_ordinal)
+            OR a.op_version = t.end_version AND a.ordinal > t.end_ordinal)
     )
     SELECT transaction_id, sequence, op_version, ordinal, state, asked_us, by_service, is_claim,
         rest
@@ -391,7 +393,6 @@ FATES = """
             coalesce(s.scheduled, 0) AS scheduled, CASE
                 WHEN t.state <> 'COMMITTED' OR NOT m.is_delayed THEN NULL
                 WHEN d.state IS NOT NULL THEN d.state
-                WHEN m.by_schedule AND s.visible > 0 THEN 'DELIVERED'
                 ELSE 'SCHEDULED' END AS delivery,
             if(m.is_delayed, d.op_version, t.end_version) AS shown_by, u.due_us, r.is_parked,
             r.reached, r.begin, l.schedule_reached,
