@@ -10,15 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from tests.delay_world import TOPIC, DelayWorld
 from tests.stores import START, Half, HandMadeStore, Op, Settled, transaction_id
-from txmq.config import Config
-from txmq.delay_service import DelayService
 from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.retention import Retention
-from txmq.store import Store
-from txmq.testing import ManualClock
 
 PAUSE_S = 60
 DUE = START + timedelta(seconds=PAUSE_S)
@@ -420,48 +414,23 @@ def tomorrow() -> Mapping[str, str]:
 # --- what txmq itself writes ----------------------------------------------------------------------
 
 
-class RealWorld:
-    """A store with a producer and all services, whose clock a test moves."""
-
-    def __init__(self, location: str, now_ms: int) -> None:
-        self.store = Store.create(location, Config(default_topic_queue_nums=4))
-        self.clock = ManualClock(now_ms)
-        self.producer = TransactionProducer(self.store, producer_group="shop", clock=self.clock)
-        self.publisher = Publisher(self.store, clock=self.clock)
-        self.delays = DelayService(self.store, clock=self.clock)
-
-    def send_all_kinds(self) -> None:
-        """At once, by level, by time, recalled, in transactions, of one key; one is never due."""
-        producer, far = self.producer, timedelta(days=3)
-        now = datetime.fromtimestamp(self.clock.now_ms() / 1000, UTC)
-        producer.send([Message("orders", b"%d" % number) for number in range(3)])
-        producer.send([Message("orders", b"k", sharding_key="key") for _ in range(3)])
-        producer.send(Message("orders", b"level", delay_level=2))
-        producer.send(Message("orders", b"past", deliver_timestamp=now - far))
-        producer.send(Message("orders", b"far", deliver_timestamp=now + far))
-        (recalled,) = producer.send(Message("stock", b"recalled", delay_s=60)).message_ids
-        with producer.begin_transaction() as transaction:
-            transaction.send(Message("orders", b"at once", sharding_key="key"))
-            transaction.send(Message("orders", b"later", delay_s=90))
-            transaction.send(Message("stock", b"later too", delay_s=30))
-            transaction.prepare()
-            transaction.commit()
-        with producer.begin_transaction() as transaction:
-            transaction.send(Message("stock", b"never", delay_s=30))
-            transaction.prepare()
-            transaction.rollback()
-        producer.recall(recalled)
-
-    def publish(self) -> None:
-        self.publisher.run_once()
-
-    def later(self, seconds: float) -> None:
-        """All that is due by then is claimed and shown."""
-        self.clock.advance(seconds)
-        self.delays.run_once()
-        self.publish()
-
-    def retain(self) -> None:
-        """Retention, twice: it tells first and takes then."""
-        for _ in range(2):
-            Retention(self.store, self.clock).run()
+def send_all_kinds(world: DelayWorld) -> None:
+    """At once, by level, by time, recalled, in transactions, of one key; one is due in 3 days."""
+    producer, far_s = world.producer, 3 * 86_400
+    producer.send([Message(TOPIC, b"%d" % number) for number in range(3)])
+    producer.send([Message(TOPIC, b"k", sharding_key="key") for _ in range(3)])
+    producer.send(Message(TOPIC, b"level", delay_level=2))
+    producer.send(Message(TOPIC, b"past", deliver_timestamp=world.in_s(-far_s)))
+    producer.send(Message(TOPIC, b"far", deliver_timestamp=world.in_s(far_s)))
+    (recalled,) = producer.send(Message("stock", b"recalled", delay_s=60)).message_ids
+    with producer.begin_transaction() as transaction:
+        transaction.send(Message(TOPIC, b"at once", sharding_key="key"))
+        transaction.send(Message(TOPIC, b"later", delay_s=90))
+        transaction.send(Message("stock", b"later too", delay_s=30))
+        transaction.prepare()
+        transaction.commit()
+    with producer.begin_transaction() as transaction:
+        transaction.send(Message("stock", b"never", delay_s=30))
+        transaction.prepare()
+        transaction.rollback()
+    producer.recall(recalled)

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.delayed import BUGS, DelayBug, delayed, delayed_store, deliver, ended, retained, shown
+from tests.delay_world import DelayWorld
+from tests.delayed import (
+    BUGS,
+    DelayBug,
+    delayed,
+    delayed_store,
+    deliver,
+    ended,
+    retained,
+    send_all_kinds,
+    shown,
+)
 from tests.delayed import tomorrow as all_forgotten
 from tests.planted import clean_log_at
 from tests.stores import START, HandMadeStore
@@ -50,14 +61,12 @@ def found(tmp_path_factory: pytest.TempPathFactory, quick: SparkSession) -> dict
     made = delayed_store(str(tmp_path_factory.mktemp("verify") / "ruined"))
     for bug in BUGS:
         bug.do(made)
-    return both(made, quick)
+    return both(made.location, quick)
 
 
-def both(
-    made: HandMadeStore, spark: SparkSession, *, drained: bool = True
-) -> dict[str, VerifyReport]:
-    plain = verify(made.location, drained=drained)
-    told = verify_by_spark(made.location, spark, drained=drained, versions=plain.versions)
+def both(location: str, spark: SparkSession, *, drained: bool = True) -> dict[str, VerifyReport]:
+    plain = verify(location, drained=drained)
+    told = verify_by_spark(location, spark, drained=drained, versions=plain.versions)
     return {PLAIN: plain, SPARK: told}
 
 
@@ -85,10 +94,22 @@ def test_engines_agree_on_every_row_of_every_bug(found: dict[str, VerifyReport])
 def test_every_life_of_a_delayed_message_is_sound_while_running(
     made: HandMadeStore, quick: SparkSession
 ) -> None:
-    report = assert_sound(both(made, quick, drained=False))
+    report = assert_sound(both(made.location, quick, drained=False))
 
     assert report.lateness.max_s == 65.0
     assert report.counts["delivered"] == 5
+
+
+def test_what_the_services_write_is_sound(tmp_path: Path, quick: SparkSession) -> None:
+    world = DelayWorld(tmp_path)
+    send_all_kinds(world)
+    world.publisher.run_once()
+    world.after(3_600)
+    world.producer.close()
+
+    report = assert_sound(both(world.store.location, quick))
+
+    assert (report.counts["scheduled"], report.counts["delivered"]) == (1, 4)
 
 
 def test_schedule_stands_for_halves_that_are_gone(made: HandMadeStore, quick: SparkSession) -> None:
@@ -96,7 +117,7 @@ def test_schedule_stands_for_halves_that_are_gone(made: HandMadeStore, quick: Sp
     version = ended(made, deliver(3, 1))
     shown(made, delayed(3, "orders", "orders")[1], version)
 
-    assert assert_sound(both(made, quick)).counts["known_by_schedule_alone"] == 7
+    assert assert_sound(both(made.location, quick)).counts["known_by_schedule_alone"] == 7
 
 
 def test_what_retention_took_of_topics_and_schedule_is_history(
@@ -108,7 +129,7 @@ def test_what_retention_took_of_topics_and_schedule_is_history(
              schedule_forgotten_before_date=(day + timedelta(days=1)).isoformat())  # fmt: skip
     made.remove(f"topics/{SCHEDULE_TOPIC}", f"due_date = '{day}'")
 
-    assert_sound(both(made, quick))
+    assert_sound(both(made.location, quick))
 
 
 def test_deliveries_whose_claims_are_cleaned_are_judged_by_the_settled_log(
@@ -116,6 +137,6 @@ def test_deliveries_whose_claims_are_cleaned_are_judged_by_the_settled_log(
 ) -> None:
     clean_log_at(made.location, "op")
 
-    report = assert_sound(both(made, quick))
+    report = assert_sound(both(made.location, quick))
 
     assert report.counts["delivered"] == 5
