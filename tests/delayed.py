@@ -85,8 +85,9 @@ def delayed_store(location: str) -> HandMadeStore:
 
     Transactions: 1 shown at once and delivered, 2 delivered by two claims of one commit, 3 recalled
     and still waiting, 4 due before its COMMIT and delivered at once, 5 rolled back, 6 open,
-    7 discarded, 8 ordinary, 9 ordinary and never acknowledged, 10 and 11 of one key, which moved
-    to another queue, 12 delivered as a whole, by the second of three claims, and too late recalled.
+    7 discarded, 8 ordinary, 9 ordinary and never acknowledged, 13, 10 and 11 of one key, which
+    moved to another queue while 13 waited, 12 delivered as a whole, by the second of three claims,
+    and too late recalled.
     """
     made = HandMadeStore(location)
     _first_lives(made)
@@ -135,10 +136,14 @@ def _without_delay(made: HandMadeStore) -> None:
 
 
 def _keys(made: HandMadeStore) -> None:
+    own = {"sharding_key": "key", "delay_s": PAUSE_S}
+    first = Half(13, 0, "orders", 1, queue=0, changes=own)
+    committed(made, first)
     for number, queue in ((10, 0), (11, 1)):
         half = Half(number, 0, "orders", 1, queue=queue, changes={"sharding_key": "key"})
         version = committed(made, half, waiting=())
         made.publish("orders", half, op_version=version)
+    shown(made, first, ended(made, deliver(13, 0)))
 
 
 def _claimed_again_and_again(made: HandMadeStore) -> None:

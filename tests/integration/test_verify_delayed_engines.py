@@ -97,7 +97,7 @@ def test_every_life_of_a_delayed_message_is_sound_while_running(
     report = assert_sound(both(made.location, quick, drained=False))
 
     assert report.lateness.max_s == 65.0
-    assert report.counts["delivered"] == 5
+    assert report.counts["delivered"] == 6
 
 
 def test_what_the_services_write_is_sound(tmp_path: Path, quick: SparkSession) -> None:
@@ -117,7 +117,7 @@ def test_schedule_stands_for_halves_that_are_gone(made: HandMadeStore, quick: Sp
     version = ended(made, deliver(3, 1))
     shown(made, delayed(3, "orders", "orders")[1], version)
 
-    assert assert_sound(both(made.location, quick)).counts["known_by_schedule_alone"] == 7
+    assert assert_sound(both(made.location, quick)).counts["known_by_schedule_alone"] == 8
 
 
 def test_what_retention_took_of_topics_and_schedule_is_history(
@@ -139,4 +139,4 @@ def test_deliveries_whose_claims_are_cleaned_are_judged_by_the_settled_log(
 
     report = assert_sound(both(made.location, quick))
 
-    assert report.counts["delivered"] == 5
+    assert report.counts["delivered"] == 6

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.delayed import (
     BUGS,
@@ -25,6 +26,7 @@ from tests.delayed import (
     waiting,
 )
 from tests.stores import START, Half, HandMadeStore, Op, Settled, halves, transaction_id
+from txmq.cli import app
 from txmq.names import SCHEDULE_TOPIC
 from txmq.verify import Lateness, VerifyReport, verify
 
@@ -58,8 +60,8 @@ def assert_clean(made: HandMadeStore, *, drained: bool = True) -> VerifyReport:
 def test_every_life_of_a_delayed_message_is_clean(made: HandMadeStore, *, drained: bool) -> None:
     counts = assert_clean(made, drained=drained).counts
 
-    assert (counts["scheduled"], counts["delivered"], counts["recalled"]) == (1, 5, 1)
-    assert counts["visible_messages"] == 9
+    assert (counts["scheduled"], counts["delivered"], counts["recalled"]) == (1, 6, 1)
+    assert counts["visible_messages"] == 10
     assert counts["dead_letters"] == 1
     assert counts["claims_without_effect"] == 5
     assert counts["known_by_schedule_alone"] == 0
@@ -73,8 +75,8 @@ def test_lateness_is_a_number_and_counts_from_the_commit(made: HandMadeStore) ->
     report = assert_clean(made)
 
     # Number 4 was due a day before its COMMIT, the others waited for PAUSE_S after it.
-    assert report.lateness == Lateness(delivered=5, p99_s=65.0, max_s=65.0)
-    assert report.to_dict()["lateness"] == {"delivered": 5, "p99_s": 65.0, "max_s": 65.0}
+    assert report.lateness == Lateness(delivered=6, p99_s=65.0, max_s=65.0)
+    assert report.to_dict()["lateness"] == {"delivered": 6, "p99_s": 65.0, "max_s": 65.0}
 
 
 def test_nobody_else_s_topics_of_that_name_are_read(made: HandMadeStore) -> None:
@@ -186,8 +188,8 @@ def test_the_schedule_stands_for_halves_that_are_gone(made: HandMadeStore) -> No
 
     counts = assert_clean(made).counts
 
-    assert counts["known_by_schedule_alone"] == 7
-    assert (counts["scheduled"], counts["delivered"], counts["recalled"]) == (1, 5, 1)
+    assert counts["known_by_schedule_alone"] == 8
+    assert (counts["scheduled"], counts["delivered"], counts["recalled"]) == (1, 6, 1)
 
 
 def test_a_message_is_delivered_long_after_its_half_is_gone(made: HandMadeStore) -> None:
@@ -197,7 +199,7 @@ def test_a_message_is_delivered_long_after_its_half_is_gone(made: HandMadeStore)
 
     counts = assert_clean(made).counts
 
-    assert counts["delivered"] == 6
+    assert counts["delivered"] == 7
 
 
 def test_another_body_is_found_by_the_schedule_alone(made: HandMadeStore) -> None:
@@ -300,3 +302,23 @@ def test_what_waits_though_later_ones_came_is_counted(made: HandMadeStore) -> No
 
     # Number 3 has one too that waits since DUE.
     assert assert_clean(made).counts["overdue"] == 2
+
+
+def test_the_command_tells_of_delayed_messages(made: HandMadeStore) -> None:
+    result = CliRunner().invoke(app, ["verify", made.location])
+
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    assert "delayed: 1 scheduled, 6 delivered, 1 recalled, 1 overdue; late by 65.000 s" in told
+
+
+def test_a_key_that_moved_may_be_delivered_to_its_first_queue(empty: HandMadeStore) -> None:
+    key = {"sharding_key": "key"}
+    first = Half(1, 0, "orders", 1, queue=0, changes={**key, "delay_s": 60})
+    later = [Half(number, 0, "orders", 1, queue=1, changes=key) for number in (2, 3)]
+    committed(empty, first)
+    empty.publish("orders", later[0], op_version=committed(empty, later[0], waiting=()))
+    shown(empty, first, ended(empty, deliver(1, 0)))
+    empty.publish("orders", later[1], op_version=committed(empty, later[1], waiting=()))
+
+    assert_clean(empty)

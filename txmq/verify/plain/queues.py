@@ -100,8 +100,10 @@ class QueueChecks:
         queues = placed.column("queue_id")[rows]
         names = ("queue_offset", "queue_id", "sequence")
         columns = [placed.column(name)[rows] for name in names]
-        version = placed.column("op_version")[rows]
-        order = np.lexsort((*columns, ordinals[rows], version, keys))
+        # By COMMIT, for the queue of a delayed message was chosen before that too.
+        fates, numbers = self._picture.fates, placed.numbers[rows]
+        commit = (fates.ordinal[numbers], fates.op_version[numbers])
+        order = np.lexsort((*columns, *commit, keys))
         rows, keys, queues = rows[order], keys[order], queues[order]
         moved = changes(keys) | changes(queues)
         rows, keys, queues = rows[moved], keys[moved], queues[moved]

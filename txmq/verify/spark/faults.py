@@ -75,16 +75,17 @@ ROWS = """
     FROM judged
 """
 
-# A key that moves to another queue may, as a topic's queues may; it must not come back.
+# A key may move to another queue, for their number may be altered; it must not come back. By
+# COMMIT, for the queue of a delayed message was chosen before that too.
 KEYS = """
     WITH keyed AS (
         SELECT *, lag(queue) OVER (PARTITION BY name, sharding_key
-            ORDER BY op_version, ordinal, sequence, queue, offset) AS queue_before
+            ORDER BY end_version, commit_ordinal, sequence, queue, offset) AS queue_before
         FROM {placed}
         WHERE known AND NOT is_hidden AND ordinal IS NOT NULL AND sharding_key IS NOT NULL
     ), moved AS (
         SELECT *, row_number() OVER (PARTITION BY name, sharding_key, queue
-            ORDER BY op_version, ordinal, sequence, queue, offset) AS nth
+            ORDER BY end_version, commit_ordinal, sequence, queue, offset) AS nth
         FROM keyed WHERE queue_before IS NULL OR queue_before <> queue
     )
     SELECT 'I14', address, 'its key came back to a queue that it had left'

@@ -319,8 +319,7 @@ PLACED = """
                 OR t.by_schedule AS has_no_half,
             m.real_topic IS NOT NULL AND NOT (s.is_dead AND m.by_schedule) AS known,
             coalesce(m.by_schedule, false) AS stands_in, coalesce(m.is_delayed, false) AS waits,
-            m.real_topic, e.ordinal AS end_ordinal, t.state, t.life AS last_life, t.end_version,
-            d.state AS delivery, d.op_version AS delivery_version, d.ordinal AS delivery_ordinal,
+X            d.state AS delivery, d.op_version AS delivery_version, d.ordinal AS delivery_ordinal,
             u.asked_us, u.due_us, u.committed_us,
             coalesce(m.agreed, false) AND NOT coalesce(
                 s.message_id = m.message_id AND s.topic = m.real_topic
@@ -344,7 +343,8 @@ PLACED = """
             coalesce(cast(queue_offset AS STRING), '?')) || ' ' || coalesce(message_id, '?')
             AS address,
         known, known AND stands_in AS by_schedule, waits, real_topic, state, last_life,
-        end_version, delivery, delivery_version, asked_us, due_us, committed_us, differs,
+        end_version, commit_ordinal, delivery, delivery_version, asked_us, due_us, committed_us,
+        differs,
         CASE WHEN is_hidden OR NOT waits THEN end_ordinal
             WHEN delivery = 'DELIVERED' AND op_version = delivery_version AND life = last_life
                 THEN nullif(delivery_ordinal, -1) END AS ordinal,
