@@ -2,8 +2,10 @@
 
 from txmq.admin import Admin
 from txmq.batch_transactions import BatchTransactions
+from txmq.body_schema import BodySchema
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.check_service import CheckService
+from txmq.cloud_events import attributes_of, cloud_event
 from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.database_listener import DatabaseListener
@@ -20,6 +22,7 @@ from txmq.publisher import Publisher
 from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
 from txmq.store import Store
+from txmq.trace_context import with_trace_context
 from txmq.transaction import Transaction
 from txmq.verify import verify
 
@@ -29,6 +32,7 @@ __all__ = [
     "Admin",
     "ArrowSetListener",
     "BatchTransactions",
+    "BodySchema",
     "Broker",
     "BrokerHandle",
     "CheckService",
@@ -55,6 +59,9 @@ __all__ = [
     "TransactionSendResult",
     "TxmqError",
     "__version__",
+    "attributes_of",
+    "cloud_event",
     "run_until_signal",
     "verify",
+    "with_trace_context",
 ]

@@ -35,6 +35,7 @@ from txmq.lifecycle import TransactionState
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schemas import HALF, MICROSECONDS_UTC, TOPIC
 from txmq.storage import DataFile, Table
+from txmq.typed_topic import body_schema_in, typed_columns, with_body_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -216,9 +217,12 @@ class ArrowEngine:
     ) -> list[NewFile]:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
-        parts = _read_ahead(_copied(half, plan.files, numbered, now_ms))
+        parts = _copied(half, plan.files, numbered, now_ms)
+        columns, body = TOPIC.columns, body_schema_in(topic)
+        if body is not None:
+            parts, columns = with_body_columns(parts, body), typed_columns(body)
         try:
-            return [write_file(parts, TOPIC.columns, topic.filesystem, TOPIC.statistics_columns)]
+            return [write_file(_read_ahead(parts), columns, topic.filesystem, TOPIC.statistics_columns)]
         except OSError as error:
             told = disk_error(topic.schema.name, error)
             if told is None:

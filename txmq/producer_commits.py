@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from txmq.body_schema import BodySchema
 from txmq.clock import Clock
 from txmq.dataframe_send import (
     SEQUENCES_PER_DATAFRAME,
@@ -147,6 +148,7 @@ class QueueChoice:
         self._store = store
         self._turn = itertools.count()
         self._spelled: dict[str, str] = {}
+        self._typed: dict[str, BodySchema] = {}
         self.queue_count = store.config.default_topic_queue_nums
 
     def send_limits(self) -> SendLimits:
@@ -166,6 +168,21 @@ class QueueChoice:
             return next(turns) % self.queue_count
         # Spark's crc32 gives the same number for the same bytes.
         return zlib.crc32(message.sharding_key.encode()) % self.queue_count
+
+    def check_body(self, message: Message) -> None:
+        """Raise InvalidBodyError for a body without the schema of its topic."""
+        schema = self.body_schema(message.topic)
+        if schema is not None:
+            schema.check(message.topic, message.body)
+
+    def body_schema(self, topic: str) -> BodySchema | None:
+        """What the bodies of a topic must be; None if they may be any bytes."""
+        if topic not in self._typed:
+            schema = self._store.body_schema(topic)
+            if schema is None:
+                return None
+            self._typed[topic] = schema
+        return self._typed[topic]
 
     def check_topic_case(self, topic: str) -> None:
         """Raise TopicConflictError for a second spelling of a topic."""

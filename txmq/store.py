@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
 
+from txmq.body_schema import BodySchema
 from txmq.clock import Clock, SystemClock
 from txmq.config import FIXED_KEYS, Config
 from txmq.delta_table import rooted_filesystem
@@ -31,6 +32,7 @@ from txmq.schemas import COMMITTER_PROPERTY, HALF, OP, REGISTER, SETTLED, TOPIC,
 from txmq.settled_log import SettledLog, mark_id
 from txmq.storage import Table
 from txmq.topic_log import TopicLog
+from txmq.typed_topic import BODY_SCHEMA_PROPERTY, body_schema_in, make_typed, typed_schema
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
@@ -140,9 +142,22 @@ class Store:
         table = self.table(TOPIC, f"topics/{check_readable_topic(topic)}")
         return TopicLog(topic, table, mark_id(op_table_id))
 
-    def create_topic(self, topic: str) -> None:
-        """Make the table of a topic if it is not there."""
-        self._create(TOPIC, f"topics/{check_readable_topic(topic)}")
+    def create_topic(self, topic: str, body: BodySchema | None = None) -> None:
+        """Make the table of a topic if it is not there, with columns for its bodies if given.
+
+        Raises: BodySchemaConflictError where it is there and cannot become so any more.
+        """
+        path = f"topics/{check_readable_topic(topic)}"
+        if body is None:
+            self._create(TOPIC, path)
+            return
+        self._create(typed_schema(body), path, {BODY_SCHEMA_PROPERTY: body.to_json()})
+        make_typed(self.table_at(path), topic, body)
+
+    def body_schema(self, topic: str) -> BodySchema | None:
+        """What the bodies of a topic must be; None where it takes any bytes or is not there."""
+        table = self.table_at(f"topics/{check_readable_topic(topic)}")
+        return body_schema_in(table) if table.exists() else None
 
     def register(self, name: str) -> Register:
         """One of REGISTERS."""
@@ -217,8 +232,10 @@ class Store:
         except CommitRefusedError as error:
             raise StoreExistsError(self.location, problem) from error
 
-    def _create(self, schema: TableSchema, path: str) -> None:
-        extra = {COMMITTER_PROPERTY: self.config.committer}
+    def _create(
+        self, schema: TableSchema, path: str, properties: Mapping[str, str] | None = None
+    ) -> None:
+        extra = {COMMITTER_PROPERTY: self.config.committer, **(properties or {})}
         self.table(schema, path).create(self.config.checkpoint_interval, extra)
         reached(FailPoint.STORE_TABLE_CREATED)
 

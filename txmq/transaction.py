@@ -69,7 +69,7 @@ class Transaction:
         """Add a message; returns its message_id. Nothing is written before `prepare()`.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
-            InvalidPropertyError, AlreadyPreparedError.
+            InvalidPropertyError, InvalidBodyError, AlreadyPreparedError.
         """
         if not isinstance(message, Message):
             problem = f"must be a Message, not {type(message).__name__}"
@@ -77,6 +77,7 @@ class Transaction:
         self._check_collecting()
         self._check_sizes(message)
         self._commits.queues.check_topic_case(message.topic)
+        self._commits.queues.check_body(message)
         self._messages.append(message)
         self._size_bytes += message.body_size_bytes
         return message_id(self.id, len(self._messages) - 1)
@@ -90,8 +91,8 @@ class Transaction:
         Raises: SchemaMismatchError, InvalidNameError, AlreadyPreparedError.
         """
         self._check_collecting()
-        send = DataFrameSend(dataframe, check_topic(topic))
-        self._commits.queues.check_topic_case(topic)
+        self._commits.queues.check_topic_case(check_topic(topic))
+        send = DataFrameSend(dataframe, topic, self._commits.queues.body_schema(topic))
         self._dataframes.append(send)
 
     def prepare(self) -> None:
