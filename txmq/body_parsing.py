@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 
@@ -200,8 +200,8 @@ class _Parsing:
             return self._fault(place, "an enum needs symbols of letters, digits and _")
         if len(set(symbols)) != len(symbols):
             return self._fault(place, "a symbol stands twice")
-        reader = partial(read_symbol, frozenset(symbols))
-        return Single(pa.string(), reader, {"type": "enum", "symbols": symbols})
+        # In binary form an enum is the number of its symbol.
+        return Single(pa.string(), partial(read_symbol, tuple(symbols)), "int")
 
     def _fixed(self, schema: Mapping[str, Any], place: str) -> BodyType:
         size, logical = schema.get("size"), schema.get("logicalType")
@@ -277,6 +277,6 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
-def _is_count(value: object, low: int, high: int) -> bool:
+def _is_count(value: object, low: int, high: int) -> TypeGuard[int]:
     # bool is an int in Python.
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

@@ -120,7 +120,7 @@ class BodySchema:
         Args:
             on_problem: gets the number of each such row, and why.
         """
-        values = []
+        values: list[dict[str, Any] | None] = []
         for number, body in enumerate(bodies.to_pylist()):
             try:
                 values.append(self._read(body))

@@ -21,11 +21,19 @@ Reader = Callable[[Any, Form], Any]
 
 
 class BodyType(ABC):
-    """One type; `depth` counts its levels and `weight` its fields, so that both have a bound."""
+    """One type; its depth and its weight have a bound."""
 
     arrow: pa.DataType
-    depth: int = 1
-    weight: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Levels from here down."""
+        return 1
+
+    @property
+    def weight(self) -> int:
+        """Fields from here down, each as often as it is used."""
+        return 1
 
     @abstractmethod
     def read(self, value: Any, form: Form) -> Any:
@@ -38,7 +46,7 @@ class BodyType(ABC):
 
 @dataclass(frozen=True)
 class Single(BodyType):
-    """A value that holds no other; `avro_type` is a name, or an enum or fixed without one."""
+    """A value that holds no other; `avro_type` is a name, or a fixed without one."""
 
     arrow: pa.DataType
     reader: Reader
@@ -61,12 +69,12 @@ class _Wrapping(BodyType):
     item: BodyType
 
     @cached_property
-    def depth(self) -> int:  # type: ignore[override]
+    def depth(self) -> int:
         """One more than what is inside."""
         return 1 + self.item.depth
 
     @cached_property
-    def weight(self) -> int:  # type: ignore[override]
+    def weight(self) -> int:
         """As what is inside."""
         return self.item.weight
 
@@ -79,7 +87,7 @@ class Nullable(_Wrapping):
     is_null_first: bool
 
     @cached_property
-    def arrow(self) -> pa.DataType:  # type: ignore[override]
+    def arrow(self) -> pa.DataType:
         """That of the other type, for every column may be null."""
         return self.item.arrow
 
@@ -100,7 +108,7 @@ class ListOf(_Wrapping):
     item: BodyType
 
     @cached_property
-    def arrow(self) -> pa.DataType:  # type: ignore[override]
+    def arrow(self) -> pa.DataType:
         """A list."""
         return pa.list_(self.item.arrow)
 
@@ -128,7 +136,7 @@ class MapOf(_Wrapping):
     item: BodyType
 
     @cached_property
-    def arrow(self) -> pa.DataType:  # type: ignore[override]
+    def arrow(self) -> pa.DataType:
         """A map from text."""
         return pa.map_(pa.string(), self.item.arrow)
 
@@ -181,7 +189,7 @@ class RecordOf(BodyType):
     fields: tuple[BodyField, ...]
 
     @cached_property
-    def arrow(self) -> pa.DataType:  # type: ignore[override]
+    def arrow(self) -> pa.DataType:
         """A struct."""
         return pa.struct([field.arrow for field in self.fields])
 
@@ -191,12 +199,12 @@ class RecordOf(BodyType):
         return frozenset(field.name for field in self.fields)
 
     @cached_property
-    def depth(self) -> int:  # type: ignore[override]
+    def depth(self) -> int:
         """One more than its deepest field."""
         return 1 + max(field.type.depth for field in self.fields)
 
     @cached_property
-    def weight(self) -> int:  # type: ignore[override]
+    def weight(self) -> int:
         """Itself and all fields in it."""
         return 1 + sum(field.type.weight for field in self.fields)
 

@@ -10,7 +10,7 @@ import base64
 import enum
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
@@ -105,8 +105,10 @@ def read_uuid(value: Any, _form: Form) -> str:
     return value.lower()
 
 
-def read_symbol(symbols: frozenset[str], value: Any, _form: Form) -> str:
-    """Enum."""
+def read_symbol(symbols: Sequence[str], value: Any, form: Form) -> str:
+    """Enum: its symbol, or in Avro the number of it."""
+    if form is Form.AVRO:
+        value = symbols[value] if value in range(len(symbols)) else None
     if not isinstance(value, str) or value not in symbols:
         raise BodyFaultError("is not one of the symbols of its enum")
     return value
@@ -119,8 +121,10 @@ def read_bytes(value: Any, form: Form) -> bytes:
     if not isinstance(value, str):
         raise BodyFaultError("is not text for bytes")
     if form is Form.JSON:
-        return _converted(_from_base64, value, "is not base64")
-    return _converted(_from_code_points, value, "has characters above U+00FF")
+        octets: bytes = _converted(_from_base64, value, "is not base64")
+    else:
+        octets = _converted(_from_code_points, value, "has characters above U+00FF")
+    return octets
 
 
 def read_fixed(size: int, value: Any, form: Form) -> bytes:

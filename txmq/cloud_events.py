@@ -31,9 +31,9 @@ _NAME = re.compile(r"[a-z0-9]+", re.ASCII)
 # RFC 3986: what a URI and a reference to one may hold.
 _REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.", re.ASCII)
-_TOKEN = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
-_PARAMETER = rf"\s*;\s*{_TOKEN}=(?:{_TOKEN}|\"[^\"]*\")"
-_MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(?:{_PARAMETER})*", re.ASCII)
+_WORD = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+_PARAMETER = rf"\s*;\s*{_WORD}=(?:{_WORD}|\"[^\"]*\")"
+_MEDIA_TYPE = re.compile(rf"{_WORD}/{_WORD}(?:{_PARAMETER})*", re.ASCII)
 _MOMENT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?"
     r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
@@ -129,7 +129,7 @@ def _mapping(name: str, given: object) -> Mapping[Any, Any]:
     return given or {}
 
 
-def _without_prefix(properties: Mapping[str, str]) -> dict[str, str]:
+def _without_prefix(properties: Mapping[Any, Any]) -> dict[str, str]:
     for name in properties:
         if isinstance(name, str) and name.startswith(PREFIX):
             problem = f"{shown(name)} would be an attribute; pass it in extensions"
@@ -141,7 +141,7 @@ def _stored(attributes: Mapping[str, str]) -> dict[str, str]:
     return {PREFIX + _STORED_AS.get(name, name): value for name, value in attributes.items()}
 
 
-def _extensions(extensions: Mapping[str, object]) -> dict[str, str]:
+def _extensions(extensions: Mapping[Any, object]) -> dict[str, str]:
     for name in extensions:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise InvalidPropertyError(

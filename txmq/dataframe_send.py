@@ -200,11 +200,10 @@ def _is_wrong(functions: Any, schema: BodySchema) -> Any:
     """A function of Spark that says of a body whether it does not have the schema."""
     # Here and not in each worker, for what is missing is told by its own error.
     schema.problem(b"")
-
-    def is_wrong(body: bytes | bytearray | None) -> bool:
-        return body is not None and schema.problem(bytes(body)) is not None
-
-    return functions.udf(is_wrong, "boolean")
+    # Without hints of types, which Spark takes as a wish for another kind of function.
+    return functions.udf(
+        lambda body: body is not None and schema.problem(bytes(body)) is not None, "boolean"
+    )
 
 
 def _body_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:

@@ -129,11 +129,12 @@ class Table(PinnedTable):
         wanted = Schema.from_arrow(pa.schema(columns)).fields
         # Spark tells no names apart that differ in case alone.
         there = {field.name.lower(): (field.name, field.type) for field in self._fields()}
-        clashes = [f.name for f in wanted if there.get(f.name.lower()) not in (None, (f.name, f.type))]
+        found = [(field, there.get(field.name.lower())) for field in wanted]
+        clashes = [f.name for f, other in found if other not in (None, (f.name, f.type))]
         if clashes:
             problem = f"has other columns of the names {', '.join(clashes)}; choose others"
             raise StorageError(self.name, problem)
-        missing = [field for field in wanted if field.name.lower() not in there]
+        missing = [field for field, other in found if other is None]
         if missing:
             with translated(self.name):
                 self.handle.alter.add_columns(missing)

@@ -91,7 +91,9 @@ def with_body_columns(rows: Iterable[pa.Table], body: BodySchema) -> Iterator[pa
 def _tell(part: pa.Table, problems: dict[int, str]) -> None:
     for number, problem in list(problems.items())[:TOLD_PROBLEMS]:
         row = part.slice(number, 1).select(["topic", "message_id"]).to_pylist()[0]
-        text = "topic %s: the body of %s does not have the topic's schema, so its columns are null: %s"
+        text = (
+            "topic %s: the body of %s does not have the topic's schema, so its columns are null: %s"
+        )
         logger.warning(text, row["topic"], row["message_id"], problem)
     if len(problems) > TOLD_PROBLEMS:
         logger.warning("and %d more bodies beside it", len(problems) - TOLD_PROBLEMS)

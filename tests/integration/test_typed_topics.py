@@ -343,13 +343,13 @@ def test_verify_finds_nothing_wrong_and_finds_a_changed_body(
     publish(typed)
 
     assert verify(typed.location).is_clean
-    assert verify_by_spark(typed.location, spark).is_clean
     DeltaTable(typed.topic_location(ORDERS)).update(
-        updates={"body": "cast('x' as binary)"}, predicate="order_number = 1"
+        updates={"tags": "'x'"}, predicate="order_number = 1"
     )
 
-    assert "I16" in verify(typed.location).broken
-    assert "I16" in verify_by_spark(typed.location, spark).broken
+    found = verify(typed.location).broken
+    assert "I16" in found
+    assert set(verify_by_spark(typed.location, spark).broken) == set(found)
 
 
 def test_spark_reads_and_streams_the_columns(

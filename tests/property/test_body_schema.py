@@ -1,3 +1,4 @@
+# ruff: noqa: PT017
 """Bodies for any schema: what is written is what the columns show, and nothing else gets in."""
 
 from __future__ import annotations
@@ -134,8 +135,10 @@ ORDERS = {
 }
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["order_number", "amount", "lines", "due", "x"]), inner),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["order_number", "amount", "lines", "due", "x"]), inner)
+    ),
     max_leaves=6,
 )
 GOOD = {"order_number": 1, "customer": "c", "amount": "1.50", "ordered": "2026-01-31T00:00:00Z"}
