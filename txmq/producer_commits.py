@@ -30,6 +30,7 @@ from txmq.message import Message
 from txmq.op_log import OpRow, op_table
 from txmq.resolution import Resolution, Resolver
 from txmq.storage import Table
+from txmq.topic_catalog import TopicCatalog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +108,7 @@ class ProducerCommits:
         self._logs.commit_dataframes(
             origin,
             sends,
-            self.queues.send_limits(),
+            self.queues.send_limits,
             lambda count: half_rows(origin, messages, queues, count),
         )
 
@@ -140,20 +141,22 @@ class ProducerCommits:
 
 
 class QueueChoice:
-    """Which queue of a topic a message goes to, and that no two topics differ in case alone."""
+    """Which queue of a topic a message goes to, and whether the topic takes it."""
 
     def __init__(self, store: Store) -> None:
         """Look at the store's topics only when a topic is new."""
         self._store = store
         self._turn = itertools.count()
         self._spelled: dict[str, str] = {}
-        self.queue_count = store.config.default_topic_queue_nums
+        self._catalog = TopicCatalog(store)
 
-    def send_limits(self) -> SendLimits:
-        """What a row of a DataFrame may hold."""
+    def send_limits(self, topic: str) -> SendLimits:
+        """What a row of a DataFrame for a topic may hold."""
         config = self._store.config
         return SendLimits(
-            config.max_message_size_bytes, config.max_properties_size_bytes, self.queue_count
+            config.max_message_size_bytes,
+            config.max_properties_size_bytes,
+            self._catalog.queue_count(topic),
         )
 
     def queues_of(self, messages: Sequence[Message], *, in_turn: bool) -> list[int]:
@@ -162,19 +165,46 @@ class QueueChoice:
         return [self._queue_of(message, turns) for message in messages]
 
     def _queue_of(self, message: Message, turns: Iterator[int]) -> int:
+        count = self._catalog.queue_count(message.topic)
         if message.sharding_key is None:
-            return next(turns) % self.queue_count
+            return next(turns) % count
         # Spark's crc32 gives the same number for the same bytes.
-        return zlib.crc32(message.sharding_key.encode()) % self.queue_count
+        return zlib.crc32(message.sharding_key.encode()) % count
 
-    def check_topic_case(self, topic: str) -> None:
-        """Raise TopicConflictError for a second spelling of a topic."""
+    def check_message(self, message: Message, *, is_transactional: bool) -> None:
+        """Raise where its topic does not take it.
+
+        Raises: TopicConflictError, TopicNotFoundError, TopicKindError, StorageError.
+        """
+        self.check_topic(message.topic)
+        self._catalog.check_kind(
+            message.topic,
+            is_transactional=is_transactional,
+            is_delayed=message.is_delayed,
+            has_sharding_key=message.sharding_key is not None,
+        )
+
+    def check_dataframe(self, topic: str, columns: Sequence[str]) -> None:
+        """As `check_message`, for the rows of a DataFrame, which are transactional."""
+        self.check_topic(topic)
+        self._catalog.check_kind(
+            topic,
+            is_transactional=True,
+            is_delayed=bool({"delay_s", "deliver_timestamp"} & set(columns)),
+            has_sharding_key="sharding_key" in columns,
+        )
+
+    def check_topic(self, topic: str) -> None:
+        """Raise TopicConflictError for a second spelling, TopicNotFoundError for what is unknown."""
         folded = topic.lower()
         if folded not in self._spelled:
             self._spelled.update({name.lower(): name for name in self._store.topics()})
-        if self._spelled.setdefault(folded, topic) != topic:
-            rule = f"the topic {self._spelled[folded]} differs only in case; use that name"
+        known = self._spelled.get(folded, topic)
+        if known != topic:
+            rule = f"the topic {known} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
+        self._catalog.check_is_there(topic)
+        self._spelled[folded] = topic
 
 
 class _LogCommits:
@@ -221,7 +251,7 @@ class _LogCommits:
         self,
         origin: HalfOrigin,
         sends: Sequence[DataFrameSend],
-        limits: SendLimits,
+        limits_of: Callable[[str], SendLimits],
         message_rows: Callable[[int], list[HalfRow]],
     ) -> None:
         """All halves of a transaction with DataFrames, one commit; the head is written last."""
@@ -231,7 +261,9 @@ class _LogCommits:
         files = [
             file
             for place, send in enumerate(sends)
-            for file in send.write(half, origin, first + place * SEQUENCES_PER_DATAFRAME, limits)
+            for file in send.write(
+                half, origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
+            )
         ]
         count = message_count + sum(file.num_records for file in files)
         if count == 0:

@@ -31,6 +31,7 @@ from txmq.schemas import COMMITTER_PROPERTY, HALF, OP, REGISTER, SETTLED, TOPIC,
 from txmq.settled_log import SettledLog, mark_id
 from txmq.storage import Table
 from txmq.topic_log import TopicLog
+from txmq.topic_register import TopicRegister
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
@@ -40,6 +41,8 @@ _BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 REGISTERS = ("config", "publisher", "check_lease", "maintenance")
 _PREFIX = "remote_"
 _REMOTE = f"state/{_PREFIX}"
+# Made with the first settings of a topic; older stores have none.
+_TOPIC_REGISTER = "state/topics"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 # Each start of a service has a checkpoint of its own there, which no other start reads.
 SERVICE_CHECKPOINTS = "services"
@@ -148,6 +151,12 @@ class Store:
         """One of REGISTERS."""
         return Register(self.table_at(f"state/{name}"))
 
+    def topic_register(self, *, create: bool = False) -> TopicRegister:
+        """What operators have said about topics."""
+        if create:
+            self._create(REGISTER, _TOPIC_REGISTER)
+        return TopicRegister(Register(self.table(REGISTER, _TOPIC_REGISTER)))
+
     def remote_requests(self, producer_group: str, *, create: bool = False) -> RemoteRequests:
         """Questions to the live producers of a group; see `txmq.remote_requests`."""
         path = f"{_REMOTE}{check_group(producer_group)}"
@@ -163,8 +172,11 @@ class Store:
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
         registers = [f"state/{name}" for name in REGISTERS]
-        remote = [f"{_REMOTE}{group}" for group in self.remote_groups()]
-        return [*_LOGS, *registers, *remote, *(f"topics/{name}" for name in self.topics())]
+        more = [f"{_REMOTE}{group}" for group in self.remote_groups()]
+        if self.table(REGISTER, _TOPIC_REGISTER).exists():
+            more.append(_TOPIC_REGISTER)
+        topics = [f"topics/{name}" for name in self._topic_names()]
+        return [*_LOGS, *registers, *more, *topics]
 
     def table_at(self, path: str) -> Table:
         """A new handle on the table at one of `table_paths`."""
@@ -173,9 +185,17 @@ class Store:
         return self.table(TOPIC if path.startswith("topics/") else REGISTER, path)
 
     def topics(self) -> list[str]:
-        """Names of the topics that have a table."""
+        """Names of the topics that have a table; a deleted one has none until its next message."""
+        names = self._topic_names()
+        deleted = self.topic_register().read().deleted.intersection(names)
+        return [name for name in names if name not in deleted or self._has_rows(name)]
+
+    def _topic_names(self) -> list[str]:
         names = self._folders("topics")
         return sorted(name for name in names if self.table(TOPIC, f"topics/{name}").exists())
+
+    def _has_rows(self, topic: str) -> bool:
+        return bool(self.table_at(f"topics/{topic}").files())
 
     def _folders(self, parent: str) -> list[str]:
         filesystem = rooted_filesystem(self.location, self.storage_options)

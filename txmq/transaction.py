@@ -69,6 +69,7 @@ class Transaction:
         """Add a message; returns its message_id. Nothing is written before `prepare()`.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
+            TopicNotFoundError, TopicKindError,
             InvalidPropertyError, AlreadyPreparedError.
         """
         if not isinstance(message, Message):
@@ -76,7 +77,7 @@ class Transaction:
             raise InvalidMessageTypeError("message", problem)
         self._check_collecting()
         self._check_sizes(message)
-        self._commits.queues.check_topic_case(message.topic)
+        self._commits.queues.check_message(message, is_transactional=True)
         self._messages.append(message)
         self._size_bytes += message.body_size_bytes
         return message_id(self.id, len(self._messages) - 1)
@@ -87,11 +88,12 @@ class Transaction:
         Columns: body (binary or string); optional tags, keys, sharding_key (string) and
         properties (map of string to string); no others.
 
-        Raises: SchemaMismatchError, InvalidNameError, AlreadyPreparedError.
+        Raises: SchemaMismatchError, InvalidNameError, TopicNotFoundError, TopicKindError,
+            AlreadyPreparedError.
         """
         self._check_collecting()
         send = DataFrameSend(dataframe, check_topic(topic))
-        self._commits.queues.check_topic_case(topic)
+        self._commits.queues.check_dataframe(topic, dataframe.columns)
         self._dataframes.append(send)
 
     def prepare(self) -> None:
