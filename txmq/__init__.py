@@ -20,6 +20,8 @@ from txmq.publisher import Publisher
 from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
 from txmq.store import Store
+from txmq.topic_admin import Topics
+from txmq.topic_settings import TopicKind, TopicSettings
 from txmq.transaction import Transaction
 from txmq.verify import verify
 
@@ -49,6 +51,9 @@ __all__ = [
     "RecheckJob",
     "SetListener",
     "Store",
+    "TopicKind",
+    "TopicSettings",
+    "Topics",
     "Transaction",
     "TransactionListener",
     "TransactionProducer",

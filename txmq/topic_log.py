@@ -45,6 +45,12 @@ class TopicLog:
         """As `swap`, for files that are written already."""
         self.table.swap_files(files, self._marks(mark, next_offsets))
 
+    def replace_files(
+        self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
+    ) -> None:
+        """As `swap_files`, but these files become all that the topic shows."""
+        self.table.replace_files(files, self._marks(mark, next_offsets))
+
     def _marks(self, mark: int, next_offsets: Mapping[int, int]) -> dict[str, int]:
         offsets = {f"{OFFSET_MARK}{queue}": offset for queue, offset in next_offsets.items()}
         return {self.mark_id: mark, **offsets}
