@@ -7,6 +7,8 @@ from txmq.check_service import CheckService
 from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.database_listener import DatabaseListener
+from txmq.delay_levels import DelayLevel
+from txmq.delay_service import DelayService
 from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
 from txmq.http_listener import HttpListener
@@ -15,10 +17,11 @@ from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, Transacti
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
 from txmq.operator_claims import Operator
-from txmq.producer import TransactionProducer, TransactionSendResult
+from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
 from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
+from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
 from txmq.topic_admin import Topics
 from txmq.topic_settings import TopicKind, TopicSettings
@@ -38,6 +41,8 @@ __all__ = [
     "ConsumeFromWhere",
     "Consumer",
     "DatabaseListener",
+    "DelayLevel",
+    "DelayService",
     "DeltaListener",
     "HalfMessage",
     "HttpListener",
@@ -49,6 +54,7 @@ __all__ = [
     "Publisher",
     "QueryListener",
     "RecheckJob",
+    "SendResult",
     "SetListener",
     "Store",
     "TopicKind",

@@ -24,7 +24,7 @@ from txmq.message import check_transaction_id, transaction_time_ms
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.op_log import CLAIM_COLUMNS, claims_of_table
 from txmq.schemas import HALF, SETTLED, TOPIC
-from txmq.settled_log import NOTHING, SettledLog, last_facts
+from txmq.settled_log import NOTHING, SettledLog, last_facts, without_deliveries
 from txmq.settlement import settle
 
 if TYPE_CHECKING:
@@ -253,7 +253,8 @@ def _states(op: OpLog, settled: SettledLog, half: HalfLog, now_ms: int) -> pa.Ta
     waiting = op.between(settled.mark, op.table.version)
     columns = ["transaction_id", "state", "op_version", "ordinal"]
     fresh = settle(waiting, half, settled, now_ms).facts
-    return last_facts(pa.concat_tables([facts.select(columns), fresh.select(columns)]))
+    found = pa.concat_tables([facts.select(columns), fresh.select(columns)])
+    return last_facts(without_deliveries(found))
 
 
 def _open_halves(half: HalfLog, states: pa.Table) -> pa.Table:

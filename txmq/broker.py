@@ -1,4 +1,4 @@
-"""The broker: settle, publish, check and maintenance in one driver."""
+"""The broker: settle, publish, check, delay and maintenance in one driver."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from txmq.check_service import CheckService
 from txmq.clock import Clock, SystemClock
+from txmq.delay_service import DelayResult, DelayService
 from txmq.maintenance import Maintenance, MaintenanceResult
 from txmq.publisher import Publisher, PublishResult
 from txmq.recheck import RecheckResult
@@ -34,6 +35,7 @@ class BrokerResult:
 
     published: PublishResult
     checked: RecheckResult
+    delivered: DelayResult
     maintained: MaintenanceResult
 
 
@@ -68,14 +70,19 @@ class Broker:
         self.check_service = CheckService(
             store, spark=spark, listeners=dict(listeners or {}), clock=clock
         )
+        self.delay_service = DelayService(store, clock=clock)
         self.maintenance = Maintenance(store, clock=clock)
 
     def run_once(self) -> BrokerResult:
-        """For schedules: settle and publish what is there, ask what is due, publish the answers."""
+        """For schedules: publish what is there, ask what is due, deliver, publish the answers."""
         first = self.publisher.run_once()
         checked = self.check_service.run_once()
-        published = first + self.publisher.run_once()
-        return BrokerResult(published, checked, self.maintenance.run_once())
+        second = self.publisher.run_once()
+        # What an answer has just committed may be due already.
+        delivered = self.delay_service.run_once()
+        third = self.publisher.run_once() if delivered.delivered else PublishResult()
+        maintained = self.maintenance.run_once()
+        return BrokerResult(first + second + third, checked, delivered, maintained)
 
     def start(self) -> BrokerHandle:
         """Start all services; they run until `stop()`."""
@@ -85,11 +92,11 @@ class Broker:
         except BaseException:
             publishing.stop()
             raise
-        maintaining = self.maintenance.start()
         services: dict[str, ServiceHandle] = {
             "publisher": publishing,
             "check service": checking,
-            "maintenance": maintaining,
+            "delay service": self.delay_service.start(),
+            "maintenance": self.maintenance.start(),
         }
         return BrokerHandle(services)
 

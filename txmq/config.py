@@ -172,6 +172,13 @@ class Config:
     group_commit_max_rows: int = setting(
         10_000, "rows that the threads of one process share in a commit", at_least=1
     )
+    back_pressure_for_async_send_num: int = setting(
+        100_000, "asynchronous sends of one producer on their way; more wait", at_least=1
+    )
+    local_transaction_threads: int = setting(
+        8, "threads of a producer for local transactions sent asynchronously",
+        at_least=1, at_most=1024,
+    )  # fmt: skip
     commit_attempts: int = setting(
         20, "tries of one commit against other writers", at_least=1, at_most=1000
     )

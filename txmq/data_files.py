@@ -11,6 +11,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
@@ -22,6 +23,8 @@ WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue
 COMPRESSION = "snappy"
 STAGING_PREFIX = "staging-"
 BLOCK_BYTES = 32 * 1024 * 1024
+# Due dates are at most some tens, so that is what a large round of the schedule may hold.
+PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,69 @@ def write_file(
         for part in rows:
             writer.write_table(part)
     return described(path, filesystem, statistics, partition or {})
+
+
+def write_partitions(
+    rows: Iterable[pa.Table],
+    columns: Sequence[str],
+    filesystem: pa_fs.FileSystem,
+    statistics: Sequence[str],
+) -> list[NewFile]:
+    """As `write_file`, one new file for each partition; memory holds a few of them at a time."""
+    writers = _PartitionWriters(columns, filesystem, statistics)
+    try:
+        for part in rows:
+            writers.add(part)
+    finally:
+        writers.close()
+    return writers.described()
+
+
+class _PartitionWriters:
+    """An open file for each partition, and the rows that wait for it to be worth a row group."""
+
+    def __init__(
+        self, columns: Sequence[str], filesystem: pa_fs.FileSystem, statistics: Sequence[str]
+    ) -> None:
+        self._columns, self._filesystem, self._statistics = columns, filesystem, statistics
+        self._waiting: dict[tuple[Any, ...], list[pa.Table]] = {}
+        self._waiting_bytes: dict[tuple[Any, ...], int] = {}
+        self._writers: dict[tuple[Any, ...], tuple[str, pq.ParquetWriter]] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        for values in rows.group_by(list(self._columns)).aggregate([]).to_pylist():
+            part = rows
+            for name, value in values.items():
+                part = part.filter(pc.equal(part[name], value))
+            key = tuple(values.values())
+            self._waiting.setdefault(key, []).append(part.drop_columns(list(self._columns)))
+            self._waiting_bytes[key] = self._waiting_bytes.get(key, 0) + part.nbytes
+            if self._waiting_bytes[key] >= PARTITION_BUFFER_BYTES:
+                self._write(key)
+
+    def close(self) -> None:
+        for key in list(self._waiting):
+            self._write(key)
+        for _, writer in self._writers.values():
+            writer.close()
+
+    def described(self) -> list[NewFile]:
+        return [
+            described(path, self._filesystem, self._statistics, self._texts(key))
+            for key, (path, _) in self._writers.items()
+        ]
+
+    def _write(self, key: tuple[Any, ...]) -> None:
+        rows = pa.concat_tables(self._waiting.pop(key))
+        self._waiting_bytes.pop(key)
+        if key not in self._writers:
+            path = new_file_path()
+            writer = parquet_writer(path, rows.schema, self._filesystem, self._statistics)
+            self._writers[key] = (path, writer)
+        self._writers[key][1].write_table(rows)
+
+    def _texts(self, key: tuple[Any, ...]) -> dict[str, str | None]:
+        return {name: str(value) for name, value in zip(self._columns, key, strict=True)}
 
 
 def described(

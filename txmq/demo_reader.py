@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txmq.demo_plan import TOPICS
 from txmq.lifecycle import TransactionState
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schemas import HEAD_SEQUENCE
+from txmq.settled_log import NOTHING
 from txmq.storage import Table
 from txmq.store import Store
 
@@ -20,19 +21,25 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 READ_TOPICS = (*TOPICS, TRANS_CHECK_MAX_TIME_TOPIC)
-_TOPIC_COLUMNS = ("transaction_id", "keys", "tags")
+_TOPIC_COLUMNS = ("transaction_id", "keys", "tags", "op_version")
 _HALF_COLUMNS = ("transaction_id", "sequence", "keys")
-_SETTLED_COLUMNS = ("transaction_id", "state", "source")
+_SETTLED_COLUMNS = ("transaction_id", "state", "source", "op_version")
+_ORDER = "op_version"
 
 
 class Tail:
-    """The rows of an append-only table, each once: those of the files that are new."""
+    """The rows of an append-only table as they come: those of the files that are new.
+
+    Compaction writes old rows into new files; where a column says the order of the rows, each
+    comes once all the same.
+    """
 
     def __init__(self, table: Table, columns: Sequence[str]) -> None:
         """The table may not be there yet."""
         self._table = table
         self._columns = columns
         self._seen: set[str] = set()
+        self._through = NOTHING
         self._is_open = False
 
     def new_rows(self) -> Sequence[Mapping[str, object]]:
@@ -42,7 +49,15 @@ class Tail:
         new = [file for file in self._table.refresh().files() if file.path not in self._seen]
         self._seen.update(file.path for file in new)
         rows: pa.Table = self._table.read(new, self._columns)
-        return list(rows.to_pylist())
+        return self._not_seen(rows.to_pylist())
+
+    def _not_seen(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        if _ORDER not in self._columns or not rows:
+            return rows
+        # A commit of these tables holds all rows up to its mark.
+        fresh = [row for row in rows if row[_ORDER] > self._through]
+        self._through = max(self._through, *(row[_ORDER] for row in rows))
+        return fresh
 
     def _has_news(self) -> bool:
         if self._is_open:

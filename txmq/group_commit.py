@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -13,6 +14,10 @@ from txmq.errors import ClosedError
 
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
+# Called by the committing thread: the answers, or why there are none.
+Done = Callable[[Sequence[Answer], BaseException | None], None]
+
+logger = logging.getLogger(__name__)
 
 
 class GroupCommitter(Generic[Row, Answer]):
@@ -33,7 +38,7 @@ class GroupCommitter(Generic[Row, Answer]):
         self._commit = commit
         self._name = name
         self._max_rows = max_rows
-        self._waiting: deque[tuple[list[Row], Future[list[Answer]]]] = deque()
+        self._waiting: deque[tuple[list[Row], Done[Answer]]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -42,14 +47,25 @@ class GroupCommitter(Generic[Row, Answer]):
     def submit(self, rows: list[Row]) -> Future[list[Answer]]:
         """Put rows into the next commit; all of them go into one."""
         future: Future[list[Answer]] = Future()
+
+        def done(answers: Sequence[Answer], error: BaseException | None) -> None:
+            if error is None:
+                future.set_result(list(answers))
+            else:
+                future.set_exception(error)
+
+        self.submit_then(rows, done)
+        return future
+
+    def submit_then(self, rows: list[Row], done: Done[Answer]) -> None:
+        """As `submit`; `done` is called in the committing thread, so it must be short."""
         # A lock that was held while the process forked is never released in the child.
         self._check_process()
         with self._changed:
             self.check_usable()
-            self._waiting.append((rows, future))
+            self._waiting.append((rows, done))
             self._start()
             self._changed.notify()
-        return future
 
     def close(self) -> None:
         """Commit what waits, then end the thread; in a forked process there is nothing to do."""
@@ -84,15 +100,15 @@ class GroupCommitter(Generic[Row, Answer]):
             try:
                 answers = list(self._commit(rows))
             except BaseException as error:  # noqa: BLE001 - each caller gets it
-                for _, future in group:
-                    future.set_exception(error)
+                for _, done in group:
+                    _tell(done, (), error)
             else:
                 _answer(group, answers)
 
-    def _next_group(self) -> list[tuple[list[Row], Future[list[Answer]]]]:
+    def _next_group(self) -> list[tuple[list[Row], Done[Answer]]]:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
-            group: list[tuple[list[Row], Future[list[Answer]]]] = []
+            group: list[tuple[list[Row], Done[Answer]]] = []
             count = 0
             while self._waiting and (
                 not group or count + len(self._waiting[0][0]) <= self._max_rows
@@ -102,8 +118,16 @@ class GroupCommitter(Generic[Row, Answer]):
             return group
 
 
-def _answer(group: list[tuple[list[Row], Future[list[Answer]]]], answers: list[Answer]) -> None:
+def _answer(group: list[tuple[list[Row], Done[Answer]]], answers: list[Answer]) -> None:
     position = 0
-    for rows, future in group:
-        future.set_result(answers[position : position + len(rows)])
+    for rows, done in group:
+        _tell(done, answers[position : position + len(rows)], None)
         position += len(rows)
+
+
+def _tell(done: Done[Answer], answers: Sequence[Answer], error: BaseException | None) -> None:
+    try:
+        done(answers, error)
+    except Exception:
+        # The others of this commit must hear of it too.
+        logger.exception("what follows a commit failed")

@@ -95,6 +95,26 @@ def first_of_each(place: Integers, sequence: Integers) -> npt.NDArray[np.bool_]:
     return answer
 
 
+def find_pairs(wanted: tuple[Integers, Integers], known: tuple[Integers, Integers]) -> Integers:
+    """Row numbers in `known` of the pairs `wanted`, both as two columns; -1 where there is none."""
+    count = len(known[0])
+    if not count:
+        return np.full(len(wanted[0]), -1, dtype=np.int64)
+    values, code = np.unique(np.concatenate([known[1], wanted[1]]), return_inverse=True)
+    keys = known[0] * len(values) + code[:count]
+    wanted_keys = wanted[0] * len(values) + code[count:]
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys[order], wanted_keys), count - 1)
+    return np.where(keys[order][at] == wanted_keys, order[at], -1)
+
+
+def list_items(column: Any) -> tuple[Integers, Integers]:
+    """The row number and the value of each item of a column of lists of whole numbers."""
+    lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    rows = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
+    return rows, integers(pc.list_flatten(lists), -1)
+
+
 def integers(column: Any, null: int) -> Integers:
     """A column of whole numbers as numpy, with `null` for nulls."""
     filled = pc.fill_null(column, null).to_numpy()

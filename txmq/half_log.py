@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.delay_levels import delay_s_of
 from txmq.grouping import Groups, Integers, first_of_each, flags, integers
 from txmq.lifecycle import Halves
 from txmq.message import Message, message_id, transaction_time_ms
@@ -21,6 +22,9 @@ from txmq.storage import Table
 IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date", "client_id")
 SUMMARY_COLUMNS = ("transaction_id", "sequence", "producer_group", "real_topic", "message_count")
 COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
+
+DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
+DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
 
 NO_SEQUENCE = -1
 HalfRow = tuple[object, ...]
@@ -36,6 +40,8 @@ class HalfOrigin:
     check_immunity_time_s: float
     born_timestamp_ms: int
     client_id: str | None = None
+    ordinary: bool = False
+    delay_levels_s: tuple[int, ...] = ()
 
 
 def store_date(transaction_id: str) -> date:
@@ -66,9 +72,9 @@ def half_rows(
             list(message.properties.items()),
             message.sharding_key,
             born,
-            None,
-            None,
-            False,
+            pause_s(message, origin.delay_levels_s),
+            message.deliver_timestamp,
+            origin.ordinary,
             message_count if sequence == HEAD_SEQUENCE else None,
             origin.check_immunity_time_s if sequence == HEAD_SEQUENCE else None,
             origin.client_id if sequence == HEAD_SEQUENCE else None,
@@ -76,6 +82,13 @@ def half_rows(
         )
         for sequence, message in enumerate(messages)
     ]
+
+
+def pause_s(message: Message, delay_levels_s: tuple[int, ...]) -> int | None:
+    """How long a message waits after its commit, by its level or in seconds; None: not at all."""
+    if message.delay_level:
+        return delay_s_of(message.delay_level, delay_levels_s)
+    return message.delay_s or None
 
 
 def head_row(origin: HalfOrigin, message_count: int) -> HalfRow:
@@ -87,7 +100,7 @@ def head_row(origin: HalfOrigin, message_count: int) -> HalfRow:
         "queue_id": origin.queue_id,
         "producer_group": origin.producer_group,
         "born_timestamp": timestamp(origin.born_timestamp_ms),
-        "ordinary": False,
+        "ordinary": origin.ordinary,
         "message_count": message_count,
         "check_immunity_time_s": origin.check_immunity_time_s,
         "client_id": origin.client_id,
@@ -120,6 +133,15 @@ class HalfLog:
         """All columns of all rows of these transactions, doubled rows included."""
         return self.table.rows_of("transaction_id", transaction_ids, HALF.columns.names)
 
+    def delayed_of(self, transaction_ids: pa.Array) -> pa.Table:
+        """transaction_id, sequence, producer_group of their delayed messages, once each."""
+        columns = (*DELAYED_COLUMNS, *DELAY_COLUMNS)
+        rows = self.table.rows_of("transaction_id", transaction_ids, columns)
+        rows = rows.filter(is_delayed(rows)).select(list(DELAYED_COLUMNS))
+        places = Groups.of(rows["transaction_id"]).place
+        first = first_of_each(places, integers(rows["sequence"], NO_SEQUENCE))
+        return rows if first.all() else rows.filter(pa.array(first))
+
     def halves(self, transaction_id: str) -> Halves | None:
         """What is durable of one transaction, or None; 0 commits."""
         return self.halves_of([transaction_id]).get(transaction_id)
@@ -140,6 +162,11 @@ class HalfLog:
         }
         doubled = grouped.filter(pc.invert(once))["transaction_id"].combine_chunks()
         return halves | (halves_by_id(self.rows(doubled)) if len(doubled) else {})
+
+
+def is_delayed(rows: pa.Table) -> pa.ChunkedArray:
+    """Which halves wait in the schedule once they are committed."""
+    return pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
 
 
 def grouped_summaries(summaries: pa.Table) -> pa.Table:

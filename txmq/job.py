@@ -45,12 +45,20 @@ def run_job(
     """
     from pyspark.sql import SparkSession
 
+    def made(store: Store) -> Service:
+        return make(store, SparkSession.builder.appName(f"txmq-{name}").getOrCreate())
+
+    return run_plain_job(name, made, arguments)
+
+
+def run_plain_job(
+    name: str, make: Callable[[Store], Service], arguments: Sequence[str] | None = None
+) -> int:
+    """As `run_job`, for a service that needs no Spark."""
     parser = _parser(name, f"txmq {name}: runs until SIGTERM")
     parser.add_argument("--once", action="store_true", help="do what is due, then end")
     options = parser.parse_args(arguments)
-    store = _opened(options)
-    spark = SparkSession.builder.appName(f"txmq-{name}").getOrCreate()
-    service = make(store, spark)
+    service = make(_opened(options))
     if options.once:
         logging.getLogger(__name__).info("%s", service.run_once())
     else:

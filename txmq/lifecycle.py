@@ -7,7 +7,7 @@ Claims are what somebody asked for, facts are what took effect. Everything that 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 
@@ -67,6 +67,7 @@ class Claim:
 
     `life` is the number of RESUMEs its writer had seen (a RESUME: the life that it opens);
     it is None on COMMIT and ROLLBACK, which fit any life. Timestamps are milliseconds.
+    `sequences` names the messages that a DELIVER or RECALL is about; None is all of them.
     """
 
     transaction_id: str
@@ -79,6 +80,7 @@ class Claim:
     check_times: int | None = None
     next_check_timestamp_ms: int | None = None
     reason: str | None = None
+    sequences: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,55 @@ def _count_check(standing: Standing, claim: Claim) -> Standing:
         # The older of two rows may have been written again: it does not bring the check forward.
         due_ms = max(due_ms or 0, standing.next_check_timestamp_ms)
     return replace(standing, check_times=times, next_check_timestamp_ms=due_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryFact:
+    """A claim about delayed messages that took effect for some of them."""
+
+    claim: Claim
+    state: DeliveryState
+    sequences: tuple[int, ...]
+
+
+DELIVERY_STATES = {
+    ClaimKind.DELIVER: DeliveryState.DELIVERED,
+    ClaimKind.RECALL: DeliveryState.RECALLED,
+}
+
+
+def fold_deliveries(
+    claims: Iterable[Claim],
+    committed: Claim,
+    scheduled: Collection[int],
+    ended: Mapping[int, DeliveryState],
+) -> tuple[dict[int, DeliveryState], tuple[DeliveryFact, ...]]:
+    """Where the delayed messages of one committed transaction stand after `claims`.
+
+    The first claim counts for each message by itself.
+
+    Args:
+        claims: about this transaction; those that are not DELIVER or RECALL are passed over.
+        committed: the COMMIT that took effect; claims before it, and of other groups, do not.
+        scheduled: sequences of the delayed messages.
+        ended: what is DELIVERED or RECALLED already.
+    """
+    standing, facts = dict(ended), []
+    for claim in sorted(claims, key=order_of):
+        state = DELIVERY_STATES.get(claim.kind)
+        fits = claim.producer_group == committed.producer_group and _is_after(claim, committed)
+        if state is None or not fits:
+            continue
+        named = scheduled if claim.sequences is None else {*scheduled} & {*claim.sequences}
+        took = tuple(sorted({*named} - standing.keys()))
+        if took:
+            standing.update(dict.fromkeys(took, state))
+            facts.append(DeliveryFact(claim, state, took))
+    return standing, tuple(facts)
+
+
+def _is_after(claim: Claim, committed: Claim) -> bool:
+    return (claim.op_version, claim.ordinal) > (committed.op_version, committed.ordinal)
 
 
 def end_asked_for(kind: ClaimKind) -> TransactionState:

@@ -93,6 +93,7 @@ RESERVED_PROPERTIES = frozenset(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
 _RANDOM_BITS = 74
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
@@ -225,6 +226,17 @@ def transaction_time_ms(transaction_id: str) -> int:
 def message_id(transaction_id: str, sequence: int) -> str:
     """The address of a message: its transaction and its place in it."""
     return f"{transaction_id}:{sequence}"
+
+
+def message_address(message_id: object) -> tuple[str, int]:
+    """The transaction and the place that a message_id names.
+
+    Raises: TransactionNotFoundError for what cannot be one.
+    """
+    found = _MESSAGE_ID.fullmatch(message_id) if isinstance(message_id, str) else None
+    if found is None:
+        raise TransactionNotFoundError(message_id)
+    return found[1], int(found[2])
 
 
 def _check_body(body: object) -> None:

@@ -16,7 +16,7 @@ from txmq.storage import Table
 
 CLAIM_COLUMNS = (
     "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
-    "next_check_timestamp", "reason", "op_timestamp",
+    "next_check_timestamp", "reason", "op_timestamp", "sequences",
 )  # fmt: skip
 _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
 
@@ -34,6 +34,7 @@ class OpRow:
     check_times: int | None = None
     next_check_timestamp_ms: int | None = None
     reason: str | None = None
+    sequences: tuple[int, ...] | None = None
 
 
 def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
@@ -44,7 +45,7 @@ def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
         "queue_id": [queue_id] * len(rows),
         "ordinal": list(range(len(rows))),
         "kind": [row.kind.value for row in rows],
-        "sequences": [None] * len(rows),
+        "sequences": [row.sequences for row in rows],
         "source": [row.source.value for row in rows],
         "producer_group": [row.producer_group for row in rows],
         "life": [row.life for row in rows],
@@ -149,6 +150,7 @@ def _claim(row: dict[str, Any], version: int) -> Claim:
         check_times=row["check_times"],
         next_check_timestamp_ms=None if next_check is None else milliseconds(next_check),
         reason=row["reason"],
+        sequences=None if row["sequences"] is None else tuple(row["sequences"]),
     )
 
 

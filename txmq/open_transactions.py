@@ -20,7 +20,7 @@ from txmq.half_heads import UNREADABLE_ERRORS
 from txmq.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
 from txmq.message import transaction_time_ms
 from txmq.schemas import HEAD_SEQUENCE, MICROSECONDS_UTC
-from txmq.settled_log import last_facts
+from txmq.settled_log import last_facts, without_deliveries
 from txmq.storage import Table
 from txmq.store import Store
 
@@ -116,7 +116,9 @@ class OpenTransactions:
         rows = _readable_rows(self._half.refresh())
         self._standings.refresh()
         settled, op = self._standings.settled, self._standings.op
-        facts = settled.table.read(settled.table.files(), ("transaction_id", "state"))
+        facts = without_deliveries(
+            settled.table.read(settled.table.files(), ("transaction_id", "state"))
+        )
         is_final = pc.is_in(facts["state"], value_set=_FINAL)
         rows = _without(rows, facts.filter(is_final)["transaction_id"])
         claims = op.rows_about(pc.unique(rows["transaction_id"]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,15 +25,25 @@ from txmq.data_files import (
     spark_writer,
     staging_folder,
     write_file,
+    write_partitions,
     written_by_spark,
 )
 from txmq.delta_table import disk_error
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
-from txmq.grouping import Groups, Integers, first_of_each, flags, integers
-from txmq.half_log import HalfLog
-from txmq.lifecycle import TransactionState
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.schemas import HALF, MICROSECONDS_UTC, TOPIC
+from txmq.grouping import (
+    Groups,
+    Integers,
+    find_pairs,
+    first_of_each,
+    flags,
+    integers,
+    list_items,
+)
+from txmq.half_log import DELAY_COLUMNS, HalfLog, is_delayed
+from txmq.lifecycle import DeliveryState, TransactionState
+from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.schedule_log import ScheduleLog
+from txmq.schemas import HALF, MICROSECONDS_UTC, SCHEDULE, TOPIC
 from txmq.storage import DataFile, Table
 
 if TYPE_CHECKING:
@@ -43,8 +53,23 @@ BATCH_ROWS = 8192
 READ_AHEAD_BATCHES = 3
 DEAD_STATES = (TransactionState.DISCARDED.value, TransactionState.EXPIRED.value)
 SHOWN_STATES = (TransactionState.COMMITTED.value, *DEAD_STATES)
-_PLAN_COLUMNS = ("transaction_id", "sequence", "real_topic", "real_queue_id", "message_count")
-_HALF_FIELDS = [HALF.columns.field(name) for name in _PLAN_COLUMNS if name != "transaction_id"]
+DELIVERED = DeliveryState.DELIVERED.value
+_HALF_COLUMNS = (
+    "transaction_id", "sequence", "real_topic", "real_queue_id", "message_count", *DELAY_COLUMNS,
+)  # fmt: skip
+_SCHEDULE_COLUMNS = ("transaction_id", "sequence", "topic", "queue_id")
+_PLAN = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("op_version", pa.int64()),
+        ("ordinal", pa.int64()),
+        ("life", pa.int32()),
+        ("deliver_timestamp", MICROSECONDS_UTC),
+        ("file", pa.int32()),
+        ("row", pa.int64()),
+    ]
+)
 # A topic's column and the half's column that it is copied from.
 COPIED = {
     "message_id": "message_id",
@@ -68,13 +93,22 @@ SPARK_PLAN_ROWS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A file that holds bodies, and the table that it is of: the half log or the schedule."""
+
+    table: Table
+    file: DataFile
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Messages that facts make visible, in their order; `rows` has one row for each.
 
-    `rows`: topic, queue_id, op_version, life, file (number in `files`), row (number in its file).
+    `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (in the schedule only),
+    file (number in `files`), row (number in its file).
     """
 
-    files: Sequence[DataFile]
+    files: Sequence[PlanFile]
     rows: pa.Table
 
     def topics(self) -> list[str]:
@@ -88,44 +122,78 @@ class Plan:
         )
         return self if pc.all(wanted).as_py() else Plan(self.files, self.rows.filter(wanted))
 
+    def used_files(self) -> list[PlanFile]:
+        """The files that hold at least one of the messages."""
+        return [self.files[number] for number in pc.unique(self.rows["file"]).to_pylist()]
+
     def size_bytes(self) -> int:
         """The size of the files that hold the bodies."""
-        numbers = pc.unique(self.rows["file"]).to_pylist()
-        return sum(self.files[number].size_bytes for number in numbers)
+        return sum(used.file.size_bytes for used in self.used_files())
 
 
 class PayloadEngine(Protocol):
     """Copies the bodies of a plan into new files of a topic; 0 commits."""
 
-    def write(
-        self, half: Table, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int
-    ) -> list[NewFile]:
+    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """`offsets` has the queue_offset of each row of the plan."""
         ...
 
 
-def make_plan(half: HalfLog, facts: pa.Table) -> Plan:
-    """What the COMMITTED, DISCARDED and EXPIRED among `facts` show, by claim and sequence.
+def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = None) -> Plan:
+    """What the COMMITTED, DISCARDED, EXPIRED and DELIVERED among `facts` show, in their order.
+
+    Args:
+        half: where bodies are; its handle must not be older than the facts.
+        facts: SHOWN_COLUMNS, in any order.
+        schedule: where bodies of DELIVERED messages are; it is refreshed when there are any.
 
     Raises: PayloadMissingError if a committed transaction has fewer halves than it was settled
-        with: nothing is skipped.
+        with, or a delivered message is in neither table: nothing is skipped.
     """
-    shown = facts.filter(pc.is_in(facts["state"], value_set=pa.array(SHOWN_STATES)))
-    by_id = Groups.of(shown["transaction_id"])
-    files = half.table.files_holding("transaction_id", by_id.keys)
-    halves, place = _halves_of(half.table, files, by_id.keys)
-    _check_complete(shown, by_id, halves, place)
-    return Plan(files, _ordered(halves, place, shown, by_id))
+    ranked = facts.append_column("rank", pa.array(_rank(facts)))
+    shown = ranked.filter(pc.is_in(ranked["state"], value_set=pa.array(SHOWN_STATES)))
+    plan = _shown(half.table, shown)
+    delivered = ranked.filter(pc.equal(ranked["state"], DELIVERED))
+    if not delivered.num_rows:
+        return Plan(plan.files, plan.rows.select(_PLAN.names))
+    return _merged([plan, *_delivered(half, schedule, delivered)])
 
 
-def _halves_of(table: Table, files: Sequence[DataFile], ids: pa.Array) -> tuple[pa.Table, Integers]:
-    """The halves of these transactions, once each, and whose they are (number in `ids`)."""
-    parts = [_wanted(table, files, group, ids) for group in _file_groups(files, len(ids))]
-    columns = pa.schema([*_HALF_FIELDS, ("file", pa.int32()), ("row", pa.int64())])
-    halves = pa.concat_tables([columns.empty_table(), *(rows for rows, _ in parts)])
+def _shown(table: Table, facts: pa.Table) -> Plan:
+    """What is shown of whole transactions: by their halves."""
+    by_id = Groups.of(facts["transaction_id"])
+    files = table.files_holding("transaction_id", by_id.keys)
+    halves, place = _placed(table, files, by_id.keys, _HALF_COLUMNS)
+    _check_complete(facts, by_id, halves, place)
+    return Plan([PlanFile(table, file) for file in files], _ordered(halves, place, facts, by_id))
+
+
+def _merged(plans: Sequence[Plan]) -> Plan:
+    """One plan of several, in the order of the facts."""
+    counts = np.cumsum([0, *(len(plan.files) for plan in plans)])
+    parts = []
+    for plan, before in zip(plans, counts.tolist(), strict=False):
+        number = pc.add(plan.rows["file"], pa.scalar(before, pa.int32()))
+        at = plan.rows.schema.get_field_index("file")
+        parts.append(plan.rows.set_column(at, _PLAN.field("file"), number))
+    rows = pa.concat_tables(parts)
+    order = np.lexsort((integers(rows["sequence"], -1), integers(rows["rank"], 0)))
+    files = [file for plan in plans for file in plan.files]
+    return Plan(files, rows.take(pa.array(order)).select(_PLAN.names))
+
+
+def _placed(
+    table: Table, files: Sequence[DataFile], ids: pa.Array, columns: Sequence[str]
+) -> tuple[pa.Table, Integers]:
+    """The messages of these transactions, once each, and whose they are (number in `ids`)."""
+    groups = _file_groups(files, len(ids))
+    parts = [_wanted(table, files, group, ids, columns) for group in groups]
+    fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
+    empty = pa.schema([*fields, _PLAN.field("file"), _PLAN.field("row")]).empty_table()
+    rows = pa.concat_tables([empty, *(rows for rows, _ in parts)])
     place = np.concatenate([np.arange(0, dtype=np.int64), *(place for _, place in parts)])
-    first = first_of_each(place, integers(halves["sequence"], -1))
-    return (halves, place) if first.all() else (halves.filter(pa.array(first)), place[first])
+    first = first_of_each(place, integers(rows["sequence"], -1))
+    return (rows, place) if first.all() else (rows.filter(pa.array(first)), place[first])
 
 
 def _file_groups(files: Sequence[DataFile], ids: int) -> Iterator[range]:
@@ -139,16 +207,16 @@ def _file_groups(files: Sequence[DataFile], ids: int) -> Iterator[range]:
 
 
 def _wanted(
-    table: Table, files: Sequence[DataFile], group: range, ids: pa.Array
+    table: Table, files: Sequence[DataFile], group: range, ids: pa.Array, columns: Sequence[str]
 ) -> tuple[pa.Table, Integers]:
     """The wanted rows of some files with their file and their row in it, without their id."""
     lengths = [files[number].num_records for number in group]
-    halves = table.read([files[number] for number in group], _PLAN_COLUMNS)
-    place = integers(pc.index_in(halves["transaction_id"], value_set=ids), -1)
+    rows = table.read([files[number] for number in group], columns)
+    place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
     file_numbers = np.repeat(np.array(group, dtype=np.int32), lengths)
     row_numbers = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
     numbered = (
-        halves.drop_columns(["transaction_id"])
+        rows.drop_columns(["transaction_id"])
         .append_column("file", pa.array(file_numbers))
         .append_column("row", pa.array(row_numbers))
     )
@@ -175,16 +243,29 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     rows, numbers = np.flatnonzero(carries), place[carries]
     fact, row = _pairs(by_id, numbers, rows)
     sequence = integers(halves["sequence"], -1)[row]
-    rank = _rank(facts)[fact]
+    rank = integers(facts["rank"], 0)[fact]
     order = np.lexsort((sequence, rank))
-    facts = facts.select(["state", "op_version", "life"]).take(pa.array(fact[order]))
+    facts = facts.take(pa.array(fact[order]))
     if not np.array_equal(row[order], np.arange(halves.num_rows)):
         halves = halves.take(pa.array(row[order]))
+    topic, due = _topics_and_times(halves, facts)
+    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["ordinal"],
+               facts["life"], due, halves["file"], halves["row"], facts["rank"],
+               halves["sequence"]]  # fmt: skip
+    return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
+
+
+def _topics_and_times(halves: pa.Table, facts: pa.Table) -> tuple[Any, Any]:
+    """Where each message is shown; of those that wait in the schedule, until when."""
     is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES))
     topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
-    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["life"],
-               halves["file"], halves["row"]]  # fmt: skip
-    return pa.table(columns, names=["topic", "queue_id", "op_version", "life", "file", "row"])
+    waits = pc.and_(is_delayed(halves), pc.invert(is_dead))
+    if not pc.any(waits, min_count=0).as_py():
+        return topic, pa.nulls(halves.num_rows, MICROSECONDS_UTC)
+    pause = pc.multiply(halves["delay_s"], 1_000_000).cast(pa.duration("us"))
+    due = pc.coalesce(halves["deliver_timestamp"], pc.add(facts["settled_timestamp"], pause))
+    never = pa.scalar(None, MICROSECONDS_UTC)
+    return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, never)
 
 
 def _pairs(by_id: Groups, numbers: Integers, rows: Integers) -> tuple[Integers, Integers]:
@@ -205,20 +286,56 @@ def _rank(facts: pa.Table) -> Integers:
     return rank
 
 
+# --- delivered ---------------------------------------------------------------------------------
+
+
+def _delivered(half: HalfLog, schedule: ScheduleLog | None, facts: pa.Table) -> Iterator[Plan]:
+    """What DELIVERED facts show: from the schedule, and from half what is not there (yet)."""
+    fact, sequence = list_items(facts["sequences"])
+    by_id = Groups.of(facts["transaction_id"])
+    left = np.arange(len(fact))
+    sources: list[tuple[Table, Sequence[str]]] = [(half.table, _HALF_COLUMNS)]
+    if schedule is not None and schedule.refresh().is_there:
+        sources.insert(0, (schedule.table, _SCHEDULE_COLUMNS))
+    for table, columns in sources:
+        files = table.files_holding("transaction_id", by_id.keys) if len(left) else []
+        rows, place = _placed(table, files, by_id.keys, columns)
+        wanted = (by_id.place[fact[left]], sequence[left])
+        at = find_pairs(wanted, (place, integers(rows["sequence"], -1)))
+        found = left[at >= 0]
+        plan_rows = _delivered_rows(rows.take(pa.array(at[at >= 0])), facts, fact[found])
+        yield Plan([PlanFile(table, file) for file in files], plan_rows)
+        left = left[at < 0]
+    if len(left):
+        first = facts["transaction_id"][int(fact[left[0]])]
+        problem = f"misses {len(left):,} delivered messages, first of {first}"
+        raise PayloadMissingError("schedule", f"{problem}; restore them, nothing is skipped")
+
+
+def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.Table:
+    chosen = facts.take(pa.array(fact))
+    topic, queue_id = (
+        messages[name if name in messages.column_names else f"real_{name}"]
+        for name in ("topic", "queue_id")
+    )
+    due = pa.nulls(messages.num_rows, MICROSECONDS_UTC)
+    columns = [topic, queue_id, chosen["op_version"], chosen["ordinal"], chosen["life"], due,
+               messages["file"], messages["row"], chosen["rank"], messages["sequence"]]  # fmt: skip
+    return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
+
+
 # --- arrow -------------------------------------------------------------------------------------
 
 
 class ArrowEngine:
     """Streams the files through this process: one new file, memory of a few record batches."""
 
-    def write(
-        self, half: Table, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int
-    ) -> list[NewFile]:
+    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
-        parts = _read_ahead(_copied(half, plan.files, numbered, now_ms))
+        parts = _read_ahead(copied(plan.files, numbered, topic.schema.columns, now_ms))
         try:
-            return [write_file(parts, TOPIC.columns, topic.filesystem, TOPIC.statistics_columns)]
+            return _written(parts, topic)
         except OSError as error:
             told = disk_error(topic.schema.name, error)
             if told is None:
@@ -226,45 +343,72 @@ class ArrowEngine:
             raise told from error
 
 
-def _copied(
-    half: Table, files: Sequence[DataFile], rows: pa.Table, now_ms: int
+def _written(parts: Iterator[pa.Table], topic: Table) -> list[NewFile]:
+    schema, filesystem = topic.schema, topic.filesystem
+    if schema.partition_by:
+        return write_partitions(parts, schema.partition_by, filesystem, schema.statistics_columns)
+    return [write_file(parts, schema.columns, filesystem, schema.statistics_columns)]
+
+
+def copied(
+    files: Sequence[PlanFile], rows: pa.Table, schema: pa.Schema, now_ms: int
 ) -> Iterator[pa.Table]:
+    """Rows of a topic for the `rows` of a plan, with a queue_offset each, in the order of the files.
+
+    A column store_timestamp in `rows` counts where it is not null, else `now_ms` does.
+    """
     by_file = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
     numbers = by_file["file"].to_numpy()
     for number in pc.unique(rows["file"]).to_pylist():
         first, last = np.searchsorted(numbers, [number, number + 1])
-        yield from _copied_file(half, files[number], by_file.slice(first, last - first), now_ms)
+        wanted = by_file.slice(first, last - first)
+        for part, given in _copied_file(files[number], wanted):
+            yield _topic_rows(part, given, schema, now_ms)
 
 
-def _copied_file(half: Table, file: DataFile, wanted: pa.Table, now_ms: int) -> Iterator[pa.Table]:
+def _copied_file(file: PlanFile, wanted: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """The wanted messages by the names of a topic's columns, and what the plan gives them."""
     places = wanted["row"].to_numpy()
+    copied = _copied_columns(file.table)
     start = 0
-    for batch in half.batches(file, list(COPIED.values()), BATCH_ROWS):
+    for batch in file.table.batches(file.file, list(copied.values()), BATCH_ROWS):
         first, last = np.searchsorted(places, [start, start + batch.num_rows])
         if last > first:
             part, chosen = batch, places[first:last] - start
             # Two discarded lives show one message twice, so their number alone says nothing.
             if not np.array_equal(chosen, np.arange(batch.num_rows)):
                 part = batch.take(pa.array(chosen))
-            yield _topic_rows(pa.table(part), wanted.slice(first, last - first), now_ms)
+            yield _renamed(part, copied), wanted.slice(first, last - first)
         start += batch.num_rows
 
 
-def _topic_rows(halves: pa.Table, given: pa.Table, now_ms: int) -> pa.Table:
-    """Rows of a topic from rows of the half log and what the plan gives them."""
-    stored = set(halves.column_names)
-    now = pa.repeat(pa.scalar(timestamp(now_ms), MICROSECONDS_UTC), halves.num_rows)
-    columns = []
-    for column in TOPIC.columns:
-        if column.name == "store_timestamp":
-            columns.append(now)
-        elif column.name in _GIVEN:
-            columns.append(given[column.name])
-        elif COPIED[column.name] in stored:
-            columns.append(halves[COPIED[column.name]].cast(column.type))
-        else:
-            columns.append(pa.nulls(halves.num_rows, column.type))
-    return pa.table(columns, schema=TOPIC.columns)
+def _copied_columns(table: Table) -> dict[str, str]:
+    """A topic's column, and the one of this table that it is copied from."""
+    return {name: name for name in COPIED} if table.schema.name == SCHEDULE.name else COPIED
+
+
+def _renamed(batch: pa.RecordBatch, copied: Mapping[str, str]) -> pa.Table:
+    stored = set(batch.schema.names)
+    names = {name: source for name, source in copied.items() if source in stored}
+    return pa.table([batch[source] for source in names.values()], names=list(names))
+
+
+def _topic_rows(messages: pa.Table, given: pa.Table, schema: pa.Schema, now_ms: int) -> pa.Table:
+    """Rows of a topic: what is copied, what the plan gives, and when it is stored."""
+    known = {name: messages[name] for name in messages.column_names}
+    known |= {name: given[name] for name in _GIVEN}
+    now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
+    known["store_timestamp"] = (
+        pc.fill_null(given["store_timestamp"], now)
+        if "store_timestamp" in given.column_names
+        else pa.repeat(now, messages.num_rows)
+    )
+    if "due_date" in schema.names:
+        known["deliver_timestamp"] = given["deliver_timestamp"]
+        known["due_date"] = given["deliver_timestamp"].cast(pa.date32())
+    missing = pa.nulls(messages.num_rows)
+    columns = [known.get(column.name, missing).cast(column.type) for column in schema]
+    return pa.table(columns, schema=schema)
 
 
 def _read_ahead(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -312,6 +456,12 @@ def _from_thread(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
 # --- spark -------------------------------------------------------------------------------------
 
 
+def suits_spark(plan: Plan) -> bool:
+    """Whether the spark engine can copy it: files of the half log, and no partitions to write."""
+    is_scheduled = pc.any(pc.is_valid(plan.rows["deliver_timestamp"]), min_count=0).as_py()
+    return not is_scheduled and all(one.table.schema.name == HALF.name for one in plan.used_files())
+
+
 class SparkEngine:
     """Spark reads the half files and writes the topic's files; the driver holds no body."""
 
@@ -324,13 +474,13 @@ class SparkEngine:
         # Spark's default, INT96, is read by few engines.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
-    def write(
-        self, half: Table, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int
-    ) -> list[NewFile]:
+    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
+        half = plan.files[0].table
+        halves = [each.file for each in plan.files]
         files: list[NewFile] = []
-        for part in _spark_parts(plan.files, numbered):
+        for part in _spark_parts(halves, numbered):
             files += self._write_part(half, topic, part, now_ms)
         written = sum(file.num_records for file in files)
         if written != numbered.num_rows:

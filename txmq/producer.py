@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import threading
+from functools import partial
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Self
 
+from txmq.async_transactions import AsyncTransactions
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.errors import (
     IncompleteTransactionError,
@@ -29,19 +32,26 @@ from txmq.message import (
     LocalTransactionState,
     Message,
     check_transaction_id,
+    message_address,
     message_id,
     new_transaction_id,
 )
+from txmq.message_checks import check_message
 from txmq.names import check_group
+from txmq.ordinary_messages import OrdinaryMessages
 from txmq.producer_commits import ProducerCommits
 from txmq.remote_member import RemoteMember
+from txmq.send_results import SendResult, TransactionSendResult
 from txmq.transaction import Transaction
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
     from datetime import datetime
 
     from pyspark.sql import SparkSession
 
+    from txmq.producer_commits import QueueSelector
     from txmq.store import Store
 
 logger = logging.getLogger(__name__)
@@ -50,15 +60,6 @@ _END_KINDS = {
     LocalTransactionState.COMMIT: ClaimKind.COMMIT,
     LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionSendResult:
-    """What `send_message_in_transaction` came to; UNKNOWN leaves the end to the check service."""
-
-    transaction_id: str
-    message_id: str
-    local_transaction_state: LocalTransactionState
 
 
 class TransactionProducer:
@@ -93,8 +94,80 @@ class TransactionProducer:
         self._listener = None if listener is None else check_listener(producer_group, listener)
         self._commits = ProducerCommits(store, self.producer_group, self.clock)
         self._member: RemoteMember | None = None
+        self._lock = threading.Lock()
+        self._room = BoundedSemaphore(store.config.back_pressure_for_async_send_num)
+        self._ordinary = OrdinaryMessages(self._commits, self._room)
+        self._async: AsyncTransactions | None = None
 
     # --- sending --------------------------------------------------------------------------
+
+    def send(
+        self,
+        messages: Message | Iterable[Message],
+        *,
+        queue_id: int | None = None,
+        queue_selector: QueueSelector | None = None,
+    ) -> SendResult:
+        """Send without a local transaction; durable and acknowledged on return.
+
+        Several messages go to one topic (R96), are acknowledged together, and may be delayed. What
+        was not acknowledged is never shown. Commits: one to half and one to op, shared with the
+        other threads of this producer.
+
+        Args:
+            messages: one, or several to one topic; more than `max_transaction_size_bytes` are
+                split into several transactions.
+            queue_id: the queue of the topic; else by sharding key, or in turn.
+            queue_selector: called with each message and the number of queues, gives its queue_id.
+
+        Raises: MessageError and its kinds before anything is written; ClosedError; StorageError;
+            AlreadyResolvedError where it took longer than `transaction_timeout_s` and the check
+            rolled it back: send it again.
+        """
+        return self.send_async(messages, queue_id=queue_id, queue_selector=queue_selector).result()
+
+    def send_async(
+        self,
+        messages: Message | Iterable[Message],
+        *,
+        queue_id: int | None = None,
+        queue_selector: QueueSelector | None = None,
+    ) -> Future[SendResult]:
+        """As `send`, but what `send` returns or raises later is in the future.
+
+        Waits only where `back_pressure_for_async_send_num` sends are on their way. Callbacks of
+        the future run in a committing thread and must be short.
+        """
+        return self._ordinary.send(messages, queue_id, queue_selector)
+
+    def recall(self, message_id: str) -> None:
+        """Take back a delayed message before it is due, by any producer of its group; one commit.
+
+        Returns when it is certain never to be delivered; one that was recalled before is fine.
+
+        Raises: NotRecalledError where it was due first, is not delayed, or is not committed (roll
+            that back instead); TransactionNotFoundError, ProducerGroupMismatchError.
+        """
+        self._commits.check_open()
+        self._commits.recall(*message_address(message_id))
+
+    def send_message_in_transaction_async(
+        self, message: Message, argument: object = None
+    ) -> Future[TransactionSendResult]:
+        """As `send_message_in_transaction`, without waiting: many share each commit.
+
+        `execute_local_transaction` is called in `local_transaction_threads` threads. Waits only
+        where `back_pressure_for_async_send_num` sends are on their way.
+
+        Raises at once: MessageError, NotAcceptedError, ListenerError, ClosedError; all else is in
+        the future.
+        """
+        self._check_accepts()
+        executing = executing_listener(self.producer_group, self._listener)
+        check_message(message, self.store.config, self.clock.now_ms())
+        self._commits.queues.check_message(message, is_transactional=True)
+        routed = self._commits.queues.routed(message)
+        return self._asynchronous(executing).send(routed, argument)
 
     def send_message_in_transaction(
         self, message: Message, argument: object = None
@@ -111,7 +184,7 @@ class TransactionProducer:
         transaction = self.begin_transaction()
         transaction.send(message)
         transaction.prepare()
-        state = self._executed(executing, transaction, message, argument)
+        state = self._executed(executing, transaction.id, message, argument)
         if state is not LocalTransactionState.UNKNOWN:
             transaction.end(_END_KINDS[state])
         return TransactionSendResult(transaction.id, message_id(transaction.id, 0), state)
@@ -128,10 +201,7 @@ class TransactionProducer:
 
         Raises: NotAcceptedError (R25), ClosedError, InvalidMessageError.
         """
-        if self.store.config.reject_transaction_message:
-            message = "the store takes no transactions now (reject_transaction_message); try later"
-            raise NotAcceptedError(message)
-        self._commits.check_open()
+        self._check_accepts()
         if idempotency_key is None and key_timestamp is None:
             own_id = new_transaction_id(self.clock.now_ms())
             return Transaction(self._commits, own_id, listener=self._listener)
@@ -186,6 +256,10 @@ class TransactionProducer:
         """Wait for commits on their way; later calls raise ClosedError."""
         if self._member is not None:
             self._member.stop()
+        # Halves first, then the local transactions that wait for them, then their ends.
+        self._commits.close_halves()
+        if self._async is not None:
+            self._async.close()
         self._commits.close()
 
     def __enter__(self) -> Self:
@@ -195,6 +269,20 @@ class TransactionProducer:
     def __exit__(self, *_: object) -> None:
         """Close whatever happened."""
         self.close()
+
+    def _check_accepts(self) -> None:
+        if self.store.config.reject_transaction_message:
+            message = "the store takes no transactions now (reject_transaction_message); try later"
+            raise NotAcceptedError(message)
+        self._commits.check_open()
+
+    def _asynchronous(self, listener: ExecutingListener) -> AsyncTransactions:
+        with self._lock:
+            if self._async is None:
+                threads = self.store.config.local_transaction_threads
+                execute = partial(self._executed, listener)
+                self._async = AsyncTransactions(self._commits, execute, threads, self._room)
+            return self._async
 
     def _check_may_end(self, transaction_id: str, state: LocalTransactionState) -> None:
         half = self.store.half_log()
@@ -211,21 +299,21 @@ class TransactionProducer:
     def _executed(
         self,
         listener: ExecutingListener,
-        transaction: Transaction,
+        transaction_id: str,
         message: Message,
         argument: object,
     ) -> LocalTransactionState:
-        half = _half_message(transaction.id, self.producer_group, message, self.clock.now_ms())
+        half = _half_message(transaction_id, self.producer_group, message, self.clock.now_ms())
         try:
             answer = listener.execute_local_transaction(half, argument)
         except Exception as error:  # noqa: BLE001 - R7: an exception is UNKNOWN
             logger.warning(
-                "transaction %s: listener raised %s", transaction.id, type(error).__name__
+                "transaction %s: listener raised %s", transaction_id, type(error).__name__
             )
             return LocalTransactionState.UNKNOWN
         state, problem = answer_of(answer)
         if problem:
-            logger.warning("transaction %s: %s", transaction.id, problem)
+            logger.warning("transaction %s: %s", transaction_id, problem)
         return state
 
 

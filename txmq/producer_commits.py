@@ -7,6 +7,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
@@ -15,19 +16,23 @@ from txmq.dataframe_send import (
     DataFrameSend,
     SendLimits,
 )
+from txmq.delivery_look import DeliveryLook, recall_problem
 from txmq.errors import (
     AlreadyResolvedError,
     IncompleteTransactionError,
     InvalidMessageError,
+    InvalidQueueError,
+    NotRecalledError,
     TopicConflictError,
+    shown,
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.group_commit import GroupCommitter
 from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
 from txmq.idempotency import IdempotencyKey
-from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
-from txmq.message import Message
-from txmq.op_log import OpRow, op_table
+from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
+from txmq.message import Message, message_id
+from txmq.op_log import OpLog, OpRow, op_table
 from txmq.resolution import Resolution, Resolver
 from txmq.storage import Table
 from txmq.topic_catalog import TopicCatalog
@@ -50,7 +55,12 @@ class ProducerCommits:
         self.producer_group = producer_group
         self.queues = QueueChoice(store)
         self._clock = clock
+        self._delay_levels_s = store.config.delay_levels_s
         self._logs = _LogCommits(store, producer_group)
+
+    def now_ms(self) -> int:
+        """The producer's clock."""
+        return self._clock.now_ms()
 
     def check_open(self) -> None:
         """Raise ClosedError where nothing more can be committed."""
@@ -59,6 +69,10 @@ class ProducerCommits:
     def close(self) -> None:
         """Wait for commits on their way."""
         self._logs.close()
+
+    def close_halves(self) -> None:
+        """Wait for halves on their way; ends are taken still."""
+        self._logs.halves.close()
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
@@ -82,29 +96,43 @@ class ProducerCommits:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
+    def half_rows(
+        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool, ordinary: bool
+    ) -> list[HalfRow]:
+        """The rows of a transaction that is sent message by message; nothing is written."""
+        messages = [each.message for each in routed]
+        queues = self.queues.queues_of(routed, in_turn=in_turn)
+        origin = self._origin(transaction_id, messages, ordinary=ordinary)
+        return half_rows(origin, messages, queues, len(messages))
+
     def prepare(
-        self, transaction_id: str, messages: Sequence[Message], *, in_turn: bool = True
+        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool = True
     ) -> None:
         """All halves of a transaction: one commit, shared with others.
 
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
-        queues = self.queues.queues_of(messages, in_turn=in_turn)
-        origin = self._origin(transaction_id, messages)
-        rows = half_rows(origin, messages, queues, len(messages))
+        rows = self.half_rows(transaction_id, routed, in_turn=in_turn, ordinary=False)
         self._logs.halves.submit(rows).result()
+
+    def prepare_then(
+        self, rows: list[HalfRow], done: Callable[[BaseException | None], None]
+    ) -> None:
+        """Make rows durable; `done` is called by the thread that commits them."""
+        self._logs.halves.submit_then(rows, lambda _, error: done(error))
 
     def prepare_dataframes(
         self,
         transaction_id: str,
         sends: Sequence[DataFrameSend],
-        messages: Sequence[Message],
+        routed: Sequence[Routed],
         *,
         in_turn: bool = True,
     ) -> None:
         """All halves of a transaction with DataFrames: one commit of its own."""
+        messages = [each.message for each in routed]
         origin = self._origin(transaction_id, messages)
-        queues = self.queues.queues_of(messages, in_turn=in_turn)
+        queues = self.queues.queues_of(routed, in_turn=in_turn)
         self._logs.commit_dataframes(
             origin,
             sends,
@@ -117,17 +145,53 @@ class ProducerCommits:
 
         Raises: AlreadyResolvedError.
         """
-        now_ms = self._clock.now_ms()
-        row = OpRow(transaction_id, kind, self.producer_group, ClaimSource.PRODUCER, now_ms)
+        row = self._end_row(transaction_id, kind)
         resolution = self._logs.ends.submit([row]).result()[0]
         resolution.confirm(transaction_id, kind)
+
+    def end_then(
+        self,
+        ends: Sequence[tuple[str, ClaimKind]],
+        done: Callable[[Sequence[Resolution], BaseException | None], None],
+    ) -> None:
+        """Ends of several transactions in one commit; `done` is told where each of them stands."""
+        rows = [self._end_row(transaction_id, kind) for transaction_id, kind in ends]
+        self._logs.ends.submit_then(rows, done)
+
+    def recall(self, transaction_id: str, sequence: int) -> None:
+        """Claim that a delayed message is never to be delivered: one commit, shared.
+
+        Raises: NotRecalledError, TransactionNotFoundError, ProducerGroupMismatchError.
+        """
+        if self._recalled(transaction_id, sequence):
+            return
+        row = replace(self._end_row(transaction_id, ClaimKind.RECALL), sequences=(sequence,))
+        self._logs.recalls.submit([row]).result()
+        self._recalled(transaction_id, sequence)
+
+    def _recalled(self, transaction_id: str, sequence: int) -> bool:
+        """Whether it is recalled already; raises where it cannot be (any more)."""
+        look = DeliveryLook(self.store)
+        standing = look.standing(transaction_id, sequence, self.producer_group)
+        problem = recall_problem(standing)
+        if problem:
+            own_id = message_id(transaction_id, sequence)
+            state = standing.delivery or standing.state
+            raise NotRecalledError(own_id, state.value, problem)
+        return standing.delivery is DeliveryState.RECALLED
+
+    def _end_row(self, transaction_id: str, kind: ClaimKind) -> OpRow:
+        now_ms = self._clock.now_ms()
+        return OpRow(transaction_id, kind, self.producer_group, ClaimSource.PRODUCER, now_ms)
 
     @property
     def client_id(self) -> str:
         """Names this producer alone; heads carry it."""
         return self._logs.client_id
 
-    def _origin(self, transaction_id: str, messages: Sequence[Message]) -> HalfOrigin:
+    def _origin(
+        self, transaction_id: str, messages: Sequence[Message], *, ordinary: bool = False
+    ) -> HalfOrigin:
         timeout_s = self.store.config.of_group(self.producer_group).transaction_timeout_s
         immunity_s = max((m.immunity_time_s(timeout_s) for m in messages), default=timeout_s)
         return HalfOrigin(
@@ -137,7 +201,20 @@ class ProducerCommits:
             immunity_s,
             self._clock.now_ms(),
             self.client_id,
+            ordinary,
+            self._delay_levels_s,
         )
+
+
+QueueSelector = Callable[[Message, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
+
+    message: Message
+    queue_id: int | None = None
 
 
 class QueueChoice:
@@ -159,17 +236,39 @@ class QueueChoice:
             self._catalog.queue_count(topic),
         )
 
-    def queues_of(self, messages: Sequence[Message], *, in_turn: bool) -> list[int]:
-        """By sharding key, else in turn or by the place among these messages."""
-        turns = self._turn if in_turn else itertools.count()
-        return [self._queue_of(message, turns) for message in messages]
+    def routed(
+        self,
+        message: Message,
+        queue_id: object = None,
+        queue_selector: QueueSelector | None = None,
+    ) -> Routed:
+        """The message and the queue that its sender chose, if any.
 
-    def _queue_of(self, message: Message, turns: Iterator[int]) -> int:
+        Raises: InvalidQueueError where the topic has no such queue, or a sharding key says another.
+        """
+        if queue_id is None and queue_selector is None:
+            return Routed(message)
         count = self._catalog.queue_count(message.topic)
-        if message.sharding_key is None:
+        if queue_selector is not None:
+            _check_one_choice(message, queue_id)
+            queue_id = queue_selector(message, count)
+        _check_one_choice(message, None)
+        return Routed(message, _checked_queue(queue_id, count))
+
+    def queues_of(self, routed: Sequence[Routed], *, in_turn: bool) -> list[int]:
+        """As chosen, else by sharding key, else in turn or by the place among these messages."""
+        turns = self._turn if in_turn else itertools.count()
+        return [self._queue_of(each, turns) for each in routed]
+
+    def _queue_of(self, routed: Routed, turns: Iterator[int]) -> int:
+        if routed.queue_id is not None:
+            return routed.queue_id
+        count = self._catalog.queue_count(routed.message.topic)
+        key = routed.message.sharding_key
+        if key is None:
             return next(turns) % count
         # Spark's crc32 gives the same number for the same bytes.
-        return zlib.crc32(message.sharding_key.encode()) % count
+        return zlib.crc32(key.encode()) % count
 
     def check_message(self, message: Message, *, is_transactional: bool) -> None:
         """Raise where its topic does not take it.
@@ -207,6 +306,23 @@ class QueueChoice:
         self._spelled[folded] = topic
 
 
+def _check_one_choice(message: Message, queue_id: object) -> None:
+    if message.sharding_key is not None:
+        problem = "cannot be chosen for a message with a sharding_key; leave one of them out"
+        raise InvalidQueueError("queue_id", problem)
+    if queue_id is not None:
+        raise InvalidQueueError("queue_id", "and queue_selector are both given; pass one")
+
+
+def _checked_queue(queue_id: object, count: int) -> int:
+    # bool is an int in Python.
+    if not isinstance(queue_id, int) or isinstance(queue_id, bool):
+        raise InvalidQueueError("queue_id", f"must be an int, not {type(queue_id).__name__}")
+    if not 0 <= queue_id < count:
+        raise InvalidQueueError("queue_id", f"must be from 0 to {count - 1}, not {shown(queue_id)}")
+    return queue_id
+
+
 class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
@@ -219,6 +335,7 @@ class _LogCommits:
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
         # commit of either would answer for a lost one of the other.
         self._frame_session = f"txmq-producer/{uuid.uuid4()}"
+        self._recall_session = f"txmq-producer/{uuid.uuid4()}"
         self._frame_lock = threading.Lock()
         # One queue a process: a group commit is then one file.
         self.queue_id = session.int % store.config.half_queues
@@ -231,10 +348,16 @@ class _LogCommits:
         self.ends: GroupCommitter[OpRow, Resolution] = GroupCommitter(
             self._commit_ends, name=f"txmq-op-{producer_group}", max_rows=max_rows
         )
+        # Recalls are few; a thread and a handle of their own keep the ends' look simple.
+        self._recall_op: OpLog | None = None
+        self.recalls: GroupCommitter[OpRow, None] = GroupCommitter(
+            self._commit_recalls, name=f"txmq-recall-{producer_group}", max_rows=max_rows
+        )
 
     def close(self) -> None:
         self.halves.close()
         self.ends.close()
+        self.recalls.close()
 
     def _commit_halves(self, rows: list[HalfRow]) -> list[None]:
         self._append_halves(half_table(rows))
@@ -285,6 +408,13 @@ class _LogCommits:
         reached(FailPoint.END_CONFIRMED)
         _reopen_sometimes(self._op.table, number)
         return answers
+
+    def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
+        if self._recall_op is None:
+            self._recall_op = self._store.op_log()
+        number = next(self._numbers)
+        self._recall_op.append(rows, self.queue_id, app_id=self._recall_session, number=number)
+        return [None] * len(rows)
 
     def new_resolver(self) -> Resolver:
         """With handles of its own, for the calling thread."""

@@ -27,7 +27,14 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.fail_points import FailPoint, reached
-from txmq.payload import ArrowEngine, PayloadEngine, Plan, SparkEngine, make_plan
+from txmq.payload import (
+    ArrowEngine,
+    PayloadEngine,
+    Plan,
+    SparkEngine,
+    make_plan,
+    suits_spark,
+)
 from txmq.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
 from txmq.service import Restarting, StreamHandle, forget_checkpoint
 from txmq.settlement import settle
@@ -196,7 +203,7 @@ class _Engines:
         self._setting, self._spark_bytes = setting, spark_bytes
 
     def engine_for(self, plan: Plan) -> PayloadEngine:
-        if self._spark is None or self._setting == "arrow":
+        if self._spark is None or self._setting == "arrow" or not suits_spark(plan):
             return self._arrow
         if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
             return self._spark
@@ -211,6 +218,7 @@ class _Round:
         self._op = store.op_log()
         self._half = store.half_log()
         self._settled = store.settled_log(self._op.table.table_id)
+        self._schedule = store.schedule_log()
         self._register = store.register("publisher")
         self._topics: dict[str, TopicLog] = {}
         self._span = FIRST_SPAN_VERSIONS
@@ -252,7 +260,8 @@ class _Round:
         claims = self._op.between(after, end)
         reached(FailPoint.CLAIMS_READ)
         self._half.table.refresh()
-        settlement = settle(claims, self._half, self._settled, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        settlement = settle(claims, self._half, self._settled, now_ms, self._schedule)
         self._adapt_span(claims.num_rows, end - after)
         reached(FailPoint.FACTS_DECIDED)
         try:
@@ -289,7 +298,7 @@ class _Round:
         result = PublishResult()
         if facts.num_rows:
             self._half.table.refresh()
-            plan = make_plan(self._half, facts)
+            plan = make_plan(self._half, facts, self._schedule)
             reached(FailPoint.PLAN_MADE)
             names = [name for name in plan.topics() if name not in self._progress.parked]
             result = self._write_topics(names, plan, mark)
@@ -338,9 +347,7 @@ class _Round:
         begin = topic.next_offsets(pa.compute.unique(queues).to_pylist())
         offsets, after = offsets_in_order(queues, begin)
         engine = self._engines.engine_for(part)
-        files = engine.write(
-            self._half.table, topic.table, part, pa.array(offsets), self._clock.now_ms()
-        )
+        files = engine.write(topic.table, part, pa.array(offsets), self._clock.now_ms())
         reached(FailPoint.PAYLOAD_WRITTEN)
         topic.swap_files(files, mark, after)
         reached(FailPoint.TOPIC_COMMITTED)
@@ -387,7 +394,8 @@ class _Round:
         mark = min(self._settled.mark, self._progress.low_water_version)
         try:
             facts = self._settled.to_show(parked.from_version, mark)
-            plan = make_plan(self._half, facts)
+            self._half.table.refresh()
+            plan = make_plan(self._half, facts, self._schedule)
             self._write_topic(name, plan, parked.from_version, mark)
         except (TxmqError, OSError, pa.ArrowException) as error:
             self._park(name, parked.from_version, error)

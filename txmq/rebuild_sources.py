@@ -12,15 +12,17 @@ from datetime import UTC, date, datetime, time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import milliseconds
 from txmq.errors import StorageError, TopicNotRebuiltError
-from txmq.grouping import Integers, integers
+from txmq.grouping import Integers, flags, integers
 from txmq.half_log import HalfLog
-from txmq.payload import BATCH_ROWS, Plan, copied, make_plan
+from txmq.payload import BATCH_ROWS, DELIVERED, Plan, copied, make_plan
 from txmq.retention import FORGOTTEN_BEFORE
+from txmq.schedule_log import ScheduleLog
 from txmq.schemas import TOPIC
 from txmq.storage import DataFile
 from txmq.store import Store
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 # A rebuild gives rows their offset anew, and keeps the time at which they were stored.
 _GIVEN_AGAIN = ("queue_offset", "store_timestamp")
 _DIGESTED = tuple(name for name in TOPIC.columns.names if name not in _GIVEN_AGAIN)
+Flags = npt.NDArray[np.bool_]
 _SHOWN = ("queue_id", "queue_offset", "op_version", "sequence", "store_timestamp")
 
 
@@ -94,8 +97,9 @@ def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Exp
     half.table.refresh()
     # What the half log misses was said before it went.
     first_kept_id = _first_kept_id(store)
-    kept, gone = _split(half, facts, first_kept_id)
-    plan = make_plan(half, kept, store.schedule_log()).of_topic(topic, after)
+    schedule = store.schedule_log()
+    kept, gone = _split(half, schedule, facts, first_kept_id)
+    plan = make_plan(half, kept, schedule).of_topic(topic, after)
     keys, digests = _digests_of(plan)
     return Expected(mark, plan, keys, digests, gone, first_kept_id)
 
@@ -142,7 +146,9 @@ def _first_kept_id(store: Store) -> str | None:
     return f"{digits[:8]}-{digits[8:]}"
 
 
-def _split(half: HalfLog, facts: pa.Table, first_kept_id: str | None) -> tuple[pa.Table, pa.Table]:
+def _split(
+    half: HalfLog, schedule: ScheduleLog, facts: pa.Table, first_kept_id: str | None
+) -> tuple[pa.Table, pa.Table]:
     """Facts whose payload is there, and those whose halves retention has taken."""
     if first_kept_id is None:
         return facts, facts.slice(0, 0)
@@ -150,8 +156,21 @@ def _split(half: HalfLog, facts: pa.Table, first_kept_id: str | None) -> tuple[p
     old = ids.filter(pc.less(ids, first_kept_id))
     there = half.table.rows_of("transaction_id", old, ("transaction_id",))["transaction_id"]
     gone = old.filter(pc.invert(pc.is_in(old, value_set=pc.unique(there))))
-    is_gone = pc.is_in(facts["transaction_id"], value_set=gone)
-    return facts.filter(pc.invert(is_gone)), facts.filter(is_gone)
+    is_gone = flags(pc.is_in(facts["transaction_id"], value_set=gone))
+    is_gone &= ~_is_scheduled(schedule, facts, gone)
+    return facts.filter(pa.array(~is_gone)), facts.filter(pa.array(is_gone))
+
+
+def _is_scheduled(schedule: ScheduleLog, facts: pa.Table, gone: pa.Array) -> Flags:
+    """Which facts deliver messages that the schedule holds, though their halves are gone."""
+    delivered = flags(pc.equal(facts["state"], DELIVERED))
+    numbers = np.flatnonzero(delivered)
+    found = schedule.refresh().messages_of(gone).select(["transaction_id", "sequence"])
+    held = set(zip(*(found[name].to_pylist() for name in found.column_names), strict=True))
+    answer = np.zeros(facts.num_rows, dtype=bool)
+    for number, row in zip(numbers, facts.filter(pa.array(delivered)).to_pylist(), strict=True):
+        answer[number] = all((row["transaction_id"], each) in held for each in row["sequences"])
+    return answer
 
 
 def _digests_of(plan: Plan) -> tuple[pa.Array, Integers]:

@@ -8,12 +8,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
-from txmq.lifecycle import Fact, Standing, TransactionState
+from txmq.lifecycle import DeliveryState, Fact, Standing, TransactionState
 from txmq.schemas import SETTLED
 from txmq.storage import Table
 
 NOTHING = -1
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
+SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp")
+DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
+_DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
 
 
 def mark_id(op_table_id: str) -> str:
@@ -71,8 +74,14 @@ class SettledLog:
         return self.table.mark(self._fingerprint_id)
 
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
-        """FACT_COLUMNS of all facts about these transactions."""
-        return self.table.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
+        """FACT_COLUMNS of all facts about these transactions as a whole."""
+        rows = self.table.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
+        return without_deliveries(rows)
+
+    def deliveries_of(self, transaction_ids: pa.Array) -> pa.Table:
+        """DELIVERY_COLUMNS of all facts about delayed messages of these transactions."""
+        rows = self.table.rows_of("transaction_id", transaction_ids, DELIVERY_COLUMNS)
+        return rows.filter(_is_delivery(rows))
 
     def standings(self, transaction_ids: pa.Array) -> dict[str, Standing]:
         """The last settled state of each transaction that has one."""
@@ -89,8 +98,8 @@ class SettledLog:
         return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
 
     def to_show(self, after: int, through: int) -> pa.Table:
-        """As `between`, without EXPIRED lives whose messages became dead letters before."""
-        facts = self.between(after, through)
+        """SHOWN_COLUMNS as `between`, without EXPIRED lives that became dead letters before."""
+        facts = self.between(after, through, SHOWN_COLUMNS)
         expired = facts.filter(pc.equal(facts["state"], TransactionState.EXPIRED.value))
         if not expired.num_rows:
             return facts
@@ -107,6 +116,15 @@ class SettledLog:
         """
         known = {} if fingerprint is None else {self._fingerprint_id: fingerprint}
         self.table.swap(rows, {self.mark_id: mark, **known})
+
+
+def without_deliveries(facts: pa.Table) -> pa.Table:
+    """Facts about transactions as a whole, not about some of their messages."""
+    return facts.filter(pc.invert(_is_delivery(facts)))
+
+
+def _is_delivery(facts: pa.Table) -> pa.ChunkedArray:
+    return pc.is_in(facts["state"], value_set=_DELIVERY_STATES)
 
 
 def _life_key(facts: pa.Table) -> pa.ChunkedArray:

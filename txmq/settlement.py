@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.deliveries import is_about_delivery, settle_deliveries
 from txmq.grouping import Groups, flags
 from txmq.half_log import HalfLog, grouped_summaries
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, TransactionState, fold
 from txmq.op_log import claims_of_table
+from txmq.schedule_log import ScheduleLog
 from txmq.schemas import SETTLED
 from txmq.settled_log import SettledLog, settled_table
 
@@ -34,20 +36,39 @@ class Settlement:
     without_effect: int
 
 
-def settle(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> Settlement:
+def settle(
+    claims: pa.Table,
+    half: HalfLog,
+    settled: SettledLog,
+    now_ms: int,
+    schedule: ScheduleLog | None = None,
+) -> Settlement:
     """What took effect of `claims` (CLAIM_COLUMNS and `_commit_version`), in their order.
 
     Reads: half and settled through the handles as they are pinned: half must have been opened
-    after the claims' range was fixed. Writes: nothing.
+    after the claims' range was fixed; the schedule, for messages whose halves are gone.
+    Writes: nothing.
     """
+    is_delivery = flags(is_about_delivery(claims))
+    if not is_delivery.any():
+        facts = _ends(claims, half, settled, now_ms)
+    else:
+        facts = _ends(claims.filter(pa.array(~is_delivery)), half, settled, now_ms)
+        deliveries = claims.filter(pa.array(is_delivery))
+        logs = (half, schedule, settled)
+        facts = pa.concat_tables([facts, settle_deliveries(deliveries, facts, logs, now_ms)])
+    ordered = facts.sort_by([("op_version", "ascending"), ("ordinal", "ascending")])
+    return Settlement(ordered, claims.num_rows, claims.num_rows - facts.num_rows)
+
+
+def _ends(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
+    """Facts about transactions as a whole."""
     if claims.num_rows == 0:
-        return Settlement(SETTLED.columns.empty_table(), 0, 0)
+        return SETTLED.columns.empty_table()
     ids = pc.unique(claims["transaction_id"])
     known = pc.unique(settled.facts_of(ids)["transaction_id"])
     plain, others = _split(claims, half.summaries(ids), known)
-    facts = pa.concat_tables([_plain_facts(plain, now_ms), _folded(others, half, settled, now_ms)])
-    ordered = facts.sort_by([("op_version", "ascending"), ("ordinal", "ascending")])
-    return Settlement(ordered, claims.num_rows, claims.num_rows - facts.num_rows)
+    return pa.concat_tables([_plain_facts(plain, now_ms), _folded(others, half, settled, now_ms)])
 
 
 def complete_groups(summaries: pa.Table) -> pa.Table:

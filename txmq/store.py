@@ -23,11 +23,21 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.half_log import HalfLog
-from txmq.names import check_group, check_readable_topic
+from txmq.names import SCHEDULE_TOPIC, check_group, check_readable_topic
 from txmq.op_log import OpLog
 from txmq.register import Register
 from txmq.remote_requests import RemoteRequests
-from txmq.schemas import COMMITTER_PROPERTY, HALF, OP, REGISTER, SETTLED, TOPIC, TableSchema
+from txmq.schedule_log import ScheduleLog
+from txmq.schemas import (
+    COMMITTER_PROPERTY,
+    HALF,
+    OP,
+    REGISTER,
+    SCHEDULE,
+    SETTLED,
+    TOPIC,
+    TableSchema,
+)
 from txmq.settled_log import SettledLog, mark_id
 from txmq.storage import Table
 from txmq.topic_log import TopicLog
@@ -39,10 +49,11 @@ _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
 _BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 
 REGISTERS = ("config", "publisher", "check_lease", "maintenance")
+# Made with their first value.
+OPTIONAL_REGISTERS = ("delay", "topics")
 _PREFIX = "remote_"
 _REMOTE = f"state/{_PREFIX}"
-# Made with the first settings of a topic; older stores have none.
-_TOPIC_REGISTER = "state/topics"
+_TOPICS = "topics/"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 # Each start of a service has a checkpoint of its own there, which no other start reads.
 SERVICE_CHECKPOINTS = "services"
@@ -140,12 +151,15 @@ class Store:
 
     def topic_log(self, topic: str, op_table_id: str) -> TopicLog:
         """A topic, which may not be there yet; see `create_topic`."""
-        table = self.table(TOPIC, f"topics/{check_readable_topic(topic)}")
-        return TopicLog(topic, table, mark_id(op_table_id))
+        return TopicLog(topic, self._topic_table(topic), mark_id(op_table_id))
+
+    def schedule_log(self) -> ScheduleLog:
+        """The messages that wait for their time; its table may not be there yet."""
+        return ScheduleLog(self._topic_table(SCHEDULE_TOPIC))
 
     def create_topic(self, topic: str) -> None:
         """Make the table of a topic if it is not there."""
-        self._create(TOPIC, f"topics/{check_readable_topic(topic)}")
+        self._create(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
 
     def register(self, name: str) -> Register:
         """One of REGISTERS."""
@@ -154,8 +168,18 @@ class Store:
     def topic_register(self, *, create: bool = False) -> TopicRegister:
         """What operators have said about topics."""
         if create:
-            self._create(REGISTER, _TOPIC_REGISTER)
-        return TopicRegister(Register(self.table(REGISTER, _TOPIC_REGISTER)))
+            self.made_register("topics")
+        return TopicRegister(Register(self.table_at("state/topics")))
+
+    def optional_register(self, name: str) -> Register | None:
+        """One of OPTIONAL_REGISTERS; None where nobody has needed it yet."""
+        table = self.table(REGISTER, f"state/{name}")
+        return Register(table) if table.exists() else None
+
+    def made_register(self, name: str) -> Register:
+        """One of OPTIONAL_REGISTERS, made where it is not there."""
+        self._create(REGISTER, f"state/{name}")
+        return Register(self.table(REGISTER, f"state/{name}"))
 
     def remote_requests(self, producer_group: str, *, create: bool = False) -> RemoteRequests:
         """Questions to the live producers of a group; see `txmq.remote_requests`."""
@@ -169,20 +193,23 @@ class Store:
         names = self._folders("state")
         return [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
 
+    def _registers(self) -> list[str]:
+        there = set(self._folders("state"))
+        optional = [name for name in OPTIONAL_REGISTERS if name in there]
+        remote = [_PREFIX + group for group in self.remote_groups()]
+        return [f"state/{name}" for name in (*REGISTERS, *optional, *remote)]
+
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
-        registers = [f"state/{name}" for name in REGISTERS]
-        more = [f"{_REMOTE}{group}" for group in self.remote_groups()]
-        if self.table(REGISTER, _TOPIC_REGISTER).exists():
-            more.append(_TOPIC_REGISTER)
-        topics = [f"topics/{name}" for name in self._topic_names()]
-        return [*_LOGS, *registers, *more, *topics]
+        return [*_LOGS, *self._registers(), *(_TOPICS + name for name in self._topic_names())]
 
     def table_at(self, path: str) -> Table:
         """A new handle on the table at one of `table_paths`."""
         if path in _LOGS:
             return self.table(_LOGS[path], path)
-        return self.table(TOPIC if path.startswith("topics/") else REGISTER, path)
+        if path.startswith(_TOPICS):
+            return self._topic_table(path.removeprefix(_TOPICS))
+        return self.table(REGISTER, path)
 
     def topics(self) -> list[str]:
         """Names of the topics that have a table; a deleted one has none until its next message."""
@@ -192,7 +219,11 @@ class Store:
 
     def _topic_names(self) -> list[str]:
         names = self._folders("topics")
-        return sorted(name for name in names if self.table(TOPIC, f"topics/{name}").exists())
+        tables = {name: self.table(_topic_schema(name), _TOPICS + name) for name in names}
+        return sorted(name for name, table in tables.items() if table.exists())
+
+    def _topic_table(self, topic: str) -> Table:
+        return self.table(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
 
     def _has_rows(self, topic: str) -> bool:
         return bool(self.table_at(f"topics/{topic}").files())
@@ -212,7 +243,7 @@ class Store:
 
         Raises: TopicNotFoundError before the first message was published to it.
         """
-        table = self.table(TOPIC, f"topics/{check_readable_topic(topic)}")
+        table = self._topic_table(topic)
         if not table.exists():
             problem = "has no table yet; it is made with its first committed message"
             raise TopicNotFoundError(topic, problem)
@@ -283,6 +314,10 @@ def _checked(path: str, text: str) -> str:
         problem = "must name a folder, without % \\ ^ | [ ] and control characters"
         raise ConfigError([f"location {shown(text)} {problem}"])
     return path
+
+
+def _topic_schema(topic: str) -> TableSchema:
+    return SCHEDULE if topic == SCHEDULE_TOPIC else TOPIC
 
 
 def _agreeing(kept: Config, given: Config) -> Config:

@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 from txmq.clock import Clock
 from txmq.delta_log import clean_log, delete_files
 from txmq.errors import CommitConflictError, CommitRefusedError, TopicInUseError
+from txmq.grouping import Groups, find_pairs, integers, list_items
 from txmq.lifecycle import FINAL_STATES, TransactionState
+from txmq.names import SCHEDULE_TOPIC
 from txmq.progress import Progress
-from txmq.settled_log import NOTHING, last_facts
+from txmq.settled_log import NOTHING, SettledLog, last_facts
 from txmq.storage import Table
 from txmq.store import Store
 from txmq.topic_retention import tell_topic_begin
@@ -116,15 +118,38 @@ def unfinished(store: Store, topic: str, version: int) -> pa.Array:
 
     Not those that were discarded: resumed and committed later, they make the topic anew.
     """
-    # Half first: an end that comes between the two looks is then known.
-    ids = _naming(store, topic)
+    # Half and schedule first: an end that comes between the two looks is then known.
+    ids, scheduled = _naming(store, topic), _scheduled(store, topic)
     settled = store.settled_log(store.op_log().table.table_id)
     facts = last_facts(settled.facts_of(ids))
     at_rest = pc.and_(
         pc.is_in(facts["state"], value_set=_AT_REST), pc.less_equal(facts["op_version"], version)
     )
     ended = facts.filter(at_rest)["transaction_id"]
-    return ids.filter(pc.invert(pc.is_in(ids, value_set=ended)))
+    open_ids = ids.filter(pc.invert(pc.is_in(ids, value_set=ended)))
+    waiting = _waiting(scheduled, settled, version)
+    return pc.unique(pa.concat_arrays([open_ids, waiting]))
+
+
+def _scheduled(store: Store, topic: str) -> pa.Table:
+    """transaction_id and sequence of the delayed messages to a topic."""
+    schedule = store.schedule_log().refresh()
+    columns = ("transaction_id", "sequence", "topic")
+    rows = schedule.read(lambda _: True, NOTHING, columns)
+    return rows.filter(pc.equal(rows["topic"], topic)).select(["transaction_id", "sequence"])
+
+
+def _waiting(scheduled: pa.Table, settled: SettledLog, version: int) -> pa.Array:
+    """Transactions with a message that is neither recalled nor shown."""
+    ids = pc.unique(scheduled["transaction_id"])
+    facts = settled.deliveries_of(ids)
+    facts = facts.filter(pc.less_equal(facts["op_version"], version))
+    fact, sequence = list_items(facts["sequences"])
+    by_id = Groups.of(facts["transaction_id"])
+    place = integers(pc.index_in(scheduled["transaction_id"], value_set=by_id.keys), NOTHING)
+    wanted = (place, integers(scheduled["sequence"], NOTHING))
+    is_waiting = find_pairs(wanted, (by_id.place[fact], sequence)) < 0
+    return pc.unique(scheduled.filter(pa.array(is_waiting))["transaction_id"])
 
 
 def _naming(store: Store, topic: str) -> pa.Array:
@@ -148,5 +173,6 @@ def _published(store: Store, topic: str) -> int:
     if not value:
         return NOTHING
     progress = Progress.from_value(value, store.op_log().table)
-    parked = progress.parked.get(topic)
-    return progress.low_water_version if parked is None else parked.from_version
+    # A delayed message comes by way of the schedule.
+    behind = [progress.parked[name] for name in (topic, SCHEDULE_TOPIC) if name in progress.parked]
+    return min([progress.low_water_version, *(parked.from_version for parked in behind)])

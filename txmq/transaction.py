@@ -14,16 +14,15 @@ from txmq.errors import (
     AlreadyPreparedError,
     BatchTooLargeError,
     InvalidMessageError,
-    InvalidMessageTypeError,
-    InvalidPropertyError,
     NotEndedError,
     NotPreparedError,
 )
 from txmq.lifecycle import ClaimKind
 from txmq.local_transaction import LocalTransaction, SqlStatement
-from txmq.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message, message_id
+from txmq.message import Message, message_id
+from txmq.message_checks import check_message
 from txmq.names import check_topic
-from txmq.producer_commits import ProducerCommits
+from txmq.producer_commits import ProducerCommits, QueueSelector, Routed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,25 +59,35 @@ class Transaction:
         self._local = LocalTransaction(transaction_id, listener)
         self._is_keyed = is_keyed
         self._commits = commits
-        self._messages: list[Message] = []
+        self._messages: list[Routed] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
         self._phase = _Phase.COLLECTING
 
-    def send(self, message: Message) -> str:
+    def send(
+        self,
+        message: Message,
+        *,
+        queue_id: int | None = None,
+        queue_selector: QueueSelector | None = None,
+    ) -> str:
         """Add a message; returns its message_id. Nothing is written before `prepare()`.
+
+        Args:
+            message: to any topic; it may be delayed.
+            queue_id: the queue of the topic; else by sharding key, or in turn.
+            queue_selector: called with the message and the number of queues, gives the queue_id.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
             TopicNotFoundError, TopicKindError,
-            InvalidPropertyError, AlreadyPreparedError.
+            InvalidPropertyError, InvalidDelayError, InvalidQueueError, AlreadyPreparedError.
         """
-        if not isinstance(message, Message):
-            problem = f"must be a Message, not {type(message).__name__}"
-            raise InvalidMessageTypeError("message", problem)
+        commits = self._commits
+        check_message(message, commits.store.config, commits.now_ms())
         self._check_collecting()
-        self._check_sizes(message)
-        self._commits.queues.check_message(message, is_transactional=True)
-        self._messages.append(message)
+        self._check_size(message)
+        commits.queues.check_message(message, is_transactional=True)
+        self._messages.append(commits.queues.routed(message, queue_id, queue_selector))
         self._size_bytes += message.body_size_bytes
         return message_id(self.id, len(self._messages) - 1)
 
@@ -238,18 +247,8 @@ class Transaction:
         if self._phase is not _Phase.COLLECTING:
             raise AlreadyPreparedError(self.id)
 
-    def _check_sizes(self, message: Message) -> None:
-        config = self._commits.store.config
-        message.check_sizes(
-            max_message_size_bytes=config.max_message_size_bytes,
-            max_properties_size_bytes=config.max_properties_size_bytes,
-        )
-        reserved_s = config.file_reserved_time_h * 3600
-        if message.immunity_time_s(0.0) > reserved_s:
-            problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
-            raise InvalidPropertyError("property", f"{problem} ({reserved_s:,.0f} s)")
+    def _check_size(self, message: Message) -> None:
+        limit = self._commits.store.config.max_transaction_size_bytes
         size_bytes = self._size_bytes + message.body_size_bytes
-        if size_bytes > config.max_transaction_size_bytes:
-            raise BatchTooLargeError(
-                "transaction bytes", size_bytes, config.max_transaction_size_bytes
-            )
+        if size_bytes > limit:
+            raise BatchTooLargeError("transaction bytes", size_bytes, limit)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from txmq.compaction import compact
 from txmq.demo_books import Books, DepartureListener, FencedError
 from txmq.demo_folder import DISPATCHER_PROPERTY, GROUP, DemoFolder
 from txmq.demo_plan import (
@@ -19,17 +20,23 @@ from txmq.demo_plan import (
     load_flights,
     make_plan,
 )
+from txmq.demo_reader import PlainReader
 from txmq.demo_report import Exactness, percentile
 from txmq.errors import EnvironmentProblemError, StoreExistsError
 from txmq.lifecycle import TransactionState
 from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, new_transaction_id
+from txmq.message import LocalTransactionState, Message, new_transaction_id
+from txmq.producer import TransactionProducer
+from txmq.publisher import Publisher
+from txmq.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 FLIGHTS = 300
+COMMITS = 9
+MEBIBYTE = 1024 * 1024
 FLIGHT = Flight(7, "2013-01-01", "UA", "UA1545", "EWR", "IAH", 20)
 
 
@@ -207,3 +214,33 @@ def test_every_fate_has_one_end() -> None:
         TransactionState.ROLLED_BACK,
         TransactionState.DISCARDED,
     }
+
+
+# --- the plain reader ---------------------------------------------------------------------------
+
+
+def depart(producer: TransactionProducer, publisher: Publisher, number: int) -> None:
+    with producer.begin_transaction() as transaction:
+        transaction.send(Message("flight-departed", b"", keys=str(number), tags="UA"))
+        transaction.prepare()
+        transaction.commit()
+    publisher.run_once()
+
+
+def test_rows_that_compaction_wrote_again_are_not_counted_again(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    reader = PlainReader(store)
+    publisher = Publisher(store)
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        for number in range(COMMITS):
+            depart(producer, publisher, number)
+            reader.read_topics()
+        topic = store.table_at("topics/flight-departed")
+        assert compact(topic, MEBIBYTE).files_before > 1
+        reader.read_topics()
+        assert reader.ledger.visible == COMMITS
+        depart(producer, publisher, COMMITS)
+        reader.read_topics()
+        reader.read_logs()
+    assert reader.ledger.visible == COMMITS + 1
+    assert reader.ledger.in_state(TransactionState.COMMITTED) == COMMITS + 1

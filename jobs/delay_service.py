@@ -1,0 +1,12 @@
+"""Deliver what is due in the schedule, until SIGTERM; needs no Spark.
+
+python jobs/delay_service.py LOCATION [--once], or spark-submit jobs/delay_service.py LOCATION
+"""
+
+import sys
+
+from txmq import DelayService
+from txmq.job import run_plain_job
+
+if __name__ == "__main__":
+    sys.exit(run_plain_job("delay-service", DelayService))

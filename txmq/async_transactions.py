@@ -1,0 +1,141 @@
+"""Transactions of one message without a waiting caller: many share each commit.
+
+Half durable, then the local transaction in one of a few threads, then the end. Between these steps
+nothing waits for anything but room, so commits are as large as the load makes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import BoundedSemaphore
+
+from txmq.errors import TxmqError
+from txmq.lifecycle import ClaimKind
+from txmq.message import LocalTransactionState, Message, message_id, new_transaction_id
+from txmq.producer_commits import ProducerCommits, Routed
+from txmq.resolution import Resolution
+from txmq.send_results import TransactionSendResult
+
+# So many local transactions a thread takes at once; their ends are written together.
+CHUNK = 64
+_END_KINDS = {
+    LocalTransactionState.COMMIT: ClaimKind.COMMIT,
+    LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
+}
+Execute = Callable[[str, Message, object], LocalTransactionState]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A message whose half is on its way, or durable."""
+
+    transaction_id: str
+    message: Message
+    argument: object
+    future: Future[TransactionSendResult]
+
+    def finish(self, state: LocalTransactionState) -> None:
+        own_id = message_id(self.transaction_id, 0)
+        self.future.set_result(TransactionSendResult(self.transaction_id, own_id, state))
+
+
+class AsyncTransactions:
+    """Runs `execute_local_transaction` in threads of its own, for one producer."""
+
+    def __init__(
+        self, commits: ProducerCommits, execute: Execute, threads: int, room: BoundedSemaphore
+    ) -> None:
+        """`execute` never raises; no thread is started yet; `room` bounds what is on its way."""
+        self._commits, self._execute, self._room = commits, execute, room
+        self._threads = [
+            threading.Thread(target=self._run, name=f"txmq-local-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        self._durable: deque[_Sent] = deque()
+        self._changed = threading.Condition()
+        self._is_started, self._is_closed = False, False
+
+    def send(self, routed: Routed, argument: object) -> Future[TransactionSendResult]:
+        """Two commits, shared with others. Raises: ClosedError."""
+        own_id = new_transaction_id(self._commits.now_ms())
+        rows = self._commits.half_rows(own_id, [routed], in_turn=True, ordinary=False)
+        sent = _Sent(own_id, routed.message, argument, Future())
+        self._room.acquire()
+        try:
+            self._start()
+            self._commits.prepare_then(rows, lambda error: self._prepared(sent, error))
+        except BaseException:
+            self._room.release()
+            raise
+        sent.future.add_done_callback(lambda _: self._room.release())
+        return sent.future
+
+    def close(self) -> None:
+        """Return when no local transaction runs any more; call it when all halves are durable."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads if self._is_started else ():
+            thread.join()
+
+    def _start(self) -> None:
+        with self._changed:
+            if not self._is_started:
+                self._is_started = True
+                for thread in self._threads:
+                    thread.start()
+
+    def _prepared(self, sent: _Sent, error: BaseException | None) -> None:
+        if error is not None:
+            # R6: without a half there is no local transaction.
+            sent.future.set_exception(error)
+            return
+        with self._changed:
+            self._durable.append(sent)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while chunk := self._next_chunk():
+            states = [
+                self._execute(sent.transaction_id, sent.message, sent.argument) for sent in chunk
+            ]
+            self._end(list(zip(chunk, states, strict=True)))
+
+    def _next_chunk(self) -> list[_Sent]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._durable or self._is_closed)
+            return [self._durable.popleft() for _ in range(min(CHUNK, len(self._durable)))]
+
+    def _end(self, executed: Sequence[tuple[_Sent, LocalTransactionState]]) -> None:
+        known = [(sent, state) for sent, state in executed if state in _END_KINDS]
+        for sent, state in executed:
+            if state not in _END_KINDS:
+                sent.finish(state)
+        ends = [(sent.transaction_id, _END_KINDS[state]) for sent, state in known]
+        try:
+            if ends:
+                self._commits.end_then(ends, lambda answers, error: _ended(known, answers, error))
+        except TxmqError as error:
+            _ended(known, (), error)
+
+
+def _ended(
+    known: Sequence[tuple[_Sent, LocalTransactionState]],
+    answers: Sequence[Resolution],
+    error: BaseException | None,
+) -> None:
+    if error is not None:
+        for sent, _ in known:
+            sent.future.set_exception(error)
+        return
+    for (sent, state), answer in zip(known, answers, strict=True):
+        try:
+            answer.confirm(sent.transaction_id, _END_KINDS[state])
+        except TxmqError as refusal:
+            sent.future.set_exception(refusal)
+        else:
+            sent.finish(state)

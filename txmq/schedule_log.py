@@ -1,0 +1,64 @@
+"""The schedule: committed messages that wait for their time (RocketMQ's SCHEDULE_TOPIC_XXXX)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+
+import pyarrow as pa
+
+from txmq.schemas import SCHEDULE
+from txmq.storage import DataFile, Table
+
+MESSAGE_COLUMNS = ("transaction_id", "sequence", "producer_group")
+
+
+class ScheduleLog:
+    """Reads the schedule; the publisher appends to it as to any topic.
+
+    Its table is made with the first delayed message: until then there is nothing in it.
+    """
+
+    def __init__(self, table: Table) -> None:
+        """Hold a table of our own; nothing is opened yet."""
+        self.table = table
+        self.is_there = False
+
+    def refresh(self) -> ScheduleLog:
+        """Move to the newest version; the object itself is returned."""
+        self.is_there = self.is_there or self.table.exists()
+        if self.is_there:
+            self.table.refresh()
+        return self
+
+    def has_news(self) -> bool:
+        """Whether it has a newer version than this object shows."""
+        return self.table.has_news() if self.is_there else self.table.exists()
+
+    def messages_of(self, transaction_ids: pa.Array) -> pa.Table:
+        """MESSAGE_COLUMNS of all messages of these transactions; 0 commits."""
+        if not self.is_there:
+            return pa.schema(
+                [SCHEDULE.columns.field(name) for name in MESSAGE_COLUMNS]
+            ).empty_table()
+        return self.table.rows_of("transaction_id", transaction_ids, MESSAGE_COLUMNS)
+
+    def files_holding(self, transaction_ids: pa.Array) -> list[DataFile]:
+        """Live files that may hold messages of these transactions."""
+        return self.table.files_holding("transaction_id", transaction_ids) if self.is_there else []
+
+    def due_dates(self) -> set[date]:
+        """The due dates of all messages in it; 0 reads."""
+        if not self.is_there:
+            return set()
+        return {file.partition["due_date"] for file in self.table.files()}
+
+    def read(self, day: date, after: int, columns: Sequence[str]) -> pa.Table:
+        """Columns of the messages of one due date, of files with claims beyond `after`.
+
+        Rows of earlier claims may be among them.
+        """
+        files = self.table.files_beyond("op_version", after) if self.is_there else []
+        return self.table.read(
+            [each for each in files if each.partition["due_date"] == day], columns
+        )
