@@ -353,7 +353,7 @@ def _written(parts: Iterator[pa.Table], topic: Table) -> list[NewFile]:
 def copied(
     files: Sequence[PlanFile], rows: pa.Table, schema: pa.Schema, now_ms: int
 ) -> Iterator[pa.Table]:
-    """Rows of a topic for the `rows` of a plan, with a queue_offset each, in the order of the files.
+    """Rows of a topic for `rows` of a plan, each with a queue_offset, in the order of the files.
 
     A column store_timestamp in `rows` counts where it is not null, else `now_ms` does.
     """

@@ -294,7 +294,7 @@ class QueueChoice:
         )
 
     def check_topic(self, topic: str) -> None:
-        """Raise TopicConflictError for a second spelling, TopicNotFoundError for what is unknown."""
+        """Raise TopicConflictError for a second spelling, TopicNotFoundError for an unknown one."""
         folded = topic.lower()
         if folded not in self._spelled:
             self._spelled.update({name.lower(): name for name in self._store.topics()})

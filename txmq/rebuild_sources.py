@@ -127,10 +127,16 @@ def shown_rows(log: TopicLog, first_kept_id: str | None) -> Shown:
     rows = pa.concat_tables([_no_rows(), *parts]).combine_chunks()
     return Shown(
         files,
-        *(integers(rows[name], -1) for name in ("file", "row")),
-        *(_array(rows[name]) for name in ("transaction_id", "key")),
-        *(integers(rows[name], 0) for name in ("digest", *_SHOWN[:4])),
-        _array(rows["store_timestamp"]),
+        file=integers(rows["file"], -1),
+        row=integers(rows["row"], -1),
+        transaction_ids=_array(rows["transaction_id"]),
+        keys=_array(rows["key"]),
+        digests=integers(rows["digest"], 0),
+        queue_id=integers(rows["queue_id"], 0),
+        queue_offset=integers(rows["queue_offset"], -1),
+        op_version=integers(rows["op_version"], 0),
+        sequence=integers(rows["sequence"], -1),
+        store_timestamp=_array(rows["store_timestamp"]),
     )
 
 

@@ -167,8 +167,8 @@ class Topics:
         *,
         kind: TopicKind | None = None,
         queue_nums: int | None = None,
-        reserved_time_h: float | None | Keep = KEEP,
-        body: Mapping[str, Any] | None | Keep = KEEP,
+        reserved_time_h: float | Keep | None = KEEP,
+        body: Mapping[str, Any] | Keep | None = KEEP,
         force: bool = False,
     ) -> TopicSettings:
         """Change settings of a topic; producers follow within `topic_refresh_s`.
@@ -278,9 +278,7 @@ class Topics:
         return table.files() if table.exists() else []
 
     def _settings(self, topic: str, known: RegisteredTopics) -> TopicSettings:
-        default = TopicSettings(
-            TopicKind.UNSPECIFIED, self._store.config.default_topic_queue_nums
-        )
+        default = TopicSettings(TopicKind.UNSPECIFIED, self._store.config.default_topic_queue_nums)
         return known.settings.get(topic, default)
 
     def _checked(self, topic: str, known: RegisteredTopics) -> str:

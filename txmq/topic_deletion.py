@@ -134,8 +134,8 @@ def unfinished(store: Store, topic: str, version: int) -> pa.Array:
 def _scheduled(store: Store, topic: str) -> pa.Table:
     """transaction_id and sequence of the delayed messages to a topic."""
     schedule = store.schedule_log().refresh()
-    columns = ("transaction_id", "sequence", "topic")
-    rows = schedule.read(lambda _: True, NOTHING, columns)
+    files = schedule.table.files() if schedule.is_there else []
+    rows = schedule.table.read(files, ("transaction_id", "sequence", "topic"))
     return rows.filter(pc.equal(rows["topic"], topic)).select(["transaction_id", "sequence"])
 
 

@@ -24,10 +24,10 @@ from txmq.fail_points import FailPoint, reached
 from txmq.grouping import Integers, first_of_each, integers
 from txmq.payload import ArrowEngine, Plan
 from txmq.progress import Progress
-from txmq.rebuild_sources import Expected, Shown, expected_rows, shown_rows
+from txmq.rebuild_sources import expected_rows, shown_rows
 from txmq.settled_log import NOTHING
 from txmq.store import Store
-from txmq.topic_log import TopicLog, offsets_in_order
+from txmq.topic_log import offsets_in_order
 from txmq.topic_retention import topic_begins
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,9 @@ class _Picture:
     def _is_same(self, place: Integers) -> Flags:
         if not len(self._expected.digests):
             return np.zeros(len(place), dtype=bool)
-        return (place != NONE) & (self._expected.digests[place] == self._shown.digests)
+        is_same = np.equal(self._expected.digests[place], self._shown.digests)
+        found: Flags = np.logical_and(is_same, place != NONE)
+        return found
 
     def _kept_and_extra(self, store: Store) -> tuple[Integers, int]:
         """Rows that only the topic holds, and how many rows go."""
@@ -207,7 +209,7 @@ class _Picture:
         return np.concatenate([versions, self._shown.op_version[self._kept]])
 
     def _counted(self) -> Integers:
-        """Rows that are counted, in order; those before the begin keep the offset that they have."""
+        """Rows that are counted, in order; those before the begin keep the offset they have."""
         return self._rows[self._versions()[self._rows] > self._begin]
 
     def _bases(self) -> dict[int, int]:
@@ -300,9 +302,7 @@ class _Picture:
 
     def _expected_files(self, now_ms: int) -> Iterator[NewFile]:
         plan = self._expected.plan
-        times = self._shown.store_timestamp.take(
-            pa.array(self._match, mask=self._match == NONE)
-        )
+        times = self._shown.store_timestamp.take(pa.array(self._match, mask=self._match == NONE))
         rows = plan.rows.append_column("store_timestamp", times)
         for start in range(0, rows.num_rows, FILE_ROWS):
             part = Plan(plan.files, rows.slice(start, FILE_ROWS))

@@ -130,5 +130,3 @@ def test_dataframe_goes_to_the_queues_of_its_topic_and_fits_its_kind(
     Publisher(store).run_once()
 
     assert {row["queue_id"] for row in topic_rows(store, TOPIC)} == {0, 1, 2}
-
-

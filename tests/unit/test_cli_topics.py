@@ -133,9 +133,7 @@ def test_alter_to_fewer_queues_says_why_it_needs_force(store: Store) -> None:
 def test_contrary_options_are_refused(store: Store) -> None:
     Topics(store).create(TOPIC)
 
-    result = run(
-        "topics", "alter", store.location, TOPIC, "--for-ever", "--reserved-time-h", "1"
-    )
+    result = run("topics", "alter", store.location, TOPIC, "--for-ever", "--reserved-time-h", "1")
 
     assert result.exit_code == 2
     assert "give one of both" in result.stderr

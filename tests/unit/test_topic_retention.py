@@ -10,7 +10,7 @@ import pytest
 from tests.builders import table_versions
 from tests.reading import bodies, topic_rows
 from txmq.config import Config
-from txmq.errors import CommitRefusedError
+from txmq.errors import CommitRefusedError, StorageError
 from txmq.maintenance import Maintenance
 from txmq.message import Message
 from txmq.producer import TransactionProducer
@@ -113,7 +113,7 @@ def test_what_may_be_gone_is_said_in_op_versions(world: World) -> None:
 def test_it_is_said_before_it_is_done(world: World) -> None:
     world.send(b"old")
     world.send(b"last")
-    with failing_commits(1, table=TOPIC, error=OSError("killed")), pytest.raises(OSError, match=""):
+    with failing_commits(1, table=TOPIC, error=OSError("killed")), pytest.raises(StorageError):
         world.hours_later(10)
 
     assert world.begin() is not None
