@@ -25,6 +25,8 @@ from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
+from txmq.topic_admin import Topics
+from txmq.topic_settings import TopicKind, TopicSettings
 from txmq.trace_context import with_trace_context
 from txmq.transaction import Transaction
 from txmq.verify import verify
@@ -59,6 +61,9 @@ __all__ = [
     "SendResult",
     "SetListener",
     "Store",
+    "TopicKind",
+    "TopicSettings",
+    "Topics",
     "Transaction",
     "TransactionListener",
     "TransactionProducer",

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import BytesIO
 from typing import Any, Self
 
@@ -140,6 +140,12 @@ class BodySchema:
     @cached_property
     def _decode(self) -> Callable[[bytes], Any]:
         return json_value if self.encoding is BodyEncoding.JSON else avro_decoder(self.record)
+
+
+@lru_cache(maxsize=256)
+def parsed_schema(text: str) -> BodySchema:
+    """As `BodySchema.parse`, which need not read the same text again and again."""
+    return BodySchema.parse(text)
 
 
 # --- JSON -----------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class Restarting(ThreadHandle):
         super().__init__("query", LOOK_INTERVAL_S, first_s=LOOK_INTERVAL_S, stopping=stopping)
         self._start, self._is_final = start, is_final
         self._breaks, self._since_s = 0, time.monotonic()
-        self._running = start()
+        self._running = self._started()
         self.begin()
 
     def stop(self) -> None:
@@ -210,14 +210,28 @@ class Restarting(ThreadHandle):
     def _turn(self) -> None:
         if self._running.is_alive:
             return
+        self._note_break(self._running.exception)
+        self._running.forget()
+        self._running = self._started()
+
+    def _started(self) -> StreamHandle:
+        """A query that runs; a checkpoint that is deleted while it starts is one more break."""
+        while True:
+            try:
+                return self._start()
+            except Exception as error:
+                failure = _without_java(error) if _is_without_java(error) else error
+                if self._stopping.wait(LOOK_INTERVAL_S):
+                    raise
+                self._note_break(failure)
+
+    def _note_break(self, failure: BaseException | None) -> None:
+        """Raise where it breaks too often, or no new start can heal it."""
         steady = time.monotonic() - self._since_s > STEADY_S
         self._breaks, self._since_s = 1 if steady else self._breaks + 1, time.monotonic()
-        failure = self._running.exception
         if self._is_final(failure) or self._breaks > BREAKS_MAX:
             raise failure or _ended_by_itself()
         logger.error("a query broke and is started anew: %s", failure)
-        self._running.forget()
-        self._running = self._start()
 
 
 def _ended_by_itself() -> EnvironmentProblemError:

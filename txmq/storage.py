@@ -64,6 +64,15 @@ class DataFile:
     modified_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A live file and its range of a column; None where the statistics do not say."""
+
+    file: DataFile
+    low: Any
+    high: Any
+
+
 class Table(PinnedTable):
     """A Delta table at one location and the handle this object reads through.
 
@@ -121,8 +130,8 @@ class Table(PinnedTable):
             self.handle.alter.set_table_properties(dict(values), raise_if_not_exists=False)
         self.refresh()
 
-    def add_columns(self, columns: Sequence[pa.Field]) -> None:
-        """Add what is missing behind the other columns, null in all rows: one commit, or none.
+    def check_columns(self, columns: Sequence[pa.Field]) -> list[Field]:
+        """Those of the columns that are missing.
 
         Raises: StorageError where a column of the name is there and is another one.
         """
@@ -134,7 +143,14 @@ class Table(PinnedTable):
         if clashes:
             problem = f"has other columns of the names {', '.join(clashes)}; choose others"
             raise StorageError(self.name, problem)
-        missing = [field for field, other in found if other is None]
+        return [field for field, other in found if other is None]
+
+    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+        """Add what is missing behind the other columns, null in all rows: one commit, or none.
+
+        Raises: as `check_columns`.
+        """
+        missing = self.check_columns(columns)
         if missing:
             with translated(self.name):
                 self.handle.alter.add_columns(missing)
@@ -188,10 +204,22 @@ class Table(PinnedTable):
         """Live files that may hold rows with `column` at `value` or below."""
         return self._chosen(lambda actions: _not_above(actions, column, value))
 
+    def ranges(self, column: str) -> list[FileRange]:
+        """All live files, each with its smallest and largest value of `column`."""
+        actions = self._actions()
+        bounds = zip(*_bounds(actions, column), strict=True)
+        files = self._as_files(actions)
+        return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
+
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
+        actions = self._actions()
+        return self._as_files(actions.filter(pa.array(keep(actions))))
+
+    def _actions(self) -> pa.Table:
         with translated(self.name):
-            actions = pa.table(self.handle.get_add_actions(flatten=True))
-        kept = actions.filter(pa.array(keep(actions)))
+            return pa.table(self.handle.get_add_actions(flatten=True))
+
+    def _as_files(self, kept: pa.Table) -> list[DataFile]:
         partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
         return [
             DataFile(
@@ -378,8 +406,18 @@ class Table(PinnedTable):
         """Take the rows of whole files out of the table: one commit. Raises: CommitRefusedError."""
         self._commit_actions([_remove_action(file, is_news=True) for file in files])
 
-    def _commit_actions(self, actions: list[Any]) -> None:
-        marks = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1}
+    def replace_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
+        """As `swap_files`, but `files` become all that the table holds, which is news to readers.
+
+        Raises: CommitRefusedError where another writer moved these marks or rewrote files.
+        """
+        removed = [_remove_action(file, is_news=True) for file in self.files()]
+        self._commit_actions([*removed, *map(_add_action, files)], marks)
+
+    def _commit_actions(
+        self, actions: list[Any], more_marks: Mapping[str, int] | None = None
+    ) -> None:
+        marks = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1, **(more_marks or {})}
         self._write_transaction(actions, marks)
         self.refresh()
 

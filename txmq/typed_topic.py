@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 
 import pyarrow as pa
 
-from txmq.body_schema import BodySchema
+from txmq.body_schema import BodySchema, parsed_schema
 from txmq.delta_table import PinnedTable
 from txmq.errors import BodySchemaConflictError
 from txmq.schemas import TOPIC, TableSchema
@@ -42,36 +41,34 @@ def body_schema_in(table: PinnedTable) -> BodySchema | None:
     Raises: BodySchemaError where another program changed it.
     """
     text = table.properties().get(BODY_SCHEMA_PROPERTY)
-    return _parsed(text) if text else None
+    return parsed_schema(text) if text else None
 
 
-@lru_cache(maxsize=256)
-def _parsed(text: str) -> BodySchema:
-    return BodySchema.parse(text)
+def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool:
+    """Whether a topic's table must be changed to take these bodies; None are any bytes.
 
-
-def make_typed(table: Table, topic: str, body: BodySchema) -> None:
-    """Give a topic's table that is there already a body schema: up to two commits.
-
-    Raises: BodySchemaConflictError where it has another one, or has messages; StorageError where
-        a column of a deleted topic is in the way.
+    Raises: BodySchemaConflictError where it has messages; StorageError where a column that it had
+        before is in the way.
     """
-    kept = body_schema_in(table.refresh())
-    if kept == body:
-        return
-    if kept is not None:
-        raise BodySchemaConflictError(topic, "has another body schema, which cannot be changed")
+    if body_schema_in(table.refresh()) == body:
+        return False
     if table.files():
-        problem = "has messages already, so its bodies stay untyped; choose another topic"
+        problem = "has messages, so its body schema stays as it is; choose another topic"
         raise BodySchemaConflictError(topic, problem)
-    table.add_columns(list(body.columns))
-    table.set_properties({BODY_SCHEMA_PROPERTY: body.to_json()})
+    table.check_columns([] if body is None else list(body.columns))
+    return True
 
 
-def make_untyped(table: Table) -> None:
-    """Let a topic that was deleted take any bytes: its columns stay, and are null; one commit."""
-    if body_schema_in(table.refresh()) is not None:
-        table.set_properties({BODY_SCHEMA_PROPERTY: ""})
+def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
+    """Let a topic without messages take these bodies: up to two commits.
+
+    Columns that it had before stay, and are null. Raises: as `check_body_schema`.
+    """
+    if not check_body_schema(table, topic, body):
+        return
+    if body is not None:
+        table.add_columns(list(body.columns))
+    table.set_properties({BODY_SCHEMA_PROPERTY: "" if body is None else body.to_json()})
 
 
 def with_body_columns(rows: Iterable[pa.Table], body: BodySchema) -> Iterator[pa.Table]:

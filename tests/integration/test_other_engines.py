@@ -23,6 +23,7 @@ from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
 from txmq.schemas import TOPIC
 from txmq.store import Store
+from txmq.topic_admin import Topics
 
 ORDERS = "orders"
 MORE = [field("paid", ["null", "boolean"]), field("weight", ["null", "double"]),
@@ -72,7 +73,7 @@ def published(store: Store, contents: list[bytes]) -> str:
 def location(request: pytest.FixtureRequest, store: Store) -> str:
     if request.param == "untyped":
         return published(store, [b"", b"\x00\xff", "🐎".encode()])
-    store.create_topic(ORDERS, SCHEMA)
+    Topics(store).create(ORDERS, body=SCHEMA.to_dict())
     return published(store, bodies())
 
 
@@ -170,7 +171,7 @@ def test_columns_have_the_same_names_in_every_engine(location: str, spark: Any) 
 
 
 def test_typed_columns_are_computed_with_in_every_engine(store: Store, spark: Any) -> None:
-    store.create_topic(ORDERS, SCHEMA)
+    Topics(store).create(ORDERS, body=SCHEMA.to_dict())
     location = published(store, bodies())
     rows = spark.read.format("delta").load(location)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -15,10 +16,11 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.bodies import ORDER, avro_body, field, json_body, record
 from tests.builders import GROUP, halves, op_row, table_versions, transaction_id
-from tests.reading import are_gap_free, publish, topic_rows
+from tests.reading import are_gap_free, publish, rows_of, topic_rows
 from txmq.body_schema import BodySchema
 from txmq.cloud_events import attributes_of, cloud_event
 from txmq.compaction import compact
+from txmq.delay_service import DelayService
 from txmq.errors import (
     BodySchemaConflictError,
     BodySchemaError,
@@ -27,13 +29,17 @@ from txmq.errors import (
 )
 from txmq.lifecycle import ClaimKind
 from txmq.message import LocalTransactionState, Message
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
-from txmq.schemas import TOPIC
+from txmq.retention import Retention
+from txmq.schemas import SCHEDULE, TOPIC
 from txmq.store import Store
+from txmq.testing import ManualClock
+from txmq.topic_admin import Topics
+from txmq.topic_settings import TopicKind, TopicSettings
 from txmq.trace_context import with_trace_context
-from txmq.typed_topic import BODY_SCHEMA_PROPERTY, body_schema_in, make_untyped
+from txmq.typed_topic import BODY_SCHEMA_PROPERTY, body_schema_in
 from txmq.verify import verify, verify_by_spark
 
 ORDERS = "orders"
@@ -85,8 +91,12 @@ def typed_values(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def typed(store: Store) -> Store:
-    store.create_topic(ORDERS, JSON)
+    Topics(store).create(ORDERS, body=JSON.to_dict())
     return store
+
+
+def kept_schema(store: Store) -> BodySchema | None:
+    return body_schema_in(store.table_at(f"topics/{ORDERS}"))
 
 
 @pytest.fixture
@@ -122,7 +132,7 @@ def test_bodies_appear_as_columns_behind_those_of_every_topic(
 
 
 def test_avro_bodies_appear_as_the_same_columns(store: Store) -> None:
-    store.create_topic(ORDERS, AVRO)
+    Topics(store).create(ORDERS, body=AVRO.to_dict())
     values = {**columns_of(7), "labels": {"colour": "red"}}
 
     commit(TransactionProducer(store, producer_group=GROUP),
@@ -133,8 +143,7 @@ def test_avro_bodies_appear_as_the_same_columns(store: Store) -> None:
 
 
 def test_table_says_what_its_bodies_are(typed: Store) -> None:
-    assert typed.body_schema(ORDERS) == JSON
-    assert typed.body_schema("other") is None
+    assert kept_schema(typed) == JSON
     properties = DeltaTable(typed.topic_location(ORDERS)).metadata().configuration
     assert BodySchema.parse(properties[BODY_SCHEMA_PROPERTY]) == JSON
 
@@ -162,6 +171,21 @@ def test_dead_letters_stay_untyped(typed: Store, producer: TransactionProducer) 
     (row,) = topic_rows(typed, TRANS_CHECK_MAX_TIME_TOPIC)
     assert row.keys() == set(TOPIC.columns.names)
     assert row["body"] == body(1)
+
+
+def test_delayed_message_waits_untyped_and_arrives_typed(
+    typed: Store, producer: TransactionProducer
+) -> None:
+    commit(producer, Message(ORDERS, body(1), deliver_timestamp=NOON))
+    publish(typed)
+    (waiting,) = rows_of(f"{typed.location}/topics/{SCHEDULE_TOPIC}")
+    assert waiting.keys() == set(SCHEDULE.columns.names)
+    assert topic_rows(typed, ORDERS) == []
+
+    DelayService(typed).run_once()
+    publish(typed)
+
+    assert [typed_values(row) for row in topic_rows(typed, ORDERS)] == [columns_of(1)]
 
 
 # --- bodies that do not have the schema -------------------------------------------------------
@@ -210,6 +234,34 @@ def test_wrong_body_never_reaches_the_local_transaction(typed: Store) -> None:
     assert table_versions(typed) == before
 
 
+def test_ordinary_messages_are_checked_in_every_form(
+    typed: Store, producer: TransactionProducer
+) -> None:
+    good, wrong = Message(ORDERS, body(1)), Message(ORDERS, b"{}")
+    before = table_versions(typed)
+
+    for send in (producer.send, producer.send_async):
+        for messages in (wrong, [good, wrong]):
+            with pytest.raises(InvalidBodyError, match="order_number is missing"):
+                send(messages)  # type: ignore[operator]
+
+    assert table_versions(typed) == before
+    producer.send([good])
+    publish(typed)
+    assert [row["order_number"] for row in topic_rows(typed, ORDERS)] == [1]
+
+
+def test_producer_follows_a_topic_that_becomes_typed(store: Store) -> None:
+    quick = Store.open(store.location, store.config.replace(topic_refresh_s=0.0))
+    producer = TransactionProducer(quick, producer_group=GROUP)
+    producer.begin_transaction().send(Message(ORDERS, b"any"))
+
+    Topics(store).create(ORDERS, body=JSON.to_dict())
+
+    with pytest.raises(InvalidBodyError):
+        producer.begin_transaction().send(Message(ORDERS, b"any"))
+
+
 def by_hand(store: Store, number: int, *messages: Message) -> None:
     """A committed transaction that another program wrote, past the producer's checks."""
     write_deltalake(f"{store.location}/half", halves(number, messages), mode="append")
@@ -248,14 +300,13 @@ def test_a_thousand_foreign_bodies_are_told_in_a_few_lines(
 # --- making topics typed ----------------------------------------------------------------------
 
 
-def test_making_a_typed_topic_again_changes_nothing(typed: Store) -> None:
+def test_making_the_table_of_a_typed_topic_again_changes_nothing(typed: Store) -> None:
     before = table_versions(typed)
 
-    typed.create_topic(ORDERS, JSON)
     typed.create_topic(ORDERS)
 
     assert table_versions(typed) == before
-    assert typed.body_schema(ORDERS) == JSON
+    assert kept_schema(typed) == JSON
 
 
 def test_topic_with_messages_cannot_become_typed(store: Store) -> None:
@@ -263,46 +314,92 @@ def test_topic_with_messages_cannot_become_typed(store: Store) -> None:
     publish(store)
     before = table_versions(store)
 
-    with pytest.raises(BodySchemaConflictError, match="has messages already"):
-        store.create_topic(ORDERS, JSON)
+    with pytest.raises(BodySchemaConflictError, match="has messages"):
+        Topics(store).alter(ORDERS, body=JSON.to_dict())
 
     assert table_versions(store) == before
 
 
 def test_topic_without_messages_becomes_typed(store: Store) -> None:
-    store.create_topic(ORDERS)
+    Topics(store).create(ORDERS)
 
-    store.create_topic(ORDERS, JSON)
+    Topics(store).alter(ORDERS, body=JSON.to_dict())
     commit(TransactionProducer(store, producer_group=GROUP), Message(ORDERS, body(1)))
     publish(store)
 
     assert [typed_values(row) for row in topic_rows(store, ORDERS)] == [columns_of(1)]
 
 
-def test_body_schema_cannot_be_changed(typed: Store) -> None:
+@pytest.mark.parametrize("other", [AVRO.to_dict(), None], ids=["avro", "untyped"])
+def test_body_schema_of_a_topic_with_messages_stays(
+    typed: Store, producer: TransactionProducer, other: Any
+) -> None:
+    commit(producer, Message(ORDERS, body(1)))
+    publish(typed)
     before = table_versions(typed)
 
-    with pytest.raises(BodySchemaConflictError, match="cannot be changed"):
-        typed.create_topic(ORDERS, AVRO)
+    with pytest.raises(BodySchemaConflictError, match="stays as it is"):
+        Topics(typed).alter(ORDERS, body=other)
+    Topics(typed).alter(ORDERS, body=JSON.to_dict(), queue_nums=9)
 
-    assert table_versions(typed) == before
+    after = table_versions(typed)
+    assert {path for path in after if after[path] != before[path]} == {"state/topics"}
 
 
-def test_deleted_topic_may_become_untyped_and_typed_again(typed: Store) -> None:
-    make_untyped(typed.table_at(f"topics/{ORDERS}"))
-    assert typed.body_schema(ORDERS) is None
+def test_table_is_made_typed_by_the_publisher_where_the_operator_was_killed(store: Store) -> None:
+    settings = TopicSettings(TopicKind.UNSPECIFIED, 4, None, JSON.to_dict())
+    register = store.topic_register(create=True)
+    register.swap(register.read().with_settings(ORDERS, settings), 0)
+    commit(TransactionProducer(store, producer_group=GROUP), Message(ORDERS, body(1)))
+
+    publish(store)
+
+    assert [typed_values(row) for row in topic_rows(store, ORDERS)] == [columns_of(1)]
+
+
+def test_deleted_topic_may_have_other_bodies(typed: Store, producer: TransactionProducer) -> None:
+    commit(producer, Message(ORDERS, body(1)))
+    publish(typed)
+    topics = Topics(typed)
+    topics.delete(ORDERS, apply=True)
+    assert kept_schema(typed) is None
     other = {"encoding": "json", "schema": record(field("order_number", "string"))}
 
     with pytest.raises(StorageError, match="other columns of the names order_number"):
-        typed.create_topic(ORDERS, BodySchema.parse(other))
+        topics.create(ORDERS, body=other)
     more = record(field("order_number", "long"), field("new", "int"))
-    typed.create_topic(ORDERS, BodySchema.parse({"encoding": "json", "schema": more}))
+    topics.create(ORDERS, body={"encoding": "json", "schema": more})
     commit(TransactionProducer(typed, producer_group=GROUP),
            Message(ORDERS, b'{"order_number": 1, "new": 2}'))  # fmt: skip
     publish(typed)
 
     (row,) = topic_rows(typed, ORDERS)
     assert (row["order_number"], row["new"], row["customer"]) == (1, 2, None)
+
+
+def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**row, "store_timestamp": None} for row in rows]
+
+
+def test_rebuilt_topic_has_its_columns_again(store: Store) -> None:
+    # Not before the times of files, by which retention goes.
+    clock = ManualClock(time.time_ns() // 1_000_000)
+    Topics(store).create(ORDERS, body=JSON.to_dict())
+    producer = TransactionProducer(store, producer_group=GROUP, clock=clock)
+    publisher = Publisher(store, clock=clock)
+    commit(producer, Message(ORDERS, body(0)))
+    publisher.run_once()
+    clock.advance(5 * 86_400)
+    Retention(store, clock).run()
+    commit(producer, *(Message(ORDERS, body(number)) for number in (1, 2)))
+    publisher.run_once()
+    before = topic_rows(store, ORDERS)
+    DeltaTable(store.topic_location(ORDERS)).delete("order_number = 1")
+
+    rebuilt = Topics(store, clock=clock).rebuild(ORDERS, apply=True)
+
+    assert (rebuilt.missing, rebuilt.kept) == (1, 1)
+    assert without_time(topic_rows(store, ORDERS)) == without_time(before)
 
 
 def test_property_that_another_program_broke_parks_the_topic(
@@ -316,7 +413,7 @@ def test_property_that_another_program_broke_parks_the_topic(
 
     assert (result.published, result.parked) == (1, 1)
     with pytest.raises(BodySchemaError):
-        body_schema_in(typed.table_at(f"topics/{ORDERS}"))
+        kept_schema(typed)
 
 
 # --- services over typed topics ---------------------------------------------------------------

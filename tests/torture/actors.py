@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.torture.ledger import GROUP, Ledger
 from tests.torture.orders import TOPICS, Orders
 from txmq.broker import Broker, run_until_signal
+from txmq.delay_service import DelayService
 from txmq.errors import CommitConflictError, TransactionError
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
@@ -83,6 +84,13 @@ class Actor:
         while not self._is_over():
             recheck.run_once()
             operate(Operator(self.store))
+
+    def delayer(self) -> None:
+        service = DelayService(self.store)
+        while not self._is_over():
+            service.run_once()
+            # The handle does so once a second; here it is to be died at.
+            service._keep_progress()
 
     def maintainer(self) -> None:
         maintenance = Maintenance(self.store)

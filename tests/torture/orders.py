@@ -27,6 +27,8 @@ from txmq.transaction import Transaction
 
 TOPICS = ("order-paid", "stock-reserved", "invoice-due")
 BODY_BYTES_MAX = 2_000
+# Most are not delayed at all.
+PAUSES_S = (None, None, None, None, None, None, 1, 2, 5)
 # What a caller must expect when many processes write, or a check was faster.
 FORESEEN = (AlreadyResolvedError, CommitConflictError, UnknownCommitError)
 
@@ -98,7 +100,8 @@ class Orders:
     def _prepared(self, transaction: Transaction, draw: random.Random) -> Transaction:
         for _ in range(draw.randint(1, 4)):
             body = draw.randbytes(draw.randint(0, BODY_BYTES_MAX))
-            transaction.send(Message(draw.choice(self.topics), body, keys=f"order-{draw.random()}"))
+            topic, key = draw.choice(self.topics), f"order-{draw.random()}"
+            transaction.send(Message(topic, body, keys=key, delay_s=draw.choice(PAUSES_S)))
         transaction.prepare()
         return transaction
 

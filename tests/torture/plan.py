@@ -44,6 +44,11 @@ POINTS: dict[str, dict[FailPoint, int]] = {
         FailPoint.FILES_REPLACED: 3,
         FailPoint.LOG_CLEANED: 3,
     },
+    "delayer": {
+        FailPoint.DUE_MESSAGES_FOUND: 10,
+        FailPoint.DELIVERIES_CLAIMED: 3,
+        FailPoint.DELAY_PROGRESS_KEPT: 2,
+    },
     "broker": {
         FailPoint.BELL_RUNG: 2,
         FailPoint.FACTS_COMMITTED: 30,
@@ -52,6 +57,7 @@ POINTS: dict[str, dict[FailPoint, int]] = {
         FailPoint.LEASE_TAKEN: 2,
         FailPoint.PROGRESS_KEPT: 8,
         FailPoint.FILES_REPLACED: 2,
+        FailPoint.DELIVERIES_CLAIMED: 8,
     },
     "frame producer": {FailPoint.FRAMES_WRITTEN: 1, FailPoint.FRAMES_COMMITTED: 1},
     "retirer": {
@@ -60,7 +66,7 @@ POINTS: dict[str, dict[FailPoint, int]] = {
         FailPoint.HALF_DAYS_REMOVED: 1,
     },
 }
-SERVICES = ("publisher", "checker", "maintainer")
+SERVICES = ("publisher", "checker", "delayer", "maintainer")
 
 
 @dataclass(frozen=True)

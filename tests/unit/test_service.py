@@ -102,3 +102,33 @@ def test_start_that_fails_ends_it(queries: list[Query]) -> None:
     wait_until(lambda: not handle.is_alive)
 
     assert handle.exception is monkey
+
+
+def test_start_whose_checkpoint_is_deleted_meanwhile_is_tried_again(queries: list[Query]) -> None:
+    stopping = threading.Event()
+
+    def start() -> Any:
+        queries.append(Query(stopping))
+        if len(queries) in (1, 3):
+            message = "no such file"
+            raise RuntimeError(message)
+        return queries[-1]
+
+    handle = Restarting(start, stopping, lambda _: False)
+    assert len(queries) == 2
+    queries[1].break_down(OSError("no checkpoint"))
+    wait_until(lambda: len(queries) == 4)
+
+    assert handle.is_alive
+    handle.stop()
+
+
+def test_first_start_that_fails_again_and_again_is_an_error(queries: list[Query]) -> None:
+    def start() -> Any:
+        queries.append(Query(threading.Event()))
+        message = "no such folder"
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match="no such folder"):
+        Restarting(start, threading.Event(), lambda _: False)
+    assert len(queries) == BREAKS_MAX + 1
