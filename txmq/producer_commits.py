@@ -278,20 +278,17 @@ class QueueChoice:
             StorageError.
         """
         self.check_topic(message.topic)
-        schema = self.body_schema(message.topic)
-        if schema is not None:
-            schema.check(message.topic, message.body)
         self._catalog.check_kind(
             message.topic,
             is_transactional=is_transactional,
             is_delayed=message.is_delayed,
             has_sharding_key=message.sharding_key is not None,
         )
+        self._catalog.check_body(message.topic, message.body)
 
     def body_schema(self, topic: str) -> BodySchema | None:
         """What the bodies of a topic must be; None if they may be any bytes."""
-        settings = self._catalog.settings(topic)
-        return None if settings is None else settings.body_schema
+        return self._catalog.body_schema(topic)
 
     def check_dataframe(self, topic: str, columns: Sequence[str]) -> None:
         """As `check_message`, for the rows of a DataFrame, which are transactional."""
