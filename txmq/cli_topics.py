@@ -14,10 +14,10 @@ from rich.text import Text
 
 from txmq.cli_shared import AsJson, Location, console, list_console, location_and, print_json
 from txmq.errors import ConfigError
-from txmq.rebuild_picture import TopicRebuild
 from txmq.store import Store
 from txmq.topic_admin import KEEP, TopicDescription, Topics, TopicSummary
 from txmq.topic_deletion import TopicDeletion
+from txmq.topic_rebuild import TopicRebuild
 from txmq.topic_settings import TopicKind, TopicSettings
 
 TopicName = Annotated[str | None, typer.Argument(help="Its name.", show_default=False)]
