@@ -25,6 +25,7 @@ from bench.table import print_table
 
 RESULTS = Path(__file__).parent / "results"
 WIDTH = 130
+OF_A_RUN = ("git_commit", "load_before")
 PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "latency": latency.measure,
     "backlog": backlog.measure,
@@ -79,33 +80,27 @@ def _run(part: str, sizes: Sizes, console: Console) -> list[Outcome]:
 
 
 def _keep(outcomes: Sequence[Outcome], facts: Mapping[str, Any], console: Console) -> None:
+    """Each outcome says of which commit it is; parts may be measured one at a time."""
     now = datetime.now(UTC)
     path = RESULTS / f"{now:%Y-%m-%d}.json"
-    measured = [outcome.to_dict() for outcome in outcomes]
-    result = {
-        "date": now.isoformat(timespec="seconds"),
-        **facts,
-        "outcomes": [
-            *_kept_parts(path, facts, {(one["part"], one["measure"]) for one in measured}),
-            *measured,
-        ],
-    }
+    own = {name: facts[name] for name in OF_A_RUN}
+    own["measured_at"] = now.isoformat(timespec="seconds")
+    measured = [{**outcome.to_dict(), **own} for outcome in outcomes]
+    machine = {name: value for name, value in facts.items() if name not in OF_A_RUN}
+    kept = _kept_parts(path, machine, {one["part"] for one in measured})
+    result = {"date": own["measured_at"], **machine, "outcomes": [*kept, *measured]}
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(f"kept in bench/results/{path.name}")
 
 
-def _kept_parts(
-    path: Path, facts: Mapping[str, Any], again: set[tuple[str, str]]
-) -> list[dict[str, Any]]:
-    """What an earlier run of the same code on the same day measured of the other parts."""
+def _kept_parts(path: Path, machine: Mapping[str, Any], again: set[str]) -> list[dict[str, Any]]:
+    """What earlier runs of the same day, machine and versions measured of the other parts."""
     if not path.exists():
         return []
     before = json.loads(path.read_text(encoding="utf-8"))
-    is_same = all(before.get(key) == value for key, value in facts.items() if key != "load_before")
-    return [
-        one for one in before["outcomes"] if is_same and (one["part"], one["measure"]) not in again
-    ]
+    is_same = all(before.get(key) == value for key, value in machine.items())
+    return [one for one in before["outcomes"] if is_same and one["part"] not in again]
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from bench.table import shown
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
 TARGET = ROOT / "docs" / "benchmarks.md"
-_FACTS = ("git_commit", "cores", "memory_gib", "processor", "system", "python", "java", "pyspark",
-          "delta-spark", "deltalake", "pyarrow", "load_before")  # fmt: skip
+_FACTS = ("cores", "memory_gib", "processor", "system", "python", "java", "pyspark",
+          "delta-spark", "deltalake", "pyarrow")  # fmt: skip
+_COUNTS = ("statements", "commits", "commits_per_1000_messages")
 _MARKS = {True: "pass", False: "FAIL", None: ""}
 _INTRODUCTION = """\
 # Benchmarks
@@ -38,20 +39,25 @@ def main() -> None:
 def page(name: str, result: Mapping[str, Any]) -> str:
     """The whole page as Markdown."""
     facts = "\n".join(f"- {key.replace('_', ' ')}: {result[key]}" for key in ("date", *_FACTS))
-    head = "| measure | txmq | bare stream | unit | ratio | bar | |\n|---|--:|--:|---|--:|---|---|"
+    head = (
+        "| measure | txmq | bare stream | unit | ratio | bar | | commit |\n"
+        "|---|--:|--:|---|--:|---|---|---|"
+    )
     lines = "\n".join(_line(outcome) for outcome in result["outcomes"])
     return f"{_INTRODUCTION.format(name=name)}\n{head}\n{lines}\n\n{facts}\n"
 
 
 def _line(outcome: Mapping[str, Any]) -> str:
+    counted = [f"{outcome['facts'][name]:,} {name}" for name in _COUNTS if name in outcome["facts"]]
     cells = [
-        f"{outcome['part']}: {outcome['measure']}",
+        ", ".join([f"{outcome['part']}: {outcome['measure']}", *counted]),
         shown(outcome["median"]),
         "" if outcome["bare_median"] is None else shown(outcome["bare_median"]),
         outcome["unit"],
         "" if outcome["ratio"] is None else f"{outcome['ratio']:.2f}",
         outcome["bar"] or "",
         _MARKS[outcome["passed"]],
+        outcome["git_commit"],
     ]
     return "| " + " | ".join(cells) + " |"
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import BoundedSemaphore
 
 from txmq.errors import TxmqError
 from txmq.lifecycle import ClaimKind
@@ -47,16 +46,20 @@ class AsyncTransactions:
     """Runs `execute_local_transaction` in threads of its own, for one producer."""
 
     def __init__(
-        self, commits: ProducerCommits, execute: Execute, threads: int, room: BoundedSemaphore
+        self, commits: ProducerCommits, execute: Execute, *, threads: int, max_waiting: int
     ) -> None:
-        """`execute` never raises; no thread is started yet; `room` bounds what is on its way."""
-        self._commits, self._execute, self._room = commits, execute, room
+        """`execute` never raises; no thread is started yet.
+
+        Where `max_waiting` local transactions are not taken yet, no more halves are committed.
+        """
+        self._commits, self._execute, self._max_waiting = commits, execute, max_waiting
         self._threads = [
             threading.Thread(target=self._run, name=f"txmq-local-{number}", daemon=True)
             for number in range(threads)
         ]
         self._durable: deque[_Sent] = deque()
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._has_work, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._is_started, self._is_closed = False, False
 
     def send(self, routed: Routed, argument: object) -> Future[TransactionSendResult]:
@@ -64,26 +67,21 @@ class AsyncTransactions:
         own_id = new_transaction_id(self._commits.now_ms())
         rows = self._commits.half_rows(own_id, [routed], in_turn=True, ordinary=False)
         sent = _Sent(own_id, routed.message, argument, Future())
-        self._room.acquire()
-        try:
+        if not self._is_started:
             self._start()
-            self._commits.prepare_then(rows, lambda error: self._prepared(sent, error))
-        except BaseException:
-            self._room.release()
-            raise
-        sent.future.add_done_callback(lambda _: self._room.release())
+        self._commits.prepare_then(rows, lambda error: self._prepared(sent, error))
         return sent.future
 
     def close(self) -> None:
         """Return when no local transaction runs any more; call it when all halves are durable."""
-        with self._changed:
+        with self._has_work:
             self._is_closed = True
-            self._changed.notify_all()
+            self._has_work.notify_all()
         for thread in self._threads if self._is_started else ():
             thread.join()
 
     def _start(self) -> None:
-        with self._changed:
+        with self._has_work:
             if not self._is_started:
                 self._is_started = True
                 for thread in self._threads:
@@ -94,9 +92,11 @@ class AsyncTransactions:
             # R6: without a half there is no local transaction.
             sent.future.set_exception(error)
             return
-        with self._changed:
+        with self._has_work:
+            while len(self._durable) >= self._max_waiting:
+                self._has_room.wait()
             self._durable.append(sent)
-            self._changed.notify()
+            self._has_work.notify()
 
     def _run(self) -> None:
         while chunk := self._next_chunk():
@@ -106,8 +106,9 @@ class AsyncTransactions:
             self._end(list(zip(chunk, states, strict=True)))
 
     def _next_chunk(self) -> list[_Sent]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._durable or self._is_closed)
+        with self._has_work:
+            self._has_work.wait_for(lambda: self._durable or self._is_closed)
+            self._has_room.notify()
             return [self._durable.popleft() for _ in range(min(CHUNK, len(self._durable)))]
 
     def _end(self, executed: Sequence[tuple[_Sent, LocalTransactionState]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Protocol
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -25,6 +26,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
+@lru_cache(maxsize=256)
 def timestamp(now_ms: int) -> datetime:
     """The UTC time of a number of milliseconds; naive times never enter a table."""
     return _EPOCH + timedelta(milliseconds=now_ms)

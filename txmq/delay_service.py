@@ -176,6 +176,7 @@ class _Round:
         else:
             self._take_in(now_ms)
             result = self._deliver(now_ms)
+        self._done = _Done(self._seen, max(self._done.due_ms, now_ms))
         self._keep_progress_sometimes()
         return result
 
@@ -259,7 +260,6 @@ class _Round:
             self._append(part)
             commits += 1
             reached(FailPoint.DELIVERIES_CLAIMED)
-        self._done = _Done(self._seen, max(self._done.due_ms, now_ms))
         return DelayResult(due.num_rows, commits, len(self._waiting))
 
     def _append(self, claims: pa.Table) -> None:

@@ -48,6 +48,7 @@ class FailPoint(enum.StrEnum):
     EXPIRY_CLAIMED = "maintenance.expiry_claimed"
     DAYS_FORGOTTEN = "maintenance.days_forgotten"
     HALF_DAYS_REMOVED = "maintenance.half_days_removed"
+    DUE_DAYS_REMOVED = "maintenance.due_days_removed"
 
 
 _hooks: list[Callable[[FailPoint], None]] = []

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from txmq.errors import ClosedError
 
+DEFAULT_MAX_WAITING = 100_000
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
 # Called by the committing thread: the answers, or why there are none.
@@ -33,13 +34,18 @@ class GroupCommitter(Generic[Row, Answer]):
         *,
         name: str,
         max_rows: int,
+        max_waiting: int = DEFAULT_MAX_WAITING,
     ) -> None:
-        """`commit` makes rows durable and answers each of them; it runs in one thread only."""
+        """`commit` makes rows durable and answers each of them; it runs in one thread only.
+
+        Where `max_waiting` callers' rows are not taken yet, the next caller waits.
+        """
         self._commit = commit
         self._name = name
-        self._max_rows = max_rows
+        self._max_rows, self._max_waiting = max_rows, max_waiting
         self._waiting: deque[tuple[list[Row], Done[Answer]]] = deque()
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -61,19 +67,25 @@ class GroupCommitter(Generic[Row, Answer]):
         """As `submit`; `done` is called in the committing thread, so it must be short."""
         # A lock that was held while the process forked is never released in the child.
         self._check_process()
-        with self._changed:
+        with self._has_rows:
+            self._wait_for_room()
             self.check_usable()
             self._waiting.append((rows, done))
             self._start()
-            self._changed.notify()
+            self._has_rows.notify()
+
+    def _wait_for_room(self) -> None:
+        while len(self._waiting) >= self._max_waiting and not self._closed:
+            self._has_room.wait()
 
     def close(self) -> None:
         """Commit what waits, then end the thread; in a forked process there is nothing to do."""
         if self._pid != os.getpid():
             return
-        with self._changed:
+        with self._has_rows:
             self._closed = True
-            self._changed.notify()
+            self._has_rows.notify()
+            self._has_room.notify_all()
         if self._thread is not None:
             self._thread.join()
 
@@ -106,8 +118,8 @@ class GroupCommitter(Generic[Row, Answer]):
                 _answer(group, answers)
 
     def _next_group(self) -> list[tuple[list[Row], Done[Answer]]]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+        with self._has_rows:
+            self._has_rows.wait_for(lambda: self._waiting or self._closed)
             group: list[tuple[list[Row], Done[Answer]]] = []
             count = 0
             while self._waiting and (
@@ -115,6 +127,7 @@ class GroupCommitter(Generic[Row, Answer]):
             ):
                 group.append(self._waiting.popleft())
                 count += len(group[-1][0])
+            self._has_room.notify_all()
             return group
 
 

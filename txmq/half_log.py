@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +28,7 @@ DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
 DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
 
 NO_SEQUENCE = -1
+_DAY_MS = 86_400_000
 HalfRow = tuple[object, ...]
 
 
@@ -46,7 +48,12 @@ class HalfOrigin:
 
 def store_date(transaction_id: str) -> date:
     """The partition of a half: the UTC date of its id's time, whoever appends it and when."""
-    return timestamp(transaction_time_ms(transaction_id)).date()
+    return _date(transaction_time_ms(transaction_id) // _DAY_MS)
+
+
+@lru_cache(maxsize=64)
+def _date(day: int) -> date:
+    return timestamp(day * _DAY_MS).date()
 
 
 def half_rows(

@@ -66,7 +66,7 @@ class MaintenanceResult:
         """Plain values, for JSON."""
         days = {
             name: [day.isoformat() for day in getattr(self.retained, name)]
-            for name in ("half_days", "op_days", "settled_days")
+            for name in ("half_days", "op_days", "schedule_days", "settled_days")
         }
         return {
             "files_before": self.compacted.files_before,

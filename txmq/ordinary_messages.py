@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from threading import BoundedSemaphore, Lock
+from threading import Lock
 
 from txmq.errors import (
     AlreadyResolvedError,
@@ -28,10 +28,9 @@ from txmq.send_results import SendResult
 class OrdinaryMessages:
     """Sends for one producer, from any thread."""
 
-    def __init__(self, commits: ProducerCommits, room: BoundedSemaphore) -> None:
-        """`room` bounds how many sends are on their way."""
+    def __init__(self, commits: ProducerCommits) -> None:
+        """Nothing is read or written yet."""
         self._commits = commits
-        self._room = room
 
     def send(
         self,
@@ -45,8 +44,7 @@ class OrdinaryMessages:
         """
         routed = self._routed(messages, queue_id, queue_selector)
         self._commits.check_open()
-        send = _Send(self._commits, list(self._pieces(routed)), self._room)
-        return send.begin()
+        return _Send(self._commits, list(self._pieces(routed))).begin()
 
     def _routed(
         self, messages: object, queue_id: int | None, queue_selector: QueueSelector | None
@@ -79,10 +77,8 @@ class _Send:
     So a batch of several pieces is acknowledged as a whole, or not at all.
     """
 
-    def __init__(
-        self, commits: ProducerCommits, pieces: Sequence[list[Routed]], room: BoundedSemaphore
-    ) -> None:
-        self._commits, self._room = commits, room
+    def __init__(self, commits: ProducerCommits, pieces: Sequence[list[Routed]]) -> None:
+        self._commits = commits
         now_ms = commits.now_ms()
         self._pieces = {new_transaction_id(now_ms): piece for piece in pieces}
         self._left, self._lock = len(pieces), Lock()
@@ -91,8 +87,6 @@ class _Send:
 
     def begin(self) -> Future[SendResult]:
         halves = [self._half_rows(own_id, piece) for own_id, piece in self._pieces.items()]
-        self._room.acquire()
-        self._future.add_done_callback(lambda _: self._room.release())
         for rows in halves:
             try:
                 self._commits.prepare_then(rows, self._prepared)

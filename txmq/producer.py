@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from functools import partial
-from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Self
 
 from txmq.async_transactions import AsyncTransactions
@@ -95,8 +94,7 @@ class TransactionProducer:
         self._commits = ProducerCommits(store, self.producer_group, self.clock)
         self._member: RemoteMember | None = None
         self._lock = threading.Lock()
-        self._room = BoundedSemaphore(store.config.back_pressure_for_async_send_num)
-        self._ordinary = OrdinaryMessages(self._commits, self._room)
+        self._ordinary = OrdinaryMessages(self._commits)
         self._async: AsyncTransactions | None = None
 
     # --- sending --------------------------------------------------------------------------
@@ -135,7 +133,7 @@ class TransactionProducer:
     ) -> Future[SendResult]:
         """As `send`, but what `send` returns or raises later is in the future.
 
-        Waits only where `back_pressure_for_async_send_num` sends are on their way. Callbacks of
+        Waits only where `back_pressure_for_async_send_num` sends wait for a commit. Callbacks of
         the future run in a committing thread and must be short.
         """
         return self._ordinary.send(messages, queue_id, queue_selector)
@@ -157,7 +155,7 @@ class TransactionProducer:
         """As `send_message_in_transaction`, without waiting: many share each commit.
 
         `execute_local_transaction` is called in `local_transaction_threads` threads. Waits only
-        where `back_pressure_for_async_send_num` sends are on their way.
+        where `back_pressure_for_async_send_num` sends wait for a commit.
 
         Raises at once: MessageError, NotAcceptedError, ListenerError, ClosedError; all else is in
         the future.
@@ -279,9 +277,13 @@ class TransactionProducer:
     def _asynchronous(self, listener: ExecutingListener) -> AsyncTransactions:
         with self._lock:
             if self._async is None:
-                threads = self.store.config.local_transaction_threads
-                execute = partial(self._executed, listener)
-                self._async = AsyncTransactions(self._commits, execute, threads, self._room)
+                config = self.store.config
+                self._async = AsyncTransactions(
+                    self._commits,
+                    partial(self._executed, listener),
+                    threads=config.local_transaction_threads,
+                    max_waiting=config.back_pressure_for_async_send_num,
+                )
             return self._async
 
     def _check_may_end(self, transaction_id: str, state: LocalTransactionState) -> None:

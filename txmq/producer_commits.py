@@ -56,7 +56,9 @@ class ProducerCommits:
         self.producer_group = producer_group
         self.queues = QueueChoice(store)
         self._clock = clock
+        # Asked for each message, and made of strings.
         self._delay_levels_s = store.config.delay_levels_s
+        self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
         self._logs = _LogCommits(store, producer_group)
 
     def now_ms(self) -> int:
@@ -193,7 +195,7 @@ class ProducerCommits:
     def _origin(
         self, transaction_id: str, messages: Sequence[Message], *, ordinary: bool = False
     ) -> HalfOrigin:
-        timeout_s = self.store.config.of_group(self.producer_group).transaction_timeout_s
+        timeout_s = self._timeout_s
         immunity_s = max((m.immunity_time_s(timeout_s) for m in messages), default=timeout_s)
         return HalfOrigin(
             transaction_id,
@@ -348,17 +350,20 @@ class _LogCommits:
         self.queue_id = session.int % store.config.half_queues
         self._resolver: Resolver | None = None
         self._numbers = itertools.count(1)
-        max_rows = store.config.group_commit_max_rows
+        limits = {
+            "max_rows": store.config.group_commit_max_rows,
+            "max_waiting": store.config.back_pressure_for_async_send_num,
+        }
         self.halves: GroupCommitter[HalfRow, None] = GroupCommitter(
-            self._commit_halves, name=f"txmq-half-{producer_group}", max_rows=max_rows
+            self._commit_halves, name=f"txmq-half-{producer_group}", **limits
         )
         self.ends: GroupCommitter[OpRow, Resolution] = GroupCommitter(
-            self._commit_ends, name=f"txmq-op-{producer_group}", max_rows=max_rows
+            self._commit_ends, name=f"txmq-op-{producer_group}", **limits
         )
         # Recalls are few; a thread and a handle of their own keep the ends' look simple.
         self._recall_op: OpLog | None = None
         self.recalls: GroupCommitter[OpRow, None] = GroupCommitter(
-            self._commit_recalls, name=f"txmq-recall-{producer_group}", max_rows=max_rows
+            self._commit_recalls, name=f"txmq-recall-{producer_group}", **limits
         )
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ Of each message there are its key, a digest of its content, and where it is; bod
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from typing import Any
@@ -104,8 +104,10 @@ def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Exp
     return Expected(mark, plan, keys, digests, gone, first_kept_id)
 
 
-def shown_rows(log: TopicLog, first_kept_id: str | None) -> Shown:
-    """The rows of a topic's pinned version; 0 commits.
+def shown_rows(
+    log: TopicLog, first_kept_id: str | None, skip: Container[str] = frozenset()
+) -> Shown:
+    """The rows of a topic's pinned version, those of some files left out; 0 commits.
 
     A file that cannot be read counts as rows that are not there.
 
@@ -113,7 +115,8 @@ def shown_rows(log: TopicLog, first_kept_id: str | None) -> Shown:
     """
     files: list[DataFile] = []
     parts: list[pa.Table] = []
-    for one in log.table.ranges("transaction_id"):
+    ranges = log.table.ranges("transaction_id")
+    for one in (each for each in ranges if each.file.path not in skip):
         try:
             part = _shown_file(log, one.file, len(files))
         except (OSError, StorageError, pa.ArrowException) as error:

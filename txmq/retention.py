@@ -1,4 +1,4 @@
-"""Retention: whole days of half, then of op, then of settled, once nobody can need them.
+"""Retention: whole days of half, op, schedule, then settled, once nobody can need them.
 
 A half goes when its transaction has ended, every topic has its messages, and both its day and the
 last write to that day's partition are older than `file_reserved_time_h` (RocketMQ fileReservedTime,
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from txmq.affine_clock import affine
 from txmq.clock import Clock, milliseconds
 from txmq.fail_points import FailPoint, reached
+from txmq.grouping import find_pairs, integers, list_items
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.op_log import OpRow
 from txmq.open_transactions import OpenTransactions
@@ -31,6 +32,7 @@ from txmq.store import Store
 logger = logging.getLogger(__name__)
 
 FORGOTTEN_BEFORE = "forgotten_before_date"
+SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 CLAIMS_A_COMMIT = 50_000
 OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
 _FINAL = pa.array([state.value for state in FINAL_STATES])
@@ -43,6 +45,7 @@ class Retained:
     expired: int = 0
     half_days: tuple[date, ...] = ()
     op_days: tuple[date, ...] = ()
+    schedule_days: tuple[date, ...] = ()
     settled_days: tuple[date, ...] = ()
 
     def __add__(self, other: Retained) -> Retained:
@@ -51,6 +54,7 @@ class Retained:
             self.expired + other.expired,
             self.half_days + other.half_days,
             self.op_days + other.op_days,
+            self.schedule_days + other.schedule_days,
             self.settled_days + other.settled_days,
         )
 
@@ -82,7 +86,8 @@ class Retention:
         """Handles of our own."""
         self._store, self._clock = store, clock
         self._half, self._op = store.half_log().table, store.op_log()
-        self._settled = store.settled_log(self._op.table.table_id).table
+        self._settled_log = store.settled_log(self._op.table.table_id)
+        self._settled, self._schedule = self._settled_log.table, store.schedule_log()
         self._reserved_ms = store.config.file_reserved_time_h * 3_600_000
         self._app_id = f"txmq-retention/{uuid.uuid4()}"
         self._numbers = itertools.count(1)
@@ -91,16 +96,17 @@ class Retention:
     def run(self) -> Retained:
         """Expire what is too old and take away the days that nobody needs any more.
 
-        Reads: half, op, settled (ids of the days in question), state/publisher. Writes: op (EXPIRE
-        claims), half, op, settled (whole files), state/maintenance. Commits: none where no day is
-        over; else one for each log that loses a day, one to state/maintenance, and one to op for
-        50,000 expired transactions. Raises: StorageError, SourceRestoredError.
+        Reads: half, op, schedule, settled (ids of the days in question), state/publisher. Writes:
+        op (EXPIRE claims), half, op, schedule, settled (whole files), state/maintenance. Commits:
+        none where no day is over; else one for each log that loses a day, one or two to
+        state/maintenance, and one to op for 50,000 expired transactions. Raises: StorageError,
+        SourceRestoredError.
         """
-        for table in (self._half, self._op.table, self._settled):
-            table.refresh()
+        for log in (self._half, self._op.table, self._settled, self._schedule):
+            log.refresh()
         half_days, op_days = self._days(self._half), self._days(self._op.table)
-        settled_days = self._days(self._settled)
-        if not (half_days or op_days or settled_days):
+        due_days, settled_days = self._due_days(), self._days(self._settled)
+        if not (half_days or op_days or due_days or settled_days):
             return Retained()
         # What is taken away must be published, and the answer must not be newer than the files.
         version = published_up_to(self._store)
@@ -109,16 +115,20 @@ class Retention:
         expired = self._expire(half_days)
         gone_half = self._take_halves(half_days, version)
         gone_op = self._take(self._op.table, op_days, [self._half])
-        gone_settled = self._take(self._settled, settled_days, [self._half, self._op.table])
-        return Retained(expired, gone_half, gone_op, gone_settled)
+        gone_due = self._take_due_days(due_days, version)
+        gone_settled = self._take(self._settled, settled_days, self._logs_before_settled())
+        return Retained(expired, gone_half, gone_op, gone_due, gone_settled)
 
     # --- days ---------------------------------------------------------------------------------
 
-    def _days(self, table: Table) -> dict[date, list[DataFile]]:
+    def _due_days(self) -> dict[date, list[DataFile]]:
+        return self._days(self._schedule.table, "due_date") if self._schedule.is_there else {}
+
+    def _days(self, table: Table, column: str = "store_date") -> dict[date, list[DataFile]]:
         """The files of each day that is over."""
         by_day: dict[date, list[DataFile]] = {}
         for file in table.files():
-            by_day.setdefault(file.partition["store_date"], []).append(file)
+            by_day.setdefault(file.partition[column], []).append(file)
         now_ms, clock = self._clock.now_ms(), affine(self._clock)
         return {
             day: files
@@ -190,6 +200,31 @@ class Retention:
         done = facts.filter(is_done)["transaction_id"]
         return bool(pc.all(pc.is_in(ids, value_set=done), min_count=0).as_py())
 
+    def _take_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
+        """Due dates of the schedule whose messages are delivered or recalled, and published."""
+        gone = [day for day, files in days.items() if self._all_delivered(files, version)]
+        if gone:
+            self._forget_before(max(gone) + timedelta(days=1), SCHEDULE_FORGOTTEN_BEFORE)
+            self._schedule.table.remove([file for day in gone for file in days[day]])
+            reached(FailPoint.DUE_DAYS_REMOVED)
+        return tuple(gone)
+
+    def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
+        rows = self._schedule.table.read(files, ("transaction_id", "sequence"))
+        ids = pc.unique(rows["transaction_id"])
+        facts = self._settled_log.deliveries_of(ids)
+        facts = facts.filter(pc.less_equal(facts["op_version"], version))
+        row, sequence = list_items(facts["sequences"])
+        place = integers(pc.index_in(facts["transaction_id"], value_set=ids), -1)[row]
+        own = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
+        found = find_pairs((own, integers(rows["sequence"], -1)), (place, sequence))
+        return bool((found >= 0).all())
+
+    def _logs_before_settled(self) -> list[Table]:
+        """A fact says what became of a delayed message for as long as the schedule shows it."""
+        scheduled = [self._schedule.table] if self._schedule.is_there else []
+        return [self._half, self._op.table, *scheduled]
+
     def _take(
         self, table: Table, days: dict[date, list[DataFile]], before: Sequence[Table]
     ) -> tuple[date, ...]:
@@ -203,12 +238,12 @@ class Retention:
             table.remove([file for day in gone for file in days[day]])
         return tuple(gone)
 
-    def _forget_before(self, day: date) -> None:
+    def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
         register = self._store.register("maintenance")
         seen = register.read()
-        known = seen.value.get(FORGOTTEN_BEFORE, "")
+        known = seen.value.get(key, "")
         if known < day.isoformat():
-            value = {**seen.value, FORGOTTEN_BEFORE: day.isoformat()}
+            value = {**seen.value, key: day.isoformat()}
             register.swap(seen, value, self._clock.now_ms())
 
 

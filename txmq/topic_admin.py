@@ -22,12 +22,13 @@ from txmq.errors import (
 )
 from txmq.names import SCHEDULE_TOPIC, check_readable_topic, check_topic
 from txmq.progress import ParkedTopic, Progress
+from txmq.rebuild_landing import rebuild_topic
 from txmq.settled_log import NOTHING
 from txmq.storage import DataFile, FileRange, Table
 from txmq.store import Store
 from txmq.topic_deletion import TopicDeletion, delete_topic
 from txmq.topic_log import TopicLog
-from txmq.topic_rebuild import TopicRebuild, rebuild_topic
+from txmq.topic_rebuild import TopicRebuild
 from txmq.topic_register import RegisteredTopics, check_spelling
 from txmq.topic_retention import topic_begins
 from txmq.topic_settings import TopicKind, TopicSettings

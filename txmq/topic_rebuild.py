@@ -1,15 +1,9 @@
-"""Rebuilding a topic in place: what half and settled say it shows, in one commit.
-
-Rows, mark and offsets change together, through the handle that the old rows were read with. So a
-publisher that appends meanwhile makes us begin again, and one that still holds the old table is
-refused and goes on with the new one.
-"""
+"""A topic as it is and as half and settled say it should be: what a rebuild would change."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,20 +11,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import Clock
 from txmq.data_files import NewFile, write_file
-from txmq.errors import CommitConflictError, CommitRefusedError, TopicNotRebuiltError
-from txmq.fail_points import FailPoint, reached
+from txmq.errors import TopicNotRebuiltError
 from txmq.grouping import Integers, first_of_each, integers
 from txmq.payload import ArrowEngine, Plan
 from txmq.progress import Progress
 from txmq.rebuild_sources import expected_rows, shown_rows
 from txmq.settled_log import NOTHING
+from txmq.storage import Table
 from txmq.store import Store
 from txmq.topic_log import offsets_in_order
 from txmq.topic_retention import topic_begins
-
-logger = logging.getLogger(__name__)
 
 # Readers and retention skip whole files.
 FILE_ROWS = 200_000
@@ -75,30 +66,7 @@ class TopicRebuild:
         return asdict(self) | {"is_needed": self.is_needed}
 
 
-def rebuild_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> TopicRebuild:
-    """Compare a topic with what it should show, and write it anew if they differ and `apply`.
-
-    Needs memory for about 300 bytes a message. Reads: half, settled, the schedule, the topic.
-    Writes: the topic. Commits: one if it writes, else 0.
-
-    Raises: TopicNotRebuiltError, PayloadMissingError, CommitConflictError, StorageError.
-    """
-    for _ in range(store.config.commit_attempts):
-        picture = _Picture(store, topic)
-        result = picture.result()
-        if not (apply and result.is_needed):
-            return result
-        try:
-            picture.write(clock.now_ms())
-        except CommitRefusedError:
-            # A publisher, or maintenance, was faster.
-            continue
-        logger.warning("topic %s was rebuilt: %d rows", topic, result.rows)
-        return replace(result, is_written=True)
-    raise CommitConflictError(topic, "other writers won every try; stop the publisher, try again")
-
-
-class _Picture:
+class RebuildPicture:
     """A topic as it is and as it should be.
 
     Rows are numbered: those of `expected` first, then those of `kept`, numbers of rows of `shown`.
@@ -108,17 +76,18 @@ class _Picture:
         """The topic is read first: facts, which can only be more, explain what it shows."""
         op = store.op_log().table
         self._done = _done(Progress.from_value(store.register("publisher").read().value, op), topic)
-        self._log = store.topic_log(topic, op.table_id)
-        self._log.table.refresh()
-        begin = topic_begins(store).get(topic)
-        self._is_cut, self._begin = begin is not None, NOTHING if begin is None else begin
-        self._expected = expected_rows(store, op.table_id, topic, self._begin)
-        self._shown = shown_rows(self._log, self._expected.first_kept_id)
+        self.log = store.topic_log(topic, op.table_id)
+        self.log.table.refresh()
+        self.op_table_id = op.table_id
+        self.begin = topic_begins(store).get(topic)
+        self._after = NOTHING if self.begin is None else self.begin
+        self.expected = expected_rows(store, op.table_id, topic, self._after)
+        self.shown = shown_rows(self.log, self.expected.first_kept_id)
         self._match = self._matched()
         self._kept, self._extra = self._kept_and_extra(store)
         self._rows = self._ordered()
         self._base = self._bases()
-        self._offsets, self._next = self._numbered()
+        self._offsets, self.next_offsets = self._numbered()
 
     # --- what is to be there --------------------------------------------------------------------
 
@@ -129,52 +98,52 @@ class _Picture:
         order = np.lexsort((~is_same, place))
         order = order[place[order] != NONE]
         first = order[first_of_each(place[order], np.zeros(len(order), dtype=np.int64))]
-        match = np.full(len(self._expected.keys), NONE, dtype=np.int64)
+        match = np.full(len(self.expected.keys), NONE, dtype=np.int64)
         match[place[first]] = first
         return match
 
     def _places(self) -> Integers:
-        return integers(pc.index_in(self._shown.keys, value_set=self._expected.keys), NONE)
+        return integers(pc.index_in(self.shown.keys, value_set=self.expected.keys), NONE)
 
     def _is_same(self, place: Integers) -> Flags:
-        if not len(self._expected.digests):
+        if not len(self.expected.digests):
             return np.zeros(len(place), dtype=bool)
-        is_same = np.equal(self._expected.digests[place], self._shown.digests)
+        is_same = np.equal(self.expected.digests[place], self.shown.digests)
         found: Flags = np.logical_and(is_same, place != NONE)
         return found
 
     def _kept_and_extra(self, store: Store) -> tuple[Integers, int]:
         """Rows that only the topic holds, and how many rows go."""
-        shown = self._shown
+        shown = self.shown
         rest = np.flatnonzero(self._places() == NONE)
         ids = shown.transaction_ids.take(pa.array(rest))
         half = store.half_log().table
         there = half.rows_of("transaction_id", pc.unique(ids).drop_null(), ("transaction_id",))
         has_half = integers(pc.index_in(ids, value_set=pc.unique(there["transaction_id"])), NONE)
-        is_old = shown.op_version[rest] <= self._begin
-        forgotten = self._expected.is_forgotten(ids)
+        is_old = shown.op_version[rest] <= self._after
+        forgotten = self.expected.is_forgotten(ids)
         kept = rest[np.where(has_half == NONE, forgotten, is_old)]
-        kept = kept[shown.op_version[kept] <= self._expected.op_version]
+        kept = kept[shown.op_version[kept] <= self.expected.op_version]
         kept = self._once(kept)
         matched = int((self._match != NONE).sum())
         return kept, len(shown.keys) - matched - len(kept)
 
     def _once(self, kept: Integers) -> Integers:
         """The first row of each message. Raises: TopicNotRebuiltError where its rows differ."""
-        keys = self._shown.keys.take(pa.array(kept))
+        keys = self.shown.keys.take(pa.array(kept))
         place = integers(pc.index_in(keys, value_set=pc.unique(keys)), NONE)
         is_first = first_of_each(place, np.zeros(len(place), dtype=np.int64))
-        contents = first_of_each(place, self._shown.digests[kept])
+        contents = first_of_each(place, self.shown.digests[kept])
         if contents.sum() > is_first.sum():
             problem = "holds several contents of a message whose half is gone; none is proven"
-            raise TopicNotRebuiltError(self._log.name, problem)
+            raise TopicNotRebuiltError(self.log.name, problem)
         return kept[is_first]
 
     # --- order and offsets ----------------------------------------------------------------------
 
     def _ordered(self) -> Integers:
         """Numbers of all rows in the order of their claims."""
-        plan, shown, kept = self._expected.plan.rows, self._shown, self._kept
+        plan, shown, kept = self.expected.plan.rows, self.shown, self._kept
         ordinals = np.concatenate([integers(plan["ordinal"], 0), self._kept_ordinals()])
         # Rows of the plan are in order already.
         last = np.concatenate([np.arange(plan.num_rows), shown.sequence[kept]])
@@ -182,7 +151,7 @@ class _Picture:
 
     def _kept_ordinals(self) -> Integers:
         """By the facts where these are left, else as they stood."""
-        gone, shown = self._expected.gone, self._shown
+        gone, shown = self.expected.gone, self.shown
         claims = _claim_keys(gone["transaction_id"], gone["op_version"])
         ids = shown.transaction_ids.take(pa.array(self._kept))
         own = _claim_keys(ids, pa.array(shown.op_version[self._kept]))
@@ -194,23 +163,23 @@ class _Picture:
 
     def _queues(self) -> Integers:
         """The queue of each row."""
-        queues = integers(self._expected.plan.rows["queue_id"], 0)
-        return np.concatenate([queues, self._shown.queue_id[self._kept]])
+        queues = integers(self.expected.plan.rows["queue_id"], 0)
+        return np.concatenate([queues, self.shown.queue_id[self._kept]])
 
     def _stood(self) -> Integers:
         """The offset that each row has now, or NONE."""
-        shown, match = self._shown.queue_offset, self._match
+        shown, match = self.shown.queue_offset, self._match
         found = shown[match] if len(shown) else match
         return np.concatenate([np.where(match == NONE, NONE, found), shown[self._kept]])
 
     def _versions(self) -> Integers:
         """The claim that each row follows from."""
-        versions = integers(self._expected.plan.rows["op_version"], 0)
-        return np.concatenate([versions, self._shown.op_version[self._kept]])
+        versions = integers(self.expected.plan.rows["op_version"], 0)
+        return np.concatenate([versions, self.shown.op_version[self._kept]])
 
     def _counted(self) -> Integers:
         """Rows that are counted, in order; those before the begin keep the offset they have."""
-        return self._rows[self._versions()[self._rows] > self._begin]
+        return self._rows[self._versions()[self._rows] > self._after]
 
     def _bases(self) -> dict[int, int]:
         """The offset of the first counted row of each queue."""
@@ -225,18 +194,18 @@ class _Picture:
         }
 
     def _base_of(self, queue: int, shifts: Integers) -> int:
-        if self._is_cut:
+        if self.begin is not None:
             if not len(shifts):
-                return self._log.next_offsets([queue])[queue]
+                return self.log.next_offsets([queue])[queue]
             values, counts = np.unique(shifts, return_counts=True)
             return max(0, int(values[counts.argmax()]))
         # A message that is gone from a queue moves all that follow, up to the last one.
-        if self._expected.first_kept_id is not None and len(shifts) and shifts[-1] > 0:
+        if self.expected.first_kept_id is not None and len(shifts) and shifts[-1] > 0:
             problem = (
                 f"misses {int(shifts[-1]):,} messages of queue {queue}, and nothing holds them "
                 "any more: retention has taken their halves"
             )
-            raise TopicNotRebuiltError(self._log.name, problem)
+            raise TopicNotRebuiltError(self.log.name, problem)
         return 0
 
     def _numbered(self) -> tuple[Integers, dict[int, int]]:
@@ -246,8 +215,8 @@ class _Picture:
         found, after = offsets_in_order(queues, self._base)
         offsets = self._stood()
         offsets[rows] = found
-        seen = {int(queue) for queue in np.unique(self._shown.queue_id)}
-        left = self._log.next_offsets(sorted(seen - after.keys())) if self._is_cut else {}
+        seen = {int(queue) for queue in np.unique(self.shown.queue_id)}
+        left = self.log.next_offsets(sorted(seen - after.keys())) if self.begin is not None else {}
         return offsets, {**dict.fromkeys(seen, 0), **left, **after}
 
     # --- the result -----------------------------------------------------------------------------
@@ -257,8 +226,8 @@ class _Picture:
         is_shown = self._match != NONE
         unpublished = ~is_shown & self._is_unpublished()
         return TopicRebuild(
-            self._log.name,
-            self._expected.op_version,
+            self.log.name,
+            self.expected.op_version,
             rows=len(self._rows),
             missing=int((~is_shown & ~unpublished).sum()),
             extra=self._extra,
@@ -269,9 +238,9 @@ class _Picture:
         )
 
     def _is_unpublished(self) -> Flags:
-        versions = integers(self._expected.plan.rows["op_version"], 0)
+        versions = integers(self.expected.plan.rows["op_version"], 0)
         # A parked topic is behind, and one that another publisher wrote may be ahead.
-        return versions > max(self._done, self._log.mark)
+        return versions > max(self._done, self.log.mark)
 
     def _different(self, is_shown: Flags) -> int:
         stood = self._stood()
@@ -279,38 +248,35 @@ class _Picture:
         matched = self._match[is_shown]
         changed = np.zeros(len(stood), dtype=bool)
         changed[: len(is_shown)][is_shown] = (
-            self._expected.digests[is_shown] != self._shown.digests[matched]
+            self.expected.digests[is_shown] != self.shown.digests[matched]
         )
         return int((moved | changed).sum())
 
     def _marks_differ(self, unpublished: Flags) -> bool:
-        mark, shown = self._log.mark, self._shown.op_version[self._match[self._match != NONE]]
-        if mark > self._expected.op_version or (len(shown) and mark < shown.max()):
+        mark, shown = self.log.mark, self.shown.op_version[self._match[self._match != NONE]]
+        if mark > self.expected.op_version or (len(shown) and mark < shown.max()):
             return True
-        later = integers(self._expected.plan.rows["queue_id"], 0)[unpublished]
-        now = {queue: at - int((later == queue).sum()) for queue, at in self._next.items()}
-        return self._log.next_offsets(list(now)) != now
+        later = integers(self.expected.plan.rows["queue_id"], 0)[unpublished]
+        now = {queue: at - int((later == queue).sum()) for queue, at in self.next_offsets.items()}
+        return self.log.next_offsets(list(now)) != now
 
     # --- writing --------------------------------------------------------------------------------
 
-    def write(self, now_ms: int) -> None:
-        """One commit. Raises: CommitRefusedError where another writer was faster."""
-        files = [*self._expected_files(now_ms), *self._kept_files()]
-        reached(FailPoint.PAYLOAD_WRITTEN)
-        self._log.replace_files(files, self._expected.op_version, self._next)
-        reached(FailPoint.TOPIC_COMMITTED)
+    @property
+    def row_count(self) -> int:
+        """How many messages the topic shows, then."""
+        return len(self._rows)
 
-    def _expected_files(self, now_ms: int) -> Iterator[NewFile]:
-        plan = self._expected.plan
-        times = self._shown.store_timestamp.take(pa.array(self._match, mask=self._match == NONE))
-        rows = plan.rows.append_column("store_timestamp", times)
-        for start in range(0, rows.num_rows, FILE_ROWS):
-            part = Plan(plan.files, rows.slice(start, FILE_ROWS))
-            offsets = pa.array(self._offsets[start : start + part.rows.num_rows])
-            yield from ArrowEngine().write(self._log.table, part, offsets, now_ms)
+    def files(self, now_ms: int) -> Iterator[NewFile]:
+        """Write the rows that are to be there into new files; 0 commits."""
+        at = pa.array(self._match, mask=np.equal(self._match, NONE))
+        times = self.shown.store_timestamp.take(at)
+        plan, table = self.expected.plan, self.log.table
+        yield from expected_files(table, plan, self._offsets[: len(at)], times, now_ms)
+        yield from self._kept_files()
 
     def _kept_files(self) -> Iterator[NewFile]:
-        table = self._log.table
+        table = self.log.table
         for start in range(0, len(self._kept), FILE_ROWS):
             chosen = np.arange(start, min(start + FILE_ROWS, len(self._kept)))
             parts, statistics = self._kept_rows(chosen), table.schema.statistics_columns
@@ -318,15 +284,29 @@ class _Picture:
 
     def _kept_rows(self, chosen: Integers) -> Iterator[pa.Table]:
         """Rows of the topic with their new offsets, one file of it at a time."""
-        shown, table = self._shown, self._log.table
+        shown, table = self.shown, self.log.table
         rows = self._kept[chosen]
-        offsets = self._offsets[len(self._expected.keys) + chosen]
+        offsets = self._offsets[len(self.expected.keys) + chosen]
         for number in np.unique(shown.file[rows]):
             own = np.flatnonzero(shown.file[rows] == number)
             whole = table.read([shown.files[number]], table.columns.names)
             part = whole.take(pa.array(shown.row[rows[own]]))
             at = part.schema.get_field_index("queue_offset")
             yield part.set_column(at, part.schema.field(at), pa.array(offsets[own]))
+
+
+def expected_files(
+    table: Table, plan: Plan, offsets: Integers, times: pa.Array, now_ms: int
+) -> Iterator[NewFile]:
+    """Write the messages of a plan into new files of a topic; 0 commits.
+
+    `times` has when each was stored before; null is `now_ms`.
+    """
+    rows = plan.rows.append_column("store_timestamp", times)
+    for start in range(0, rows.num_rows, FILE_ROWS):
+        part = Plan(plan.files, rows.slice(start, FILE_ROWS))
+        own = pa.array(offsets[start : start + part.rows.num_rows])
+        yield from ArrowEngine().write(table, part, own, now_ms)
 
 
 def _done(progress: Progress, topic: str) -> int:

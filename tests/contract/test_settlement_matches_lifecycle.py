@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from tests.builders import GROUP, halves, messages, transaction_id
 from txmq.clock import timestamp
 from txmq.half_log import HalfLog, HalfOrigin, half_table, head_row
-from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Halves, fold
+from txmq.lifecycle import (
+    DELIVERY_STATES,
+    Claim,
+    ClaimKind,
+    ClaimSource,
+    Halves,
+    TransactionState,
+    fold,
+    fold_deliveries,
+)
+from txmq.message import Message
 from txmq.op_log import CLAIM_COLUMNS
 from txmq.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED
 from txmq.settled_log import SettledLog
@@ -28,7 +38,10 @@ from txmq.testing import START_MS
 OTHERS = "others"
 COMMITS = 6
 # Plain ends are what the columns decide, so they must be common here.
-KINDS = [*ClaimKind, *3 * [ClaimKind.COMMIT], *2 * [ClaimKind.ROLLBACK]]
+KINDS = [
+    *ClaimKind, *4 * [ClaimKind.COMMIT], *2 * [ClaimKind.ROLLBACK],
+    *3 * [ClaimKind.DELIVER], *2 * [ClaimKind.RECALL],
+]  # fmt: skip
 
 
 class MemoryTable:
@@ -61,6 +74,7 @@ class Case:
     name: str
     rows: tuple[pa.Table, ...]
     expected: Halves | None
+    delayed: frozenset[int] = frozenset()
 
 
 def without_sequence(rows: pa.Table, sequence: int) -> pa.Table:
@@ -73,6 +87,14 @@ def with_column(rows: pa.Table, name: str, value: Any) -> pa.Table:
     return rows.set_column(place, field, pa.array([value] * rows.num_rows, field.type))
 
 
+def replace_delay(message: Message, number: int) -> Message:
+    """By a pause, not at all, by a time."""
+    delays: list[dict[str, Any]] = [
+        {"delay_s": 5}, {}, {"deliver_timestamp": timestamp(START_MS + 60_000)}
+    ]  # fmt: skip
+    return Message(message.topic, message.body, **delays[number])
+
+
 @cache
 def half_cases(number: int) -> list[Case]:
     one, three = halves(number), halves(number, messages(3))
@@ -81,6 +103,8 @@ def half_cases(number: int) -> list[Case]:
     )
     origin = HalfOrigin(transaction_id(number), GROUP, 0, 6.0, START_MS)
     payload = without_sequence(halves(number, messages(4)), 0)
+    late = [replace_delay(message, n) for n, message in enumerate(messages(3))]
+    delayed, some = halves(number, late), frozenset({0, 2})
     return [
         Case("one", (one,), Halves(GROUP, 1, 1)),
         Case("three", (three,), Halves(GROUP, 3, 3)),
@@ -99,6 +123,9 @@ def half_cases(number: int) -> list[Case]:
         Case("each row of another group", (without_sequence(three, 1),
              with_column(three.slice(1, 1), "producer_group", OTHERS)),
              Halves(GROUP, 3, 3, True)),  # noqa: FBT003
+        Case("delayed", (delayed,), Halves(GROUP, 3, 3), some),
+        Case("delayed, written twice", (delayed, delayed), Halves(GROUP, 3, 3), some),
+        Case("delayed, one lost", (without_sequence(delayed, 1),), Halves(GROUP, 3, 2), some),
         Case("nothing", (), None),
     ]  # fmt: skip
 
@@ -118,16 +145,32 @@ class History:
         for number, case in enumerate(self.cases):
             own = [claim for claim in self.claims if claim.transaction_id == transaction_id(number)]
             if case.expected is not None:
-                facts += fold(own, case.expected)[1]
+                facts += all_facts(own, case)
         rows = [
             (
                 fact.claim.op_version, fact.claim.ordinal, fact.claim.transaction_id,
-                fact.state.value, fact.life, fact.reason, fact.claim.source.value,
-                fact.claim.producer_group,
+                fact.state.value, life, fact.reason, fact.claim.source.value,
+                fact.claim.producer_group, sequences,
             )
-            for fact in facts
+            for fact, life, sequences in facts
         ]  # fmt: skip
-        return sorted(rows)
+        return sorted(rows, key=lambda row: row[:2])
+
+
+def all_facts(claims: Sequence[Claim], case: Case) -> list[tuple[Any, int, Any]]:
+    """Facts about the transaction, then about its delayed messages once it is committed."""
+    assert case.expected is not None
+    _, ends = fold(claims, case.expected)
+    found: list[tuple[Any, int, Any]] = [(fact, fact.life, None) for fact in ends]
+    for end in ends:
+        if end.state is TransactionState.COMMITTED:
+            _, deliveries = fold_deliveries(claims, end.claim, case.delayed, {})
+            found += [
+                (replace(end, claim=one.claim, state=one.state, reason=one.claim.reason),
+                 end.life, list(one.sequences))
+                for one in deliveries
+            ]  # fmt: skip
+    return found
 
 
 def half_case(number: int) -> st.SearchStrategy[Case]:
@@ -136,21 +179,47 @@ def half_case(number: int) -> st.SearchStrategy[Case]:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> History:
-    count = draw(st.integers(1, 3))
-    cases = tuple(draw(half_case(number)) for number in range(count))
-    commits = draw(st.lists(st.lists(claims(count), min_size=1, max_size=3), max_size=COMMITS))
-    placed = [
+def delivery_histories(draw: st.DrawFn) -> History:
+    """Committed transactions with delayed messages, that many claims contend for."""
+    count = draw(st.integers(1, 2))
+    cases = tuple(case for n in range(count) for case in half_cases(n) if case.name == "delayed")
+    kinds = st.sampled_from([ClaimKind.DELIVER, ClaimKind.RECALL])
+    commits = draw(
+        st.lists(st.lists(claims(count, kinds), max_size=4), min_size=1, max_size=COMMITS)
+    )
+    for number in range(count):
+        end = Claim(transaction_id(number), ClaimKind.COMMIT, GROUP, 0, 0)
+        commit = draw(st.sampled_from(commits))
+        commit.insert(draw(st.integers(0, len(commit))), end)
+    return History(placed(commits), cases)
+
+
+def placed(commits: Sequence[Sequence[Claim]]) -> tuple[Claim, ...]:
+    return tuple(
         replace(claim, op_version=version, ordinal=ordinal)
         for version, commit in enumerate(commits)
         for ordinal, claim in enumerate(commit)
-    ]
-    return History(tuple(placed), cases)
+    )
+
+
+def any_histories() -> st.SearchStrategy[History]:
+    return plain_histories() | delivery_histories()
 
 
 @st.composite
-def claims(draw: st.DrawFn, transactions: int) -> Claim:
-    kind = draw(st.sampled_from(KINDS))
+def plain_histories(draw: st.DrawFn) -> History:
+    count = draw(st.integers(1, 3))
+    cases = tuple(draw(half_case(number)) for number in range(count))
+    kinds = st.sampled_from(KINDS)
+    commits = draw(
+        st.lists(st.lists(claims(count, kinds), min_size=1, max_size=3), max_size=COMMITS)
+    )
+    return History(placed(commits), cases)
+
+
+@st.composite
+def claims(draw: st.DrawFn, transactions: int, kinds: st.SearchStrategy[ClaimKind]) -> Claim:
+    kind = draw(kinds)
     has_life = kind not in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
     return Claim(
         transaction_id(draw(st.integers(0, transactions - 1))),
@@ -161,8 +230,14 @@ def claims(draw: st.DrawFn, transactions: int) -> Claim:
         source=draw(st.sampled_from(list(ClaimSource))),
         life=draw(st.integers(0, 2)) if has_life else None,
         check_times=draw(st.integers(1, 3)) if kind is ClaimKind.UNKNOWN else None,
+        sequences=draw(sequences()) if kind in DELIVERY_STATES else None,
         reason=draw(st.sampled_from([None, "because"])),
     )
+
+
+def sequences() -> st.SearchStrategy[tuple[int, ...] | None]:
+    """All, none, and some that are no delayed messages or none at all; in any order, also twice."""
+    return st.none() | st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
 def claim_table(claims: Sequence[Claim]) -> pa.Table:
@@ -178,6 +253,7 @@ def claim_table(claims: Sequence[Claim]) -> pa.Table:
             "check_times": claim.check_times,
             "reason": claim.reason,
             "op_timestamp": timestamp(START_MS + 1000 * claim.op_version + claim.ordinal),
+            "sequences": claim.sequences,
         }
         for claim in claims
     ]
@@ -187,7 +263,7 @@ def claim_table(claims: Sequence[Claim]) -> pa.Table:
 
 def seen(facts: pa.Table) -> list[tuple[Any, ...]]:
     names = ["op_version", "ordinal", "transaction_id", "state", "life", "reason", "source",
-             "producer_group"]  # fmt: skip
+             "producer_group", "sequences"]  # fmt: skip
     return [tuple(row[name] for name in names) for row in facts.to_pylist()]
 
 
@@ -211,7 +287,7 @@ def settled_in_pieces(history: History, cuts: Sequence[int]) -> pa.Table:
 # --- the statements -----------------------------------------------------------------------------
 
 
-@given(histories())
+@given(any_histories())
 def test_settle_equals_the_fold(history: History) -> None:
     assert seen(settled_at_once(history)) == history.expected()
 
@@ -225,7 +301,7 @@ def test_plain_end_equals_the_fold(case: Case, kind: ClaimKind, group: str) -> N
     assert seen(settled_at_once(history)) == history.expected()
 
 
-@given(histories(), st.just(range(COMMITS)) | st.lists(st.integers(0, COMMITS)))
+@given(any_histories(), st.just(range(COMMITS)) | st.lists(st.integers(0, COMMITS)))
 def test_settling_in_pieces_equals_settling_at_once(history: History, cuts: Sequence[int]) -> None:
     pieces = settled_in_pieces(history, cuts)
 
@@ -233,7 +309,7 @@ def test_settling_in_pieces_equals_settling_at_once(history: History, cuts: Sequ
     assert pieces.equals(settled_at_once(history))
 
 
-@given(histories())
+@given(any_histories())
 def test_every_claim_is_counted_as_fact_or_as_without_effect(history: History) -> None:
     half = half_log([rows for case in history.cases for rows in case.rows])
     claims = claim_table(history.claims)
@@ -244,7 +320,7 @@ def test_every_claim_is_counted_as_fact_or_as_without_effect(history: History) -
     assert result.facts.num_rows + result.without_effect == len(history.claims)
 
 
-@given(histories(), st.randoms(use_true_random=False))
+@given(any_histories(), st.randoms(use_true_random=False))
 def test_the_order_in_which_rows_are_read_does_not_matter(history: History, random: Any) -> None:
     rows = [rows for case in history.cases for rows in case.rows]
     shuffled = list(history.claims)
@@ -257,7 +333,7 @@ def test_the_order_in_which_rows_are_read_does_not_matter(history: History, rand
     assert facts.equals(settled_at_once(history))
 
 
-@given(histories())
+@given(any_histories())
 def test_fact_carries_the_time_of_its_own_claim(history: History) -> None:
     for row in settled_at_once(history).to_pylist():
         assert row["op_timestamp"] == timestamp(

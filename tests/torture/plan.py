@@ -64,6 +64,7 @@ POINTS: dict[str, dict[FailPoint, int]] = {
         FailPoint.EXPIRY_CLAIMED: 1,
         FailPoint.DAYS_FORGOTTEN: 1,
         FailPoint.HALF_DAYS_REMOVED: 1,
+        FailPoint.DUE_DAYS_REMOVED: 1,
     },
 }
 SERVICES = ("publisher", "checker", "delayer", "maintainer")

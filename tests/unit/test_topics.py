@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from txmq.config import Config
 from txmq.errors import (
     ConfigError,
     InvalidNameError,
+    InvalidQueueError,
     ReservedNameError,
     TopicConflictError,
     TopicExistsError,
@@ -435,6 +437,64 @@ def test_transaction_is_taken_by_its_own_kind(
     topics.create(TOPIC, kind=TopicKind.TRANSACTION)
 
     prepared(producer, Message(TOPIC, b"", sharding_key="key", delay_level=1)).rollback()
+
+
+# a message as it is sent without a transaction, and the one kind that takes it
+ORDINARY = [
+    ({}, TopicKind.NORMAL),
+    ({"sharding_key": "key"}, TopicKind.FIFO),
+    ({"delay_s": 5}, TopicKind.DELAY),
+    ({"delay_level": 3}, TopicKind.DELAY),
+    ({"delay_s": 5, "sharding_key": "key"}, TopicKind.DELAY),
+]
+
+
+@pytest.mark.parametrize(("fields", "fitting"), ORDINARY)
+def test_ordinary_messages_fit_one_kind_each(
+    store: Store,
+    topics: Topics,
+    producer: TransactionProducer,
+    fields: dict[str, Any],
+    fitting: TopicKind,
+) -> None:
+    for kind in TopicKind:
+        topics.create(kind.value, kind=kind)
+    before = table_versions(store)
+
+    for kind in set(TopicKind) - {fitting, TopicKind.UNSPECIFIED}:
+        with pytest.raises(TopicKindError, match=f"of kind {fitting}"):
+            producer.send(Message(kind.value, b"", **fields))
+        with pytest.raises(TopicKindError):
+            producer.send_async(Message(kind.value, b"", **fields))
+    assert table_versions(store) == before
+    producer.send(Message(fitting.value, b"", **fields))
+    producer.send(Message(TopicKind.UNSPECIFIED.value, b"", **fields))
+
+
+def test_chosen_queue_must_be_one_of_the_topic(
+    topics: Topics, producer: TransactionProducer
+) -> None:
+    topics.create(TOPIC, queue_nums=2)
+
+    producer.send(Message(TOPIC, b""), queue_id=1)
+    producer.send(Message(TOPIC, b""), queue_selector=lambda _, count: count - 1)
+    with pytest.raises(InvalidQueueError, match="from 0 to 1"):
+        producer.send(Message(TOPIC, b""), queue_id=2)
+
+
+def test_topic_with_a_message_that_waits_is_not_deleted(
+    store: Store, topics: Topics, producer: TransactionProducer
+) -> None:
+    waits = producer.send(Message(TOPIC, b"", delay_s=3600))
+    publish(store)
+    topics.create(TOPIC)
+
+    with pytest.raises(TopicInUseError):
+        topics.delete(TOPIC, apply=True)
+
+    producer.recall(waits.message_ids[0])
+    publish(store)
+    assert topics.delete(TOPIC, apply=True).is_written
 
 
 def test_what_is_refused_was_looked_up_just_now(tmp_path: Path) -> None:
