@@ -151,15 +151,10 @@ def parsed_schema(text: str) -> BodySchema:
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-def json_value(body: bytes, parse_float: Callable[[str], Any] = Decimal) -> Any:
+def json_value(body: bytes, decoder: json.JSONDecoder | None = None) -> Any:
     """The values of a JSON body, its numbers exact; raises BodyFaultError."""
     try:
-        return json.loads(
-            body.decode(),
-            parse_float=parse_float,
-            parse_constant=_refused_constant,
-            object_pairs_hook=_object,
-        )
+        return (decoder or _EXACT_JSON).decode(body.decode())
     except UnicodeDecodeError:
         raise BodyFaultError("is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -181,10 +176,20 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _decoder(parse_float: Callable[[str], Any]) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        parse_float=parse_float, parse_constant=_refused_constant, object_pairs_hook=_object
+    )
+
+
+# Made once, for that takes longer than to read a small body.
+_EXACT_JSON, _PLAIN_JSON = _decoder(Decimal), _decoder(float)
+
+
 def _json_object(given: object) -> Mapping[str, Any]:
     """A schema as it was given, read from its text if it is one."""
     try:
-        value = json_value(given.encode(), float) if isinstance(given, str) else given
+        value = json_value(given.encode(), _PLAIN_JSON) if isinstance(given, str) else given
         size_bytes = len(_text_of(value))
     except BodyFaultError as fault:
         raise BodySchemaError([f"it {fault}"]) from None

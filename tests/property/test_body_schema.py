@@ -7,7 +7,7 @@ import base64
 import json
 import math
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ TIMES = st.times()
 
 def decimals(precision: int, scale: int) -> Any:
     return st.integers(-(10**precision) + 1, 10**precision - 1).map(
-        lambda number: Decimal(number).scaleb(-scale)
+        lambda number: Decimal(number).scaleb(-scale, Context(prec=50))
     )
 
 
