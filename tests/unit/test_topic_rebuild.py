@@ -456,7 +456,6 @@ def test_delivered_messages_are_rebuilt_and_waiting_ones_stay_hidden(waiting: De
     assert not waiting.topics.rebuild(TOPIC).is_needed
 
 
-@pytest.mark.skip(reason="until retention keeps facts of what waits")
 def test_delivered_messages_whose_halves_are_gone_come_from_the_schedule(waiting: Delays) -> None:
     own_id = waiting.send(None, 10 * 86_400)
     waiting.clock.advance(5 * 86_400)
