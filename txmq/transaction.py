@@ -79,13 +79,14 @@ class Transaction:
             queue_selector: called with the message and the number of queues, gives the queue_id.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
+            TopicNotFoundError, TopicKindError, InvalidBodyError,
             InvalidPropertyError, InvalidDelayError, InvalidQueueError, AlreadyPreparedError.
         """
         commits = self._commits
         check_message(message, commits.store.config, commits.now_ms())
         self._check_collecting()
         self._check_size(message)
-        commits.queues.check_topic_case(message.topic)
+        commits.queues.check_message(message, is_transactional=True)
         self._messages.append(commits.queues.routed(message, queue_id, queue_selector))
         self._size_bytes += message.body_size_bytes
         return message_id(self.id, len(self._messages) - 1)
@@ -96,11 +97,12 @@ class Transaction:
         Columns: body (binary or string); optional tags, keys, sharding_key (string) and
         properties (map of string to string); no others.
 
-        Raises: SchemaMismatchError, InvalidNameError, AlreadyPreparedError.
+        Raises: SchemaMismatchError, InvalidNameError, TopicNotFoundError, TopicKindError,
+            AlreadyPreparedError.
         """
         self._check_collecting()
-        send = DataFrameSend(dataframe, check_topic(topic))
-        self._commits.queues.check_topic_case(topic)
+        send = DataFrameSend(dataframe, check_topic(topic), self._commits.queues.body_schema(topic))
+        self._commits.queues.check_dataframe(topic, dataframe.columns)
         self._dataframes.append(send)
 
     def prepare(self) -> None:
