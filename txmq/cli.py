@@ -22,6 +22,7 @@ from rich.live import Live
 from typer.core import TyperGroup
 
 from txmq.admin import Admin
+from txmq.cli_topics import add_topic_commands
 from txmq.cli_view import (
     comparison_view,
     discarded_view,
@@ -120,6 +121,7 @@ app = typer.Typer(
 
 discarded_app = typer.Typer(no_args_is_help=True, help="Transactions that nobody asks about.")
 app.add_typer(discarded_app, name="discarded")
+add_topic_commands(app)
 
 
 def main() -> None:

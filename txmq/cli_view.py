@@ -99,6 +99,7 @@ def maintenance_view(result: MaintenanceResult) -> RenderableType:
         "log entries cleaned": f"{result.commits_cleaned:,}",
         "data files removed": f"{result.data_files_removed:,}",
         "leftovers removed": f"{result.leftovers_removed:,}",
+        "files of topics removed": f"{result.topic_files_removed:,}",
         "transactions expired": f"{retained.expired:,}",
         "days retired": f"half {len(retained.half_days)}, op {len(retained.op_days)}, "
         f"settled {len(retained.settled_days)}",
@@ -205,7 +206,10 @@ def _transactions(status: Status) -> dict[str, str]:
 
 
 def _progress(status: Status) -> dict[str, str]:
-    return {
+    scheduled = (
+        {"scheduled": f"{status.scheduled:,} wait for their time"} if status.scheduled else {}
+    )
+    return scheduled | {
         "claims": f"op version {status.op_version}",
         "settled": _lag(status.settled),
         "published": _lag(status.published),

@@ -121,6 +121,12 @@ class Config:
     default_topic_queue_nums: int = setting(
         8, "queues of a topic that is created on first use", at_least=1, at_most=4096
     )
+    auto_create_topic_enable: bool = setting(
+        default=True, doc="a topic is made by its first message (RocketMQ autoCreateTopicEnable)"
+    )
+    topic_refresh_s: float = setting(
+        10.0, "a producer follows a change of a topic's settings within this time", at_least=0.0
+    )
     reject_transaction_message: bool = setting(
         default=False, doc="refuse new transactions; open ones still end (R25)"
     )
@@ -167,7 +173,7 @@ class Config:
         10_000, "rows that the threads of one process share in a commit", at_least=1
     )
     back_pressure_for_async_send_num: int = setting(
-        100_000, "sends of a producer that wait for a commit; the next one is held up", at_least=1
+        10_000, "sends of a producer that wait for a commit; the next one is held up", at_least=1
     )
     local_transaction_threads: int = setting(
         8, "threads of a producer for local transactions sent asynchronously",

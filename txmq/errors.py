@@ -114,6 +114,10 @@ class InvalidBodyError(InvalidMessageError):
     """A body does not have the schema of its topic."""
 
 
+class TopicExistsError(InvalidNameError):
+    """The topic is there already."""
+
+
 class TopicKindError(InvalidNameError):
     """The topic is of a kind that does not take this message."""
 
@@ -139,6 +143,15 @@ class BatchTooLargeError(TooLargeError):
 
 class PropertyLimitError(TooLargeError):
     """The properties of one message are larger than `max_properties_size_bytes`."""
+
+
+class BodySchemaError(TxmqError, ValueError):
+    """The schema of a topic's bodies cannot be used; `faults` lists every one of them."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        """List all faults at once."""
+        self.faults = tuple(faults)
+        super().__init__("body schema refused: " + "; ".join(self.faults))
 
 
 class SchemaMismatchError(MessageError):
@@ -324,6 +337,25 @@ class IncompatibleVersionError(StorageError):
 
 class TopicNotFoundError(StorageError):
     """The topic has no table: nothing was published to it yet."""
+
+
+class BodySchemaConflictError(StorageError):
+    """The topic is there already, with other bodies than those it should get."""
+
+
+class TopicInUseError(StorageError):
+    """Messages of the topic are on their way; `count` says of how many transactions."""
+
+    retryable = True
+
+    def __init__(self, topic: str, count: int, problem: str) -> None:
+        """`problem` says what is on its way, and what to do."""
+        self.count = count
+        super().__init__(topic, problem)
+
+
+class TopicNotRebuiltError(StorageError):
+    """The topic shows messages that nothing else holds any more; it was left as it is."""
 
 
 class CommitConflictError(StorageError):

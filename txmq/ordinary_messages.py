@@ -52,8 +52,8 @@ class OrdinaryMessages:
         commits = self._commits
         config, now_ms = commits.store.config, commits.now_ms()
         given = [check_message(each, config, now_ms) for each in _batch(messages)]
-        for topic in {message.topic for message in given}:
-            commits.queues.check_topic_case(topic)
+        for message in given:
+            commits.queues.check_message(message, is_transactional=False)
         return [commits.queues.routed(each, queue_id, queue_selector) for each in given]
 
     def _pieces(self, routed: Sequence[Routed]) -> Iterator[list[Routed]]:

@@ -45,6 +45,7 @@ from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schedule_log import ScheduleLog
 from txmq.schemas import HALF, MICROSECONDS_UTC, SCHEDULE, TOPIC
 from txmq.storage import DataFile, Table
+from txmq.typed_topic import body_schema_in, typed_columns, with_body_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -63,6 +64,7 @@ _PLAN = pa.schema(
         ("topic", pa.string()),
         ("queue_id", pa.int32()),
         ("op_version", pa.int64()),
+        ("ordinal", pa.int64()),
         ("life", pa.int32()),
         ("deliver_timestamp", MICROSECONDS_UTC),
         ("file", pa.int32()),
@@ -103,8 +105,8 @@ class PlanFile:
 class Plan:
     """Messages that facts make visible, in their order; `rows` has one row for each.
 
-    `rows`: topic, queue_id, op_version, life, deliver_timestamp (in the schedule only), file
-    (number in `files`), row (number in its file).
+    `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (in the schedule only),
+    file (number in `files`), row (number in its file).
     """
 
     files: Sequence[PlanFile]
@@ -248,8 +250,9 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     if not np.array_equal(row[order], np.arange(halves.num_rows)):
         halves = halves.take(pa.array(row[order]))
     topic, due = _topics_and_times(halves, facts)
-    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["life"], due,
-               halves["file"], halves["row"], facts["rank"], halves["sequence"]]  # fmt: skip
+    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["ordinal"],
+               facts["life"], due, halves["file"], halves["row"], facts["rank"],
+               halves["sequence"]]  # fmt: skip
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
 
 
@@ -317,7 +320,7 @@ def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.T
         for name in ("topic", "queue_id")
     )
     due = pa.nulls(messages.num_rows, MICROSECONDS_UTC)
-    columns = [topic, queue_id, chosen["op_version"], chosen["life"], due,
+    columns = [topic, queue_id, chosen["op_version"], chosen["ordinal"], chosen["life"], due,
                messages["file"], messages["row"], chosen["rank"], messages["sequence"]]  # fmt: skip
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
 
@@ -331,9 +334,12 @@ class ArrowEngine:
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
-        parts = _read_ahead(_copied(plan.files, numbered, topic.schema.columns, now_ms))
+        parts = copied(plan.files, numbered, topic.schema.columns, now_ms)
+        columns, body = topic.schema.columns, body_schema_in(topic)
+        if body is not None:
+            parts, columns = with_body_columns(parts, body), typed_columns(body)
         try:
-            return _written(parts, topic)
+            return _written(_read_ahead(parts), topic, columns)
         except OSError as error:
             told = disk_error(topic.schema.name, error)
             if told is None:
@@ -341,16 +347,20 @@ class ArrowEngine:
             raise told from error
 
 
-def _written(parts: Iterator[pa.Table], topic: Table) -> list[NewFile]:
+def _written(parts: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
     schema, filesystem = topic.schema, topic.filesystem
     if schema.partition_by:
         return write_partitions(parts, schema.partition_by, filesystem, schema.statistics_columns)
-    return [write_file(parts, schema.columns, filesystem, schema.statistics_columns)]
+    return [write_file(parts, columns, filesystem, schema.statistics_columns)]
 
 
-def _copied(
+def copied(
     files: Sequence[PlanFile], rows: pa.Table, schema: pa.Schema, now_ms: int
 ) -> Iterator[pa.Table]:
+    """Rows of a topic for `rows` of a plan, each with a queue_offset, in the order of the files.
+
+    A column store_timestamp in `rows` counts where it is not null, else `now_ms` does.
+    """
     by_file = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
     numbers = by_file["file"].to_numpy()
     for number in pc.unique(rows["file"]).to_pylist():
@@ -391,8 +401,11 @@ def _topic_rows(messages: pa.Table, given: pa.Table, schema: pa.Schema, now_ms: 
     """Rows of a topic: what is copied, what the plan gives, and when it is stored."""
     known = {name: messages[name] for name in messages.column_names}
     known |= {name: given[name] for name in _GIVEN}
-    known["store_timestamp"] = pa.repeat(
-        pa.scalar(timestamp(now_ms), MICROSECONDS_UTC), messages.num_rows
+    now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
+    known["store_timestamp"] = (
+        pc.fill_null(given["store_timestamp"], now)
+        if "store_timestamp" in given.column_names
+        else pa.repeat(now, messages.num_rows)
     )
     if "due_date" in schema.names:
         known["deliver_timestamp"] = given["deliver_timestamp"]

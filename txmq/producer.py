@@ -163,7 +163,7 @@ class TransactionProducer:
         self._check_accepts()
         executing = executing_listener(self.producer_group, self._listener)
         check_message(message, self.store.config, self.clock.now_ms())
-        self._commits.queues.check_topic_case(message.topic)
+        self._commits.queues.check_message(message, is_transactional=True)
         routed = self._commits.queues.routed(message)
         return self._asynchronous(executing).send(routed, argument)
 

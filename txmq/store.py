@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
 
+from txmq.body_schema import BodySchema
 from txmq.clock import Clock, SystemClock
 from txmq.config import FIXED_KEYS, Config
 from txmq.delta_table import rooted_filesystem
@@ -41,6 +42,13 @@ from txmq.schemas import (
 from txmq.settled_log import SettledLog, mark_id
 from txmq.storage import Table
 from txmq.topic_log import TopicLog
+from txmq.topic_register import TopicRegister
+from txmq.typed_topic import (
+    BODY_SCHEMA_PROPERTY,
+    check_body_schema,
+    set_body_schema,
+    typed_schema,
+)
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
@@ -157,12 +165,34 @@ class Store:
         return ScheduleLog(self._topic_table(SCHEDULE_TOPIC))
 
     def create_topic(self, topic: str) -> None:
-        """Make the table of a topic if it is not there."""
-        self._create(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
+        """Make the table of a topic if it is not there, and let it take the bodies of its settings.
+
+        Raises: BodySchemaConflictError where it has messages of other bodies.
+        """
+        settings = self.topic_register().read().settings.get(topic)
+        path = _TOPICS + check_readable_topic(topic)
+        body = None if settings is None else settings.body_schema
+        if body is None:
+            self._create(_topic_schema(topic), path)
+        else:
+            self._create(typed_schema(body), path, {BODY_SCHEMA_PROPERTY: body.to_json()})
+        set_body_schema(self._topic_table(topic), topic, body)
+
+    def check_body_schema(self, topic: str, body: BodySchema | None) -> None:
+        """Raise BodySchemaConflictError or StorageError where its table cannot take such bodies."""
+        table = self._topic_table(topic)
+        if table.exists():
+            check_body_schema(table, topic, body)
 
     def register(self, name: str) -> Register:
         """One of REGISTERS."""
         return Register(self.table_at(f"state/{name}"))
+
+    def topic_register(self, *, create: bool = False) -> TopicRegister:
+        """What operators have said about topics."""
+        if create:
+            self.made_register("topics")
+        return TopicRegister(Register(self.table_at("state/topics")))
 
     def optional_register(self, name: str) -> Register | None:
         """One of OPTIONAL_REGISTERS; None where nobody has needed it yet."""
@@ -194,7 +224,7 @@ class Store:
 
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
-        return [*_LOGS, *self._registers(), *(_TOPICS + name for name in self.topics())]
+        return [*_LOGS, *self._registers(), *(_TOPICS + name for name in self._topic_names())]
 
     def table_at(self, path: str) -> Table:
         """A new handle on the table at one of `table_paths`."""
@@ -205,13 +235,21 @@ class Store:
         return self.table(REGISTER, path)
 
     def topics(self) -> list[str]:
-        """Names of the topics that have a table."""
+        """Names of the topics that have a table; a deleted one has none until its next message."""
+        names = self._topic_names()
+        deleted = self.topic_register().read().deleted.intersection(names)
+        return [name for name in names if name not in deleted or self._has_rows(name)]
+
+    def _topic_names(self) -> list[str]:
         names = self._folders("topics")
         tables = {name: self.table(_topic_schema(name), _TOPICS + name) for name in names}
         return sorted(name for name, table in tables.items() if table.exists())
 
     def _topic_table(self, topic: str) -> Table:
         return self.table(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
+
+    def _has_rows(self, topic: str) -> bool:
+        return bool(self.table_at(f"topics/{topic}").files())
 
     def _folders(self, parent: str) -> list[str]:
         filesystem = rooted_filesystem(self.location, self.storage_options)
@@ -253,8 +291,10 @@ class Store:
         except CommitRefusedError as error:
             raise StoreExistsError(self.location, problem) from error
 
-    def _create(self, schema: TableSchema, path: str) -> None:
-        extra = {COMMITTER_PROPERTY: self.config.committer}
+    def _create(
+        self, schema: TableSchema, path: str, properties: Mapping[str, str] | None = None
+    ) -> None:
+        extra = {COMMITTER_PROPERTY: self.config.committer, **(properties or {})}
         self.table(schema, path).create(self.config.checkpoint_interval, extra)
         reached(FailPoint.STORE_TABLE_CREATED)
 

@@ -79,13 +79,14 @@ class Transaction:
             queue_selector: called with the message and the number of queues, gives the queue_id.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
+            TopicNotFoundError, TopicKindError, InvalidBodyError,
             InvalidPropertyError, InvalidDelayError, InvalidQueueError, AlreadyPreparedError.
         """
         commits = self._commits
         check_message(message, commits.store.config, commits.now_ms())
         self._check_collecting()
         self._check_size(message)
-        commits.queues.check_topic_case(message.topic)
+        commits.queues.check_message(message, is_transactional=True)
         self._messages.append(commits.queues.routed(message, queue_id, queue_selector))
         self._size_bytes += message.body_size_bytes
         return message_id(self.id, len(self._messages) - 1)
@@ -93,14 +94,15 @@ class Transaction:
     def send_dataframe(self, dataframe: DataFrame, *, topic: str) -> None:
         """Add each row of a DataFrame as a message; it is computed and written by `prepare()`.
 
-        Columns: body (binary or string); optional tags, keys, sharding_key (string) and
-        properties (map of string to string); no others.
+        Columns: body (binary or string); optional tags, keys, sharding_key (string), properties
+        (map of string to string), delay_s (int) and deliver_timestamp (timestamp); no others.
 
-        Raises: SchemaMismatchError, InvalidNameError, AlreadyPreparedError.
+        Raises: SchemaMismatchError, InvalidNameError, TopicNotFoundError, TopicKindError,
+            AlreadyPreparedError.
         """
         self._check_collecting()
-        send = DataFrameSend(dataframe, check_topic(topic))
-        self._commits.queues.check_topic_case(topic)
+        send = DataFrameSend(dataframe, check_topic(topic), self._commits.queues.body_schema(topic))
+        self._commits.queues.check_dataframe(topic, dataframe.columns)
         self._dataframes.append(send)
 
     def prepare(self) -> None:

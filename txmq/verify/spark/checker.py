@@ -196,11 +196,15 @@ class _Run:
     def _shown(self) -> DataFrame:
         rows = self._spark.sql(counts.NO_ROWS)
         for topic in self.source.topics:
-            table = self.source.table(f"topics/{topic}")
-            query = picture.SCHEDULED if topic == SCHEDULE else picture.SHOWN
-            values: dict[str, Any] = {} if topic == SCHEDULE else {"dead": DEAD_LETTERS}
-            rows = rows.union(self._spark.sql(query, name=topic, table=table, **values))
+            rows = rows.union(self._shown_in(topic))
         return rows
+
+    def _shown_in(self, topic: str) -> DataFrame:
+        if topic == SCHEDULE:
+            table = self.source.table(f"topics/{topic}")
+            return self._spark.sql(picture.SCHEDULED, name=topic, table=table)
+        table = self.source.topic(topic)
+        return self._spark.sql(picture.SHOWN, name=topic, dead=DEAD_LETTERS, table=table)
 
     def _sql(self, query: str) -> DataFrame:
         # Only what is named, for every view that is passed on is registered anew. Values become
