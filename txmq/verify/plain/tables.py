@@ -47,7 +47,7 @@ CLAIM_COLUMNS = (
 NOTHING = -1
 # Other services fill these; their rows have other rules.
 UNREAD_PREFIXES = ("RETRY_", "DLQ_", "SCHEDULE_TOPIC_")
-_TOPIC = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
+_TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 _WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 _BATCH_BYTES = 32 * 1024 * 1024
 _MAX_BATCH_ROWS = 65_536

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEAD_LETTERS = "TRANS_CHECK_MAX_TIME_TOPIC"
 # Other services fill these; their rows have other rules.
 OTHERS = re.compile(r"(RETRY_|DLQ_|SCHEDULE_TOPIC_).*")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 _TOPICS = "topics/"
 _OF_READABLE = """
