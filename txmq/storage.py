@@ -140,7 +140,7 @@ class Table(PinnedTable):
             return []
         return self._chosen(lambda actions: _covering(actions, column, values))
 
-    def files_beyond(self, column: str, value: int) -> list[DataFile]:
+    def files_beyond(self, column: str, value: int | str) -> list[DataFile]:
         """Live files that may hold rows with `column` above `value`."""
         return self._chosen(lambda actions: _above(actions, column, value))
 
@@ -148,10 +148,27 @@ class Table(PinnedTable):
         """Live files that may hold rows with `column` at `value` or below."""
         return self._chosen(lambda actions: _not_above(actions, column, value))
 
+    def largest_first(self, column: str) -> list[tuple[DataFile, Any]]:
+        """Live files with the largest value of `column` in each, in falling order.
+
+        Those whose statistics do not say it have None and come first.
+        """
+        actions = self._actions()
+        _, high = _bounds(actions, column)
+        files = list(zip(self._as_files(actions), high, strict=True))
+        unknown = [each for each in files if each[1] is None]
+        known = [each for each in files if each[1] is not None]
+        return unknown + sorted(known, key=lambda each: each[1], reverse=True)
+
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
+        actions = self._actions()
+        return self._as_files(actions.filter(pa.array(keep(actions))))
+
+    def _actions(self) -> pa.Table:
         with translated(self.name):
-            actions = pa.table(self.handle.get_add_actions(flatten=True))
-        kept = actions.filter(pa.array(keep(actions)))
+            return pa.table(self.handle.get_add_actions(flatten=True))
+
+    def _as_files(self, kept: pa.Table) -> list[DataFile]:
         partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
         return [
             DataFile(
@@ -427,7 +444,7 @@ def _covers(smallest: Any, largest: Any, wanted: list[Any]) -> bool:
     return place < len(wanted) and bool(wanted[place] <= largest)
 
 
-def _above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any]:
+def _above(actions: pa.Table, column: str, value: int | str) -> np.ndarray[Any, Any]:
     _, high = _bounds(actions, column)
     return np.array([bound is None or bound > value for bound in high], dtype=bool)
 
