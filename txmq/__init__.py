@@ -11,11 +11,19 @@ from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService
 from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
+from txmq.hooks import (
+    CheckForbiddenHook,
+    EndContext,
+    EndTransactionHook,
+    SendContext,
+    SendMessageHook,
+)
 from txmq.http_listener import HttpListener
 from txmq.jdbc_listener import JdbcListener
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
+from txmq.message_query import FoundMessage, MessageQuery
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
@@ -23,6 +31,7 @@ from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
+from txmq.trace import TraceHook
 from txmq.transaction import Transaction
 from txmq.verify import verify
 
@@ -34,6 +43,7 @@ __all__ = [
     "BatchTransactions",
     "Broker",
     "BrokerHandle",
+    "CheckForbiddenHook",
     "CheckService",
     "Config",
     "ConsumeFromWhere",
@@ -42,19 +52,26 @@ __all__ = [
     "DelayLevel",
     "DelayService",
     "DeltaListener",
+    "EndContext",
+    "EndTransactionHook",
+    "FoundMessage",
     "HalfMessage",
     "HttpListener",
     "JdbcListener",
     "LocalTransactionState",
     "Maintenance",
     "Message",
+    "MessageQuery",
     "Operator",
     "Publisher",
     "QueryListener",
     "RecheckJob",
+    "SendContext",
+    "SendMessageHook",
     "SendResult",
     "SetListener",
     "Store",
+    "TraceHook",
     "Transaction",
     "TransactionListener",
     "TransactionProducer",
