@@ -53,6 +53,8 @@ class Consumer:
     ) -> DataFrame:
         """The messages of a topic as a streaming DataFrame; columns as TOPIC in schemas.py.
 
+        Inside a namespace `topic` and `producer_group` are without it.
+
         Compaction and retention do not disturb it: rows that leave a topic are not news.
 
         Raises: TopicNotFoundError before the first committed message.
@@ -61,7 +63,8 @@ class Consumer:
         reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
         if from_where is ConsumeFromWhere.LAST_OFFSET:
             reader = reader.option("startingVersion", "latest")
-        return reader.load(location)
+        rows = reader.load(location)
+        return rows if self.namespace is None else _without_namespace(rows, self.namespace)
 
     def checkpoint_location(self, topic: str) -> str:
         """A place for the checkpoint of this group's stream of one topic."""
@@ -70,3 +73,12 @@ class Consumer:
 
     def _stored(self, topic: str) -> str:
         return check_readable_topic(wrapped(check_readable_topic(topic), self.namespace))
+
+
+def _without_namespace(rows: DataFrame, namespace: str) -> DataFrame:
+    import pyspark.sql.functions as F  # noqa: N812
+
+    # As `namespaces.unwrapped`; names have no other special characters.
+    pattern = rf"^(RETRY_|DLQ_)?{namespace}\."
+    names = ("topic", "producer_group")
+    return rows.withColumns({name: F.regexp_replace(name, pattern, "$1") for name in names})

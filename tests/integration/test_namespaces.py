@@ -5,21 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.reading import bodies, publish, rows_of, topic_rows
 from txmq.admin import Admin
+from txmq.cli import app
+from txmq.config import Config
 from txmq.consumer import Consumer
 from txmq.delay_service import DelayService
 from txmq.errors import InvalidNameError, ProducerGroupMismatchError, TopicConflictError
 from txmq.message import LocalTransactionState, Message
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
+from txmq.recheck import RecheckJob, all_listeners
 from txmq.store import Store
 from txmq.testing import ManualClock
-from txmq.verify import verify
+from txmq.verify import marker_places, verify
+from txmq.verify.spark.tables import NAME
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
     from txmq.listeners import HalfMessage
 
 COMMIT = LocalTransactionState.COMMIT
@@ -298,3 +306,78 @@ def test_a_selector_of_queues_sees_the_topic_as_it_was_written(store: Store) -> 
         producer.send(Message("paid", b"1"), queue_selector=first)
 
     assert seen == ["paid"]
+
+
+# --- Spark ------------------------------------------------------------------------------------
+
+
+def test_a_consumer_of_a_tenant_reads_its_own_topic_by_its_own_names(
+    store: Store, spark: SparkSession, tmp_path: Path
+) -> None:
+    for namespace in ("red", "blue"):
+        sent(store, namespace, f"of {namespace}".encode())
+    publish(store)
+    red = Consumer(store, consumer_group="billing", namespace="red")
+    target = str(tmp_path / "read")
+
+    stream = red.read_stream("paid", spark=spark)
+    query = (
+        stream.writeStream.format("delta")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(target)
+    )
+    query.awaitTermination()
+
+    (row,) = rows_of(target)
+    assert (row["body"], row["topic"], row["producer_group"]) == (b"of red", "paid", "orders")
+    assert list(row) == stream.columns
+
+
+def test_both_engines_read_the_topics_of_tenants(store: Store) -> None:
+    for namespace in ("red", "blue"):
+        sent(store, namespace, b"1")
+    publish(store)
+
+    report = verify(store.location)
+
+    assert report.is_txmq_clean
+    assert report.unread == ()
+    # The engine of Spark takes half a minute; which names it reads is said by this.
+    assert all(NAME.fullmatch(topic) for topic in store.topics())
+
+
+# --- settings and commands --------------------------------------------------------------------
+
+
+def test_settings_name_the_listener_of_a_tenant() -> None:
+    config = Config(listeners={"red%orders": {"class": "txmq:DeltaListener", "table": "/lake/t"}})
+
+    assert list(all_listeners(config, None)) == ["red.orders"]
+
+
+def test_a_listener_that_is_passed_in_goes_before_that_of_the_settings() -> None:
+    config = Config(listeners={"red%orders": {"class": "txmq:DeltaListener", "table": "/lake/t"}})
+    own = Journal()
+
+    assert all_listeners(config, {"red%orders": own}) == {"red.orders": own}
+
+
+@pytest.mark.parametrize("group", ["red%orders", "red.orders"])
+def test_markers_of_a_tenant_are_compared_by_its_stored_name(group: str) -> None:
+    assert list(marker_places([f"{group}=delta:/lake/orders"])) == ["red.orders"]
+
+
+@pytest.mark.parametrize("group", ["red%orders", "red.orders"])
+def test_commands_show_and_take_names_as_rocketmq_writes_them(store: Store, group: str) -> None:
+    sent(store, "red", b"1")
+    left_open(store, ManualClock(), "red")
+    left_open(store, ManualClock(), "blue")
+    publish(store)
+
+    status = CliRunner().invoke(app, ["status", store.location])
+    listed = CliRunner().invoke(app, ["open", store.location, "--group", group])
+
+    assert "red%paid" in status.stdout
+    assert "red%orders" in listed.stdout
+    assert "blue%orders" not in listed.stdout
