@@ -253,6 +253,8 @@ class _Round:
     # --- delivering -----------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int) -> DelayResult:
+        if not self._waiting.has_due(now_ms):
+            return DelayResult(waiting=len(self._waiting))
         due = self._waiting.take_due(now_ms)
         commits = 0
         reached(FailPoint.DUE_MESSAGES_FOUND)
