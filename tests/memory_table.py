@@ -295,7 +295,7 @@ class MemoryStore(Store):
         """The commits of one table, for the eyes of a test."""
         return self.disk.logs[f"{self.location}/{path}"]
 
-    def topics(self) -> list[str]:
+    def _topic_names(self) -> list[str]:
         folder = f"{self.location}/topics/"
         return sorted(
             location.removeprefix(folder)

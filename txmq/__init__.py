@@ -31,6 +31,8 @@ from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
+from txmq.topic_admin import Topics
+from txmq.topic_settings import TopicKind, TopicSettings
 from txmq.trace import TraceHook
 from txmq.transaction import Transaction
 from txmq.verify import verify
@@ -71,6 +73,9 @@ __all__ = [
     "SendResult",
     "SetListener",
     "Store",
+    "TopicKind",
+    "TopicSettings",
+    "Topics",
     "TraceHook",
     "Transaction",
     "TransactionListener",

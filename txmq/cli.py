@@ -29,6 +29,7 @@ from txmq.cli_shared import (
     print_json,
     say,
 )
+from txmq.cli_topics import add_topic_commands
 from txmq.cli_view import (
     comparison_view,
     discarded_view,
@@ -121,6 +122,7 @@ app = typer.Typer(
 discarded_app = typer.Typer(no_args_is_help=True, help="Transactions that nobody asks about.")
 app.add_typer(discarded_app, name="discarded")
 add_message_commands(app)
+add_topic_commands(app)
 
 
 def main() -> None:

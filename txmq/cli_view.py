@@ -104,6 +104,7 @@ def maintenance_view(result: MaintenanceResult) -> RenderableType:
         "log entries cleaned": f"{result.commits_cleaned:,}",
         "data files removed": f"{result.data_files_removed:,}",
         "leftovers removed": f"{result.leftovers_removed:,}",
+        "files of topics removed": f"{result.topic_files_removed:,}",
         "transactions expired": f"{retained.expired:,}",
         "days retired": f"half {len(retained.half_days)}, op {len(retained.op_days)}, "
         f"settled {len(retained.settled_days)}",

@@ -122,6 +122,12 @@ class Config:
     default_topic_queue_nums: int = setting(
         8, "queues of a topic that is created on first use", at_least=1, at_most=4096
     )
+    auto_create_topic_enable: bool = setting(
+        default=True, doc="a topic is made by its first message (RocketMQ autoCreateTopicEnable)"
+    )
+    topic_refresh_s: float = setting(
+        10.0, "a producer follows a change of a topic's settings within this time", at_least=0.0
+    )
     reject_transaction_message: bool = setting(
         default=False, doc="refuse new transactions; open ones still end (R25)"
     )

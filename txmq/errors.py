@@ -114,6 +114,10 @@ class InvalidBodyError(InvalidMessageError):
     """A body does not have the schema of its topic."""
 
 
+class TopicExistsError(InvalidNameError):
+    """The topic is there already."""
+
+
 class TopicKindError(InvalidNameError):
     """The topic is of a kind that does not take this message."""
 
@@ -343,6 +347,21 @@ class IncompatibleVersionError(StorageError):
 
 class TopicNotFoundError(StorageError):
     """The topic has no table: nothing was published to it yet."""
+
+
+class TopicInUseError(StorageError):
+    """Messages of the topic are on their way; `count` says of how many transactions."""
+
+    retryable = True
+
+    def __init__(self, topic: str, count: int, problem: str) -> None:
+        """`problem` says what is on its way, and what to do."""
+        self.count = count
+        super().__init__(topic, problem)
+
+
+class TopicNotRebuiltError(StorageError):
+    """The topic shows messages that nothing else holds any more; it was left as it is."""
 
 
 class CommitConflictError(StorageError):

@@ -5,7 +5,6 @@ Names in a context are the user's own; the namespace stands beside them. Bodies 
 
 from __future__ import annotations
 
-import enum
 import inspect
 import logging
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from txmq.errors import HookError, SendForbiddenError
 from txmq.lifecycle import TransactionState
 from txmq.message import LocalTransactionState, Message, message_id
 from txmq.namespaces import unwrapped
+from txmq.topic_settings import TopicKind, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +24,6 @@ _ENDS = {
     LocalTransactionState.COMMIT: TransactionState.COMMITTED,
     LocalTransactionState.ROLLBACK: TransactionState.ROLLED_BACK,
 }
-
-
-class MessageKind(enum.StrEnum):
-    """What kind of message is sent; TRANSACTION wins over DELAY, DELAY over FIFO (R87)."""
-
-    NORMAL = "NORMAL"
-    FIFO = "FIFO"
-    DELAY = "DELAY"
-    TRANSACTION = "TRANSACTION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +35,7 @@ class SentMessage:
     tags: str | None
     keys: str | None
     body_size_bytes: int
-    kind: MessageKind
+    kind: TopicKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +190,14 @@ def sent_messages(
             message.tags,
             message.joined_keys,
             message.body_size_bytes,
-            kind_of(message, ordinary=ordinary),
+            kind_of(
+                is_transactional=not ordinary,
+                is_delayed=message.is_delayed,
+                has_sharding_key=message.sharding_key is not None,
+            ),
         )
         for sequence, message in enumerate(messages)
     )
-
-
-def kind_of(message: Message, *, ordinary: bool) -> MessageKind:
-    """The one kind that a message counts as."""
-    if not ordinary:
-        return MessageKind.TRANSACTION
-    if message.is_delayed:
-        return MessageKind.DELAY
-    return MessageKind.NORMAL if message.sharding_key is None else MessageKind.FIFO
 
 
 def _several(hooks: object) -> Iterable[object]:

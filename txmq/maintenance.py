@@ -25,6 +25,7 @@ from txmq.retention import Retained, Retention, published_up_to
 from txmq.service import ThreadHandle
 from txmq.storage import Table
 from txmq.store import Store
+from txmq.topic_retention import TopicRetention
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class MaintenanceResult:
     commits_cleaned: int = 0
     data_files_removed: int = 0
     leftovers_removed: int = 0
+    topic_files_removed: int = 0
     retained: Retained = field(default_factory=Retained)
     failed: Mapping[str, str] = field(default_factory=dict)
 
@@ -55,6 +57,7 @@ class MaintenanceResult:
             self.commits_cleaned + other.commits_cleaned,
             self.data_files_removed + other.data_files_removed,
             self.leftovers_removed + other.leftovers_removed,
+            self.topic_files_removed + other.topic_files_removed,
             self.retained + other.retained,
             {**self.failed, **other.failed},
         )
@@ -72,6 +75,7 @@ class MaintenanceResult:
             "commits_cleaned": self.commits_cleaned,
             "data_files_removed": self.data_files_removed,
             "leftovers_removed": self.leftovers_removed,
+            "topic_files_removed": self.topic_files_removed,
             "expired": self.retained.expired,
             **days,
             "failed": dict(self.failed),
@@ -95,6 +99,7 @@ class Maintenance:
         self.store = store
         self._clock: Clock = clock or SystemClock()
         self._retention: Retention | None = None
+        self._topic_retention: TopicRetention | None = None
         self._tables: dict[str, Table] = {}
         self._quiet_until_ms: dict[str, int] = {}
         self._swept_s = -math.inf
@@ -106,6 +111,7 @@ class Maintenance:
         those of Retention.run. What fails is logged, named in the result, and holds up no other.
         """
         result = self._attempt("retention", self._retain)
+        result += self._attempt("topic retention", self._retain_topics)
         for path, table in self._all_tables():
             result += self._attempt(path, partial(self._look_after, path, table))
         if time.monotonic() - self._swept_s >= SWEEP_INTERVAL_S:
@@ -178,6 +184,11 @@ class Maintenance:
             self._retention = Retention(self.store, self._clock)
         return MaintenanceResult(retained=self._retention.run())
 
+    def _retain_topics(self) -> MaintenanceResult:
+        if self._topic_retention is None:
+            self._topic_retention = TopicRetention(self.store, self._clock)
+        return MaintenanceResult(topic_files_removed=self._topic_retention.run())
+
     def _sweep(self) -> MaintenanceResult:
         is_old = self._older_than(self.store.config.orphan_reserved_time_h * _HOUR_MS)
         result = MaintenanceResult()
@@ -199,7 +210,7 @@ class Maintenance:
             logger.exception("maintenance of %s failed", name)
             # Handles may be what is broken.
             self._tables.pop(name, None)
-            self._retention = None
+            self._retention = self._topic_retention = None
             return MaintenanceResult(failed={name: f"{type(error).__name__}: {error}"})
 
 

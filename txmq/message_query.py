@@ -37,7 +37,7 @@ from txmq.trace_records import TraceRecord, TraceType, decoded, encoded
 
 if TYPE_CHECKING:
     from txmq.settled_log import SettledLog
-    from txmq.storage import Table
+    from txmq.storage import FileRange, Table
     from txmq.store import Store
 
 # RocketMQ's queryMsgByKey.
@@ -212,11 +212,12 @@ class MessageQuery:
     def _hits(self, topic: str, key: str, max_count: int) -> list[_Hit]:
         table = self._table(topic)
         hits: list[_Hit] = []
-        for file, highest in table.largest_first("op_version"):
-            is_full = len(hits) >= max_count and highest is not None
-            if is_full and highest < hits[max_count - 1].op_version:
+        for each in sorted(table.ranges("op_version"), key=_newest_first):
+            is_full = len(hits) >= max_count and each.high is not None
+            if is_full and each.high < hits[max_count - 1].op_version:
                 break
-            hits = sorted([*hits, *_hits_in(table.read([file], _KEY_COLUMNS), key)], reverse=True)
+            found = _hits_in(table.read([each.file], _KEY_COLUMNS), key)
+            hits = sorted([*hits, *found], reverse=True)
         return hits[:max_count]
 
     # --- one look for all that were found -------------------------------------------------------
@@ -323,6 +324,11 @@ class _Hit:
     op_version: int
     queue_offset: int
     message_id: str
+
+
+def _newest_first(found: FileRange) -> tuple[bool, int]:
+    """Files whose statistics do not say how new they are come first."""
+    return found.high is not None, -(found.high or 0)
 
 
 def _hits_in(rows: pa.Table, key: str) -> Iterator[_Hit]:

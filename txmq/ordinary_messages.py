@@ -53,8 +53,8 @@ class OrdinaryMessages:
         config, now_ms = commits.store.config, commits.now_ms()
         checked = [check_message(each, config, now_ms) for each in _batch(messages)]
         given = [each.to_stored_topic(commits.stored_topic(each.topic)) for each in checked]
-        for topic in {message.topic for message in given}:
-            commits.queues.check_topic_case(topic)
+        for message in given:
+            commits.queues.check_message(message, is_transactional=False)
         return [commits.queues.routed(each, queue_id, queue_selector) for each in given]
 
     def _pieces(self, routed: Sequence[Routed]) -> Iterator[list[Routed]]:

@@ -63,6 +63,7 @@ _PLAN = pa.schema(
         ("topic", pa.string()),
         ("queue_id", pa.int32()),
         ("op_version", pa.int64()),
+        ("ordinal", pa.int64()),
         ("life", pa.int32()),
         ("deliver_timestamp", MICROSECONDS_UTC),
         ("file", pa.int32()),
@@ -103,8 +104,8 @@ class PlanFile:
 class Plan:
     """Messages that facts make visible, in their order; `rows` has one row for each.
 
-    `rows`: topic, queue_id, op_version, life, deliver_timestamp (in the schedule only), file
-    (number in `files`), row (number in its file).
+    `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (in the schedule only),
+    file (number in `files`), row (number in its file).
     """
 
     files: Sequence[PlanFile]
@@ -248,8 +249,9 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     if not np.array_equal(row[order], np.arange(halves.num_rows)):
         halves = halves.take(pa.array(row[order]))
     topic, due = _topics_and_times(halves, facts)
-    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["life"], due,
-               halves["file"], halves["row"], facts["rank"], halves["sequence"]]  # fmt: skip
+    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["ordinal"],
+               facts["life"], due, halves["file"], halves["row"], facts["rank"],
+               halves["sequence"]]  # fmt: skip
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
 
 
@@ -317,7 +319,7 @@ def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.T
         for name in ("topic", "queue_id")
     )
     due = pa.nulls(messages.num_rows, MICROSECONDS_UTC)
-    columns = [topic, queue_id, chosen["op_version"], chosen["life"], due,
+    columns = [topic, queue_id, chosen["op_version"], chosen["ordinal"], chosen["life"], due,
                messages["file"], messages["row"], chosen["rank"], messages["sequence"]]  # fmt: skip
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
 
@@ -331,7 +333,7 @@ class ArrowEngine:
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
-        parts = _read_ahead(_copied(plan.files, numbered, topic.schema.columns, now_ms))
+        parts = _read_ahead(copied(plan.files, numbered, topic.schema.columns, now_ms))
         try:
             return _written(parts, topic)
         except OSError as error:
@@ -348,9 +350,13 @@ def _written(parts: Iterator[pa.Table], topic: Table) -> list[NewFile]:
     return [write_file(parts, schema.columns, filesystem, schema.statistics_columns)]
 
 
-def _copied(
+def copied(
     files: Sequence[PlanFile], rows: pa.Table, schema: pa.Schema, now_ms: int
 ) -> Iterator[pa.Table]:
+    """Rows of a topic for `rows` of a plan, each with a queue_offset, in the order of the files.
+
+    A column store_timestamp in `rows` counts where it is not null, else `now_ms` does.
+    """
     by_file = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
     numbers = by_file["file"].to_numpy()
     for number in pc.unique(rows["file"]).to_pylist():
@@ -391,8 +397,11 @@ def _topic_rows(messages: pa.Table, given: pa.Table, schema: pa.Schema, now_ms: 
     """Rows of a topic: what is copied, what the plan gives, and when it is stored."""
     known = {name: messages[name] for name in messages.column_names}
     known |= {name: given[name] for name in _GIVEN}
-    known["store_timestamp"] = pa.repeat(
-        pa.scalar(timestamp(now_ms), MICROSECONDS_UTC), messages.num_rows
+    now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
+    known["store_timestamp"] = (
+        pc.fill_null(given["store_timestamp"], now)
+        if "store_timestamp" in given.column_names
+        else pa.repeat(now, messages.num_rows)
     )
     if "due_date" in schema.names:
         known["deliver_timestamp"] = given["deliver_timestamp"]

@@ -178,7 +178,7 @@ class TransactionProducer:
         executing = executing_listener(self.producer_group, self._listener)
         check_message(message, self.store.config, self.clock.now_ms())
         stored = message.to_stored_topic(self._commits.stored_topic(message.topic))
-        self._commits.queues.check_topic_case(stored.topic)
+        self._commits.queues.check_message(stored, is_transactional=True)
         routed = self._commits.queues.routed(stored)
         return self._asynchronous(executing).send(routed, argument)
 

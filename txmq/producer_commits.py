@@ -39,6 +39,7 @@ from txmq.op_log import OpLog, OpRow, op_table
 from txmq.producer_hooks import AskedEnd, ProducerHooks
 from txmq.resolution import Resolution, Resolver
 from txmq.storage import Table
+from txmq.topic_catalog import TopicCatalog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,7 +152,7 @@ class ProducerCommits:
             self._logs.commit_dataframes(
                 origin,
                 sends,
-                self.queues.send_limits(),
+                self.queues.send_limits,
                 lambda count: half_rows(origin, messages, queues, count),
             )
 
@@ -239,20 +240,22 @@ class Routed:
 
 
 class QueueChoice:
-    """Which queue of a topic a message goes to, and that no two topics differ in case alone."""
+    """Which queue of a topic a message goes to, and whether the topic takes it."""
 
     def __init__(self, store: Store) -> None:
         """Look at the store's topics only when a topic is new."""
         self._store = store
         self._turn = itertools.count()
         self._spelled: dict[str, str] = {}
-        self.queue_count = store.config.default_topic_queue_nums
+        self._catalog = TopicCatalog(store)
 
-    def send_limits(self) -> SendLimits:
-        """What a row of a DataFrame may hold."""
+    def send_limits(self, topic: str) -> SendLimits:
+        """What a row of a DataFrame for a topic may hold."""
         config = self._store.config
         return SendLimits(
-            config.max_message_size_bytes, config.max_properties_size_bytes, self.queue_count
+            config.max_message_size_bytes,
+            config.max_properties_size_bytes,
+            self._catalog.queue_count(topic),
         )
 
     def routed(
@@ -267,11 +270,12 @@ class QueueChoice:
         """
         if queue_id is None and queue_selector is None:
             return Routed(message)
+        count = self._catalog.queue_count(message.topic)
         if queue_selector is not None:
             _check_one_choice(message, queue_id)
-            queue_id = queue_selector(_as_sent(message), self.queue_count)
+            queue_id = queue_selector(_as_sent(message), count)
         _check_one_choice(message, None)
-        return Routed(message, _checked_queue(queue_id, self.queue_count))
+        return Routed(message, _checked_queue(queue_id, count))
 
     def queues_of(self, routed: Sequence[Routed], *, in_turn: bool) -> list[int]:
         """As chosen, else by sharding key, else in turn or by the place among these messages."""
@@ -281,20 +285,47 @@ class QueueChoice:
     def _queue_of(self, routed: Routed, turns: Iterator[int]) -> int:
         if routed.queue_id is not None:
             return routed.queue_id
+        count = self._catalog.queue_count(routed.message.topic)
         key = routed.message.sharding_key
         if key is None:
-            return next(turns) % self.queue_count
+            return next(turns) % count
         # Spark's crc32 gives the same number for the same bytes.
-        return zlib.crc32(key.encode()) % self.queue_count
+        return zlib.crc32(key.encode()) % count
 
-    def check_topic_case(self, topic: str) -> None:
-        """Raise TopicConflictError for a second spelling of a topic."""
+    def check_message(self, message: Message, *, is_transactional: bool) -> None:
+        """Raise where its topic does not take it.
+
+        Raises: TopicConflictError, TopicNotFoundError, TopicKindError, StorageError.
+        """
+        self.check_topic(message.topic)
+        self._catalog.check_kind(
+            message.topic,
+            is_transactional=is_transactional,
+            is_delayed=message.is_delayed,
+            has_sharding_key=message.sharding_key is not None,
+        )
+
+    def check_dataframe(self, topic: str, columns: Sequence[str]) -> None:
+        """As `check_message`, for the rows of a DataFrame, which are transactional."""
+        self.check_topic(topic)
+        self._catalog.check_kind(
+            topic,
+            is_transactional=True,
+            is_delayed=bool({"delay_s", "deliver_timestamp"} & set(columns)),
+            has_sharding_key="sharding_key" in columns,
+        )
+
+    def check_topic(self, topic: str) -> None:
+        """Raise TopicConflictError for a second spelling, TopicNotFoundError for an unknown one."""
         folded = topic.lower()
         if folded not in self._spelled:
             self._spelled.update({name.lower(): name for name in self._store.topics()})
-        if self._spelled.setdefault(folded, topic) != topic:
-            rule = f"the topic {self._spelled[folded]} differs only in case; use that name"
+        known = self._spelled.get(folded, topic)
+        if known != topic:
+            rule = f"the topic {known} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
+        self._catalog.check_is_there(topic)
+        self._spelled[folded] = topic
 
 
 def _as_sent(message: Message) -> Message:
@@ -373,7 +404,7 @@ class _LogCommits:
         self,
         origin: HalfOrigin,
         sends: Sequence[DataFrameSend],
-        limits: SendLimits,
+        limits_of: Callable[[str], SendLimits],
         message_rows: Callable[[int], list[HalfRow]],
     ) -> None:
         """All halves of a transaction with DataFrames, one commit; the head is written last."""
@@ -383,7 +414,9 @@ class _LogCommits:
         files = [
             file
             for place, send in enumerate(sends)
-            for file in send.write(half, origin, first + place * SEQUENCES_PER_DATAFRAME, limits)
+            for file in send.write(
+                half, origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
+            )
         ]
         count = message_count + sum(file.num_records for file in files)
         if count == 0:

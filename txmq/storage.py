@@ -64,6 +64,15 @@ class DataFile:
     modified_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A live file and its range of a column; None where the statistics do not say."""
+
+    file: DataFile
+    low: Any
+    high: Any
+
+
 class Table(PinnedTable):
     """A Delta table at one location and the handle this object reads through.
 
@@ -148,17 +157,12 @@ class Table(PinnedTable):
         """Live files that may hold rows with `column` at `value` or below."""
         return self._chosen(lambda actions: _not_above(actions, column, value))
 
-    def largest_first(self, column: str) -> list[tuple[DataFile, Any]]:
-        """Live files with the largest value of `column` in each, in falling order.
-
-        Those whose statistics do not say it have None and come first.
-        """
+    def ranges(self, column: str) -> list[FileRange]:
+        """All live files, each with its smallest and largest value of `column`."""
         actions = self._actions()
-        _, high = _bounds(actions, column)
-        files = list(zip(self._as_files(actions), high, strict=True))
-        unknown = [each for each in files if each[1] is None]
-        known = [each for each in files if each[1] is not None]
-        return unknown + sorted(known, key=lambda each: each[1], reverse=True)
+        bounds = zip(*_bounds(actions, column), strict=True)
+        files = self._as_files(actions)
+        return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
 
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
         actions = self._actions()
@@ -355,8 +359,18 @@ class Table(PinnedTable):
         """Take the rows of whole files out of the table: one commit. Raises: CommitRefusedError."""
         self._commit_actions([_remove_action(file, is_news=True) for file in files])
 
-    def _commit_actions(self, actions: list[Any]) -> None:
-        marks = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1}
+    def replace_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
+        """As `swap_files`, but `files` become all that the table holds, which is news to readers.
+
+        Raises: CommitRefusedError where another writer moved these marks or rewrote files.
+        """
+        removed = [_remove_action(file, is_news=True) for file in self.files()]
+        self._commit_actions([*removed, *map(_add_action, files)], marks)
+
+    def _commit_actions(
+        self, actions: list[Any], more_marks: Mapping[str, int] | None = None
+    ) -> None:
+        marks = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1, **(more_marks or {})}
         self._write_transaction(actions, marks)
         self.refresh()
 

@@ -41,6 +41,7 @@ from txmq.schemas import (
 from txmq.settled_log import SettledLog, mark_id
 from txmq.storage import Table
 from txmq.topic_log import TopicLog
+from txmq.topic_register import TopicRegister
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
@@ -164,6 +165,12 @@ class Store:
         """One of REGISTERS."""
         return Register(self.table_at(f"state/{name}"))
 
+    def topic_register(self, *, create: bool = False) -> TopicRegister:
+        """What operators have said about topics."""
+        if create:
+            self.made_register("topics")
+        return TopicRegister(Register(self.table_at("state/topics")))
+
     def optional_register(self, name: str) -> Register | None:
         """One of OPTIONAL_REGISTERS; None where nobody has needed it yet."""
         table = self.table(REGISTER, f"state/{name}")
@@ -194,7 +201,7 @@ class Store:
 
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
-        return [*_LOGS, *self._registers(), *(_TOPICS + name for name in self.topics())]
+        return [*_LOGS, *self._registers(), *(_TOPICS + name for name in self._topic_names())]
 
     def table_at(self, path: str) -> Table:
         """A new handle on the table at one of `table_paths`."""
@@ -205,13 +212,21 @@ class Store:
         return self.table(REGISTER, path)
 
     def topics(self) -> list[str]:
-        """Names of the topics that have a table."""
+        """Names of the topics that have a table; a deleted one has none until its next message."""
+        names = self._topic_names()
+        deleted = self.topic_register().read().deleted.intersection(names)
+        return [name for name in names if name not in deleted or self._has_rows(name)]
+
+    def _topic_names(self) -> list[str]:
         names = self._folders("topics")
         tables = {name: self.table(_topic_schema(name), _TOPICS + name) for name in names}
         return sorted(name for name, table in tables.items() if table.exists())
 
     def _topic_table(self, topic: str) -> Table:
         return self.table(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
+
+    def _has_rows(self, topic: str) -> bool:
+        return bool(self.table_at(f"topics/{topic}").files())
 
     def _folders(self, parent: str) -> list[str]:
         filesystem = rooted_filesystem(self.location, self.storage_options)

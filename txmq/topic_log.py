@@ -14,6 +14,7 @@ from txmq.settled_log import NOTHING
 from txmq.storage import Table
 
 OFFSET_MARK = "txmq-offset/"
+REBUILD_MARK = "txmq-rebuild"
 
 
 class TopicLog:
@@ -44,6 +45,14 @@ class TopicLog:
     ) -> None:
         """As `swap`, for files that are written already."""
         self.table.swap_files(files, self._marks(mark, next_offsets))
+
+    def replace_files(
+        self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
+    ) -> None:
+        """As `swap_files`, but these files become all that the topic shows; marks may go back."""
+        rebuilt = (self.table.mark(REBUILD_MARK) or 0) + 1
+        marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
+        self.table.replace_files(files, marks)
 
     def _marks(self, mark: int, next_offsets: Mapping[int, int]) -> dict[str, int]:
         offsets = {f"{OFFSET_MARK}{queue}": offset for queue, offset in next_offsets.items()}

@@ -14,10 +14,11 @@ from itertools import groupby
 from typing import Any
 
 from txmq.errors import InvalidBodyError
-from txmq.hooks import EndContext, MessageKind, SendContext, SentMessage
+from txmq.hooks import EndContext, SendContext, SentMessage
 from txmq.lifecycle import TransactionState
 from txmq.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactionState, message_id
 from txmq.schemas import HEAD_SEQUENCE
+from txmq.topic_settings import TopicKind
 
 MESSAGES_OF_A_RECORD_MAX = 200
 
@@ -176,7 +177,7 @@ def _message(values: Mapping[str, Any]) -> SentMessage:
         tags=values["tags"],
         keys=values["keys"],
         body_size_bytes=values["body_size_bytes"],
-        kind=MessageKind(values["kind"]),
+        kind=TopicKind(values["kind"]),
     )
 
 

@@ -80,6 +80,7 @@ class Transaction:
             queue_selector: called with the message and the number of queues, gives the queue_id.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
+            TopicNotFoundError, TopicKindError,
             InvalidPropertyError, InvalidDelayError, InvalidQueueError, AlreadyPreparedError.
         """
         commits = self._commits
@@ -87,7 +88,7 @@ class Transaction:
         self._check_collecting()
         self._check_size(message)
         message = message.to_stored_topic(commits.stored_topic(message.topic))
-        commits.queues.check_topic_case(message.topic)
+        commits.queues.check_message(message, is_transactional=True)
         self._messages.append(commits.queues.routed(message, queue_id, queue_selector))
         self._size_bytes += message.body_size_bytes
         return message_id(self.id, len(self._messages) - 1)
@@ -98,12 +99,13 @@ class Transaction:
         Columns: body (binary or string); optional tags, keys, sharding_key (string) and
         properties (map of string to string); no others.
 
-        Raises: SchemaMismatchError, InvalidNameError, AlreadyPreparedError.
+        Raises: SchemaMismatchError, InvalidNameError, TopicNotFoundError, TopicKindError,
+            AlreadyPreparedError.
         """
         self._check_collecting()
         stored = check_readable_topic(self._commits.stored_topic(check_topic(topic)))
         send = DataFrameSend(dataframe, stored)
-        self._commits.queues.check_topic_case(stored)
+        self._commits.queues.check_dataframe(stored, dataframe.columns)
         self._dataframes.append(send)
 
     def prepare(self) -> None:

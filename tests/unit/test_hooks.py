@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import table_versions
+from tests.builders import table_versions, transaction_id
 from tests.check_world import CheckWorld
 from tests.reading import rows_of
 from txmq.errors import (
@@ -18,13 +18,14 @@ from txmq.errors import (
     StoreFullError,
     TxmqError,
 )
-from txmq.hooks import EndContext, MessageKind, SendContext, kind_of
+from txmq.hooks import EndContext, SendContext, sent_messages
 from txmq.lifecycle import ClaimKind, TransactionState
 from txmq.message import LocalTransactionState, Message
 from txmq.producer import TransactionProducer
 from txmq.recheck import RecheckJob
 from txmq.store import Store
 from txmq.testing import failing_commits
+from txmq.topic_settings import TopicKind
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN
@@ -110,7 +111,7 @@ def test_a_send_is_told_before_and_after(producer: TransactionProducer, recorder
     assert sent.message_id == f"{transaction.id}:0"
     assert (sent.topic, sent.tags, sent.keys) == ("paid", "new", "order-1")
     assert sent.body_size_bytes == len(SECRET)
-    assert sent.kind is MessageKind.TRANSACTION
+    assert sent.kind is TopicKind.TRANSACTION
 
 
 def test_all_messages_of_a_transaction_are_told_at_once(
@@ -157,14 +158,15 @@ def test_a_hook_sees_names_without_their_namespace(store: Store, recorder: Recor
 @pytest.mark.parametrize(
     ("message", "ordinary", "kind"),
     [
-        (Message("t", b""), True, MessageKind.NORMAL),
-        (Message("t", b"", sharding_key="k"), True, MessageKind.FIFO),
-        (Message("t", b"", sharding_key="k", delay_s=5), True, MessageKind.DELAY),
-        (Message("t", b"", sharding_key="k", delay_s=5), False, MessageKind.TRANSACTION),
+        (Message("t", b""), True, TopicKind.NORMAL),
+        (Message("t", b"", sharding_key="k"), True, TopicKind.FIFO),
+        (Message("t", b"", sharding_key="k", delay_s=5), True, TopicKind.DELAY),
+        (Message("t", b"", sharding_key="k", delay_s=5), False, TopicKind.TRANSACTION),
     ],
 )
-def test_a_message_is_of_one_kind(message: Message, ordinary: bool, kind: MessageKind) -> None:  # noqa: FBT001
-    assert kind_of(message, ordinary=ordinary) is kind
+def test_a_message_is_of_one_kind(message: Message, ordinary: bool, kind: TopicKind) -> None:  # noqa: FBT001
+    (sent,) = sent_messages(transaction_id(1), [message], ordinary=ordinary)
+    assert sent.kind is kind
 
 
 # --- vetoes -------------------------------------------------------------------------------------
@@ -447,7 +449,7 @@ def test_an_ordinary_send_is_one_send_and_no_end(
     (before,), (after,) = recorder.before, recorder.after
     assert before.transaction_ids == after.transaction_ids == result.transaction_ids
     assert tuple(one.message_id for one in after.messages) == result.message_ids
-    assert [one.kind for one in after.messages] == [MessageKind.NORMAL, MessageKind.DELAY]
+    assert [one.kind for one in after.messages] == [TopicKind.NORMAL, TopicKind.DELAY]
     assert recorder.ends == []
 
 

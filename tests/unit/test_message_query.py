@@ -373,15 +373,3 @@ def test_a_half_by_hand_may_name_any_topic(made: HandMadeStore, topic: str) -> N
     found = query(made).by_id(id_of(61))
 
     assert (found.topic, found.where) == (topic, "half")
-
-
-def test_files_come_with_the_largest_value_first(made: HandMadeStore) -> None:
-    for number in (33, 31, 32):
-        with_keys(made, number, "same", number)
-
-    found = made.store.table_at("topics/orders").largest_first("op_version")
-
-    highest = [value for _, value in found]
-    assert highest == sorted(highest, reverse=True)
-    assert highest[:3] == [33, 32, 31]
-    assert all(file.num_records for file, _ in found)

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from tests.builders import transaction_id
 from tests.reading import wait_until
 from txmq.errors import AlreadyResolvedError, InvalidBodyError, StoreFullError
-from txmq.hooks import EndContext, MessageKind, SendContext, SentMessage
+from txmq.hooks import EndContext, SendContext, SentMessage
 from txmq.lifecycle import TransactionState
 from txmq.message import MAX_FIELD_BYTES, LocalTransactionState, Message
 from txmq.names import TRACE_TOPIC
 from txmq.store import Store
 from txmq.testing import ManualClock
+from txmq.topic_settings import TopicKind
 from txmq.trace import TRACE_GROUP, TraceHook
 from txmq.trace_records import (
     MESSAGES_OF_A_RECORD_MAX,
@@ -39,9 +40,7 @@ ID = transaction_id(1)
 
 
 def sent_message(number: int = 0, keys: str | None = "Keys", own_id: str = ID) -> SentMessage:
-    return SentMessage(
-        f"{own_id}:{number}", "topic-test", "Tags", keys, 26, MessageKind.TRANSACTION
-    )
+    return SentMessage(f"{own_id}:{number}", "topic-test", "Tags", keys, 26, TopicKind.TRANSACTION)
 
 
 def send_context(*messages: SentMessage, **changes: Any) -> SendContext:
@@ -234,7 +233,7 @@ def test_any_record_is_read_back_as_it_was(
     reason: str | None,
 ) -> None:
     sent = tuple(
-        SentMessage(f"{ID}:{number}", "t", tags, keys, size, MessageKind.DELAY)
+        SentMessage(f"{ID}:{number}", "t", tags, keys, size, TopicKind.DELAY)
         for number, (tags, keys, size) in enumerate(messages)
     )
     context = end_context(messages=sent, state=state, asked=asked, reason=reason)

@@ -15,6 +15,7 @@ LAWFUL_OPERATIONS = frozenset(
 )  # fmt: skip
 # How far a table follows the op log, and the next offset of a queue.
 RISING_MARKS = ("txmq/", "txmq-offset/")
+REBUILD_MARK = "txmq-rebuild"
 
 
 class LogChecks:
@@ -97,12 +98,13 @@ class LogChecks:
 
 
 def _falls(history: History) -> Iterator[tuple[int, str]]:
-    """Commits that set a mark to what it was already, or less."""
+    """Commits that set a mark to what it was already, or less; a rebuilt topic begins anew."""
     before: dict[str, int] = {}
     for commit in history.commits.values():
+        is_rebuild = REBUILD_MARK in commit.marks
         for app_id, number in commit.marks.items():
             if not app_id.startswith(RISING_MARKS):
                 continue
-            if number <= before.get(app_id, number - 1):
+            if number <= before.get(app_id, number - 1) and not is_rebuild:
                 yield commit.version, app_id
             before[app_id] = number

@@ -296,6 +296,9 @@ MARKS = """
         FROM {actions}
         WHERE is_commit AND txn IS NOT NULL AND (table = 'settled' OR table LIKE 'topics/%')
             AND (startswith(txn.appId, 'txmq/') OR startswith(txn.appId, 'txmq-offset/'))
+    ), rebuilt AS (
+        SELECT DISTINCT table, version FROM {actions}
+        WHERE is_commit AND txn.appId = 'txmq-rebuild'
     ), followed AS (
         SELECT table AS name, number AS mark, {settled_mark} AS followed
         FROM {marks} WHERE app_id = {mark_id} AND table LIKE 'topics/%'
@@ -304,7 +307,7 @@ MARKS = """
     )
     SELECT 'I21', concat(table, ' version ', version, ' ', app_id),
         'does not rise above the mark before it'
-    FROM risen WHERE number <= before
+    FROM risen LEFT ANTI JOIN rebuilt USING (table, version) WHERE number <= before
     UNION ALL
     SELECT 'I21', name, concat('its mark ', mark, ' is beyond ', followed, ', which it follows')
     FROM followed WHERE mark > followed

@@ -1,0 +1,132 @@
+"""Streams over a topic that loses old messages, is rebuilt, or deleted and made anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.planted import Vandal
+from tests.reading import bodies, topic_rows, wait_until
+from txmq.config import Config
+from txmq.consumer import Consumer
+from txmq.errors import TopicKindError
+from txmq.message import Message
+from txmq.producer import TransactionProducer
+from txmq.publisher import Publisher
+from txmq.store import Store
+from txmq.testing import ManualClock
+from txmq.topic_admin import Topics
+from txmq.topic_retention import TopicRetention
+from txmq.topic_settings import TopicKind
+from txmq.verify import verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GROUP, TOPIC = "orders", "order-paid"
+
+
+class World:
+    """A topic whose messages are numbers, and a stream that keeps what it saw."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
+        self.topics = Topics(store, clock=self.clock)
+        self.topics.create(TOPIC, queue_nums=2, reserved_time_h=1)
+        self.publisher = Publisher(store, clock=self.clock)
+        self.seen: list[int] = []
+
+    def send(self, *numbers: int) -> None:
+        with TransactionProducer(self.store, producer_group=GROUP) as producer:
+            for number in numbers:
+                transaction = producer.begin_transaction()
+                transaction.send(Message(TOPIC, b"%d" % number))
+                transaction.prepare()
+                transaction.commit()
+                self.publisher.run_once()
+
+    def keep(self, batch: DataFrame, _: int) -> None:
+        self.seen.extend(int(bytes(row["body"])) for row in batch.select("body").collect())
+
+    def wait_for(self, *numbers: int) -> None:
+        wait_until(lambda: len(self.seen) >= len(numbers))
+        assert sorted(self.seen) == sorted(numbers)
+
+
+@pytest.fixture
+def world(tmp_path: Path, spark: SparkSession) -> Iterator[World]:
+    made = World(Store.create(tmp_path / "store", Config(file_reserved_time_h=10_000)))
+    query = (
+        Consumer(made.store, consumer_group="billing")
+        .read_stream(TOPIC, spark=spark)
+        .writeStream.foreachBatch(made.keep)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    yield made
+    assert query.exception() is None
+    query.stop()
+
+
+def test_stream_is_not_disturbed_by_retention(world: World) -> None:
+    world.send(1, 2, 3)
+    world.wait_for(1, 2, 3)
+    world.clock.advance(7200)
+
+    assert TopicRetention(world.store, world.clock).run() == 2
+    world.send(4)
+
+    world.wait_for(1, 2, 3, 4)
+    assert bodies(world.store, TOPIC) == [b"3", b"4"]
+
+
+def test_stream_does_not_see_a_rebuilt_message_twice(world: World) -> None:
+    world.send(1, 2, 3)
+    world.wait_for(1, 2, 3)
+    Vandal(world.store.location).change(
+        topic_rows(world.store, TOPIC)[0]["transaction_id"], TOPIC, body=b"99"
+    )
+
+    assert world.topics.rebuild(TOPIC, apply=True).is_written
+    world.send(4)
+
+    world.wait_for(1, 2, 3, 4)
+    assert bodies(world.store, TOPIC) == [b"1", b"2", b"3", b"4"]
+    assert verify(world.store.location).is_clean
+
+
+def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World) -> None:
+    world.send(1, 2)
+    world.wait_for(1, 2)
+
+    assert world.topics.delete(TOPIC, apply=True).is_written
+    world.topics.create(TOPIC)
+    world.send(3)
+
+    world.wait_for(1, 2, 3)
+    assert bodies(world.store, TOPIC) == [b"3"]
+
+
+def test_dataframe_goes_to_the_queues_of_its_topic_and_fits_its_kind(
+    store: Store, spark: SparkSession
+) -> None:
+    topics = Topics(store)
+    topics.create(TOPIC, kind=TopicKind.TRANSACTION, queue_nums=3)
+    topics.create("fifo", kind=TopicKind.FIFO)
+    rows = spark.range(60).selectExpr("cast(id as string) body", "cast(id as string) sharding_key")
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        transaction = producer.begin_transaction()
+        with pytest.raises(TopicKindError):
+            transaction.send_dataframe(rows, topic="fifo")
+        transaction.send_dataframe(rows, topic=TOPIC)
+        transaction.prepare()
+        transaction.commit()
+    Publisher(store).run_once()
+
+    assert {row["queue_id"] for row in topic_rows(store, TOPIC)} == {0, 1, 2}
