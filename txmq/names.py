@@ -43,6 +43,14 @@ def check_readable_topic(name: object) -> str:
     return _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
 
 
+def check_stored_topic(name: object) -> str:
+    """The stored name of a topic that users may send to, in a namespace or not."""
+    found = _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
+    for part in found.split(NAMESPACE_SEPARATOR):
+        _not_reserved("topic", part)
+    return found
+
+
 def check_group(name: object, kind: str = "producer_group") -> str:
     """The name of a producer or consumer group, or InvalidNameError (R15, R17)."""
     return _not_reserved(kind, _well_formed(kind, name, MAX_GROUP_CHARACTERS))

@@ -13,13 +13,24 @@ from txmq.cli import app
 from txmq.config import Config
 from txmq.consumer import Consumer
 from txmq.delay_service import DelayService
-from txmq.errors import InvalidNameError, ProducerGroupMismatchError, TopicConflictError
+from txmq.errors import (
+    InvalidNameError,
+    InvalidQueueError,
+    ProducerGroupMismatchError,
+    TopicConflictError,
+    TopicKindError,
+    TopicNotFoundError,
+)
 from txmq.message import LocalTransactionState, Message
+from txmq.names import TRACE_TOPIC
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
 from txmq.recheck import RecheckJob, all_listeners
 from txmq.store import Store
 from txmq.testing import ManualClock
+from txmq.topic_admin import Topics
+from txmq.topic_settings import TopicKind
+from txmq.trace import TraceHook
 from txmq.verify import marker_places, verify
 from txmq.verify.spark.tables import NAME
 
@@ -381,3 +392,57 @@ def test_commands_show_and_take_names_as_rocketmq_writes_them(store: Store, grou
     assert "red%paid" in status.stdout
     assert "red%orders" in listed.stdout
     assert "blue%orders" not in listed.stdout
+
+
+# --- settings of topics -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["red%paid", "red.paid"])
+def test_an_operator_makes_and_alters_the_topic_of_a_tenant(store: Store, name: str) -> None:
+    topics = Topics(store)
+    topics.create(name, kind=TopicKind.TRANSACTION, queue_nums=2)
+    topics.create("paid", queue_nums=5)
+
+    with (
+        TransactionProducer(store, producer_group="orders", namespace="red") as producer,
+        pytest.raises(TopicKindError, match=r"red\.paid"),
+    ):
+        producer.send(Message("paid", b"1"))
+    sent(store, "red", b"1")
+    publish(store)
+
+    assert bodies(store, "red.paid") == [b"1"]
+    assert topics.describe(name).summary.settings.queue_nums == 2
+    assert topics.alter(name, queue_nums=3).queue_nums == 3
+    listed = CliRunner().invoke(app, ["topics", "list", store.location])
+    assert "red%paid" in listed.stdout
+
+
+@pytest.mark.parametrize("name", ["RETRY_red.x", "red.RETRY_x", "red%con", "a%b%c", ".paid", 1])
+def test_an_operator_makes_no_topic_of_a_reserved_or_bad_name(store: Store, name: Any) -> None:
+    with pytest.raises(InvalidNameError):
+        Topics(store).create(name)
+
+
+def test_a_queue_of_a_tenant_is_chosen_among_its_own(store: Store) -> None:
+    Topics(store).create("red%paid", queue_nums=2)
+    with TransactionProducer(store, producer_group="orders", namespace="red") as producer:
+        producer.send(Message("paid", b"1"), queue_id=1)
+        with pytest.raises(InvalidQueueError):
+            producer.send(Message("paid", b"1"), queue_id=2)
+
+
+def test_topics_of_txmq_itself_are_made_where_others_are_not(store: Store) -> None:
+    store.config = store.config.replace(auto_create_topic_enable=False)
+    Topics(store).create("paid")
+    with (
+        TraceHook(store) as trace,
+        TransactionProducer(store, producer_group="orders", hooks=[trace]) as producer,
+    ):
+        producer.send(Message("paid", b"1"))
+        with pytest.raises(TopicNotFoundError):
+            producer.send(Message("unknown", b"1"))
+    publish(store)
+
+    assert trace.dropped == 0
+    assert len(topic_rows(store, TRACE_TOPIC)) == 1
