@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from txmq.store import Store
 
 THREADS = 8
 WARM_UP = 5_000
+WINDOW = 2_000
 # RocketMQ on the same kind of machine: 8 threads, flushed later.
 ROCKETMQ_PER_S = 11_500.0
 Sent = Future[TransactionSendResult] | Future[SendResult]
@@ -71,19 +74,24 @@ def _run(kind: str, sizes: Sizes, folder: Path) -> tuple[float, float]:
     return sizes.asynchronous / passed_s, 1000 * commits / sizes.asynchronous
 
 
-def _send(producer: TransactionProducer, kind: str, body: bytes, count: int) -> list[Sent]:
-    send = (
+def _send(producer: TransactionProducer, kind: str, body: bytes, count: int) -> None:
+    """A window of sends on their way; nobody keeps the answers to all that was ever sent."""
+    asynchronous: Callable[[Message], Sent] = (
         producer.send_message_in_transaction_async
         if kind == "transactions"
         else producer.send_async
     )
-    return [send(Message(TOPIC, body, keys=str(number))) for number in range(count)]
+    window: deque[Sent] = deque()
+    for number in range(count):
+        window.append(asynchronous(Message(TOPIC, body, keys=str(number))))
+        if len(window) > WINDOW:
+            window.popleft().result()
+    for future in window:
+        future.result()
 
 
-def _all(pool: ThreadPoolExecutor, send: partial[list[Sent]], count: int) -> None:
-    for futures in pool.map(send, [count // THREADS] * THREADS):
-        for future in futures:
-            future.result()
+def _all(pool: ThreadPoolExecutor, send: partial[None], count: int) -> None:
+    list(pool.map(send, [count // THREADS] * THREADS))
 
 
 def _commits(store: Store) -> int:

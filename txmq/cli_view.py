@@ -211,7 +211,10 @@ def _transactions(status: Status) -> dict[str, str]:
 
 
 def _progress(status: Status) -> dict[str, str]:
-    return {
+    scheduled = (
+        {"scheduled": f"{status.scheduled:,} wait for their time"} if status.scheduled else {}
+    )
+    return scheduled | {
         "claims": f"op version {status.op_version}",
         "settled": _lag(status.settled),
         "published": _lag(status.published),

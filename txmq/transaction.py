@@ -80,7 +80,7 @@ class Transaction:
             queue_selector: called with the message and the number of queues, gives the queue_id.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
-            TopicNotFoundError, TopicKindError,
+            TopicNotFoundError, TopicKindError, InvalidBodyError,
             InvalidPropertyError, InvalidDelayError, InvalidQueueError, AlreadyPreparedError.
         """
         commits = self._commits
@@ -104,8 +104,9 @@ class Transaction:
         """
         self._check_collecting()
         stored = check_readable_topic(self._commits.stored_topic(check_topic(topic)))
-        send = DataFrameSend(dataframe, stored)
-        self._commits.queues.check_dataframe(stored, dataframe.columns)
+        queues = self._commits.queues
+        send = DataFrameSend(dataframe, stored, queues.body_schema(stored))
+        queues.check_dataframe(stored, dataframe.columns)
         self._dataframes.append(send)
 
     def prepare(self) -> None:

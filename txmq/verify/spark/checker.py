@@ -170,7 +170,7 @@ class _Run:
     def _shown(self) -> DataFrame:
         rows = self._spark.sql(counts.NO_ROWS)
         for topic in self.source.topics:
-            table = self.source.table(f"topics/{topic}")
+            table = self.source.topic(topic)
             rows = rows.union(
                 self._spark.sql(picture.SHOWN, name=topic, dead=DEAD_LETTERS, table=table)
             )

@@ -24,6 +24,12 @@ _TOPICS = "topics/"
 _OF_READABLE = """
     SELECT * FROM {actions} WHERE NOT array_contains(from_json({unread}, 'ARRAY<STRING>'), table)
 """
+# A typed topic has more columns, and they may have any other name.
+_OF_A_TOPIC = (
+    "message_id", "topic", "queue_id", "queue_offset", "tags", "keys", "body", "properties",
+    "sharding_key", "born_timestamp", "producer_group", "transaction_id", "sequence", "life",
+    "op_version",
+)  # fmt: skip
 _REGISTER = "SELECT {name} AS name, max_by(value, revision) AS value FROM {register}"
 
 
@@ -63,11 +69,16 @@ class Source:
         actions = self.logs.actions
         return self.spark.sql(_OF_READABLE, unread=unread, actions=actions)
 
-    def table(self, place: str) -> DataFrame:
+    def table(self, place: str, columns: Sequence[str] = ("*",)) -> DataFrame:
         """The rows of a table, each with its file."""
         version = self.logs.pinned[place].version
         reader = self.spark.read.format("delta").option("versionAsOf", version)
-        return reader.load(f"{self.root}/{place}").selectExpr("*", "_metadata.file_name AS file")
+        rows = reader.load(f"{self.root}/{place}")
+        return rows.selectExpr(*columns, "_metadata.file_name AS file")
+
+    def topic(self, name: str) -> DataFrame:
+        """The rows of a topic, each with its file."""
+        return self.table(f"{_TOPICS}{name}", _OF_A_TOPIC)
 
     def changes(self, place: str) -> DataFrame:
         """What was appended by the commits that can still be read."""
