@@ -14,6 +14,7 @@ from txmq.config import Config
 from txmq.consumer import Consumer
 from txmq.delay_service import DelayService
 from txmq.errors import (
+    InvalidBodyError,
     InvalidNameError,
     InvalidQueueError,
     ProducerGroupMismatchError,
@@ -22,6 +23,7 @@ from txmq.errors import (
     TopicNotFoundError,
 )
 from txmq.message import LocalTransactionState, Message
+from txmq.message_query import MessageQuery
 from txmq.names import TRACE_TOPIC
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
@@ -446,3 +448,20 @@ def test_topics_of_txmq_itself_are_made_where_others_are_not(store: Store) -> No
 
     assert trace.dropped == 0
     assert len(topic_rows(store, TRACE_TOPIC)) == 1
+
+
+def test_a_typed_topic_of_a_tenant_checks_its_own_bodies(store: Store) -> None:
+    field = {"name": "order_number", "type": "long"}
+    schema = {"type": "record", "name": "Paid", "fields": [field]}
+    Topics(store).create("red%paid", body={"encoding": "json", "schema": schema})
+    with TransactionProducer(store, producer_group="orders", namespace="red") as producer:
+        with pytest.raises(InvalidBodyError):
+            producer.send(Message("paid", b"{}"))
+        (own_id,) = producer.send(Message("paid", b'{"order_number": 7}')).message_ids
+    sent(store, None, b"any bytes")
+    publish(store)
+
+    (row,) = topic_rows(store, "red.paid")
+    assert row["order_number"] == 7
+    assert MessageQuery(store).by_id(own_id, with_body=True).body == b'{"order_number": 7}'
+    assert bodies(store, "paid") == [b"any bytes"]
