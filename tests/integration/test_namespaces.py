@@ -294,6 +294,7 @@ def test_a_delayed_message_of_a_tenant_becomes_visible_in_its_topic(
     Publisher(store, clock=clock).run_once()
 
     assert bodies(store, "red.paid") == [b"later"]
+    assert verify(store.location).is_txmq_clean
 
 
 def test_a_delayed_message_is_recalled_by_its_tenant_alone(store: Store) -> None:

@@ -461,7 +461,9 @@ def doubling(levels: int) -> Any:
     return kind
 
 
-@pytest.mark.parametrize("schema", [nested(MAX_DEPTH), nested(200), doubling(20)])
+@pytest.mark.parametrize(
+    "schema", [nested(MAX_DEPTH), nested(200), doubling(20)], ids=["deep", "deeper", "wide"]
+)
 def test_schema_without_end_is_refused(schema: Any) -> None:
     assert faults_of(schema)
 
@@ -471,7 +473,7 @@ def test_schema_without_end_is_refused(schema: Any) -> None:
     [None, 7, [], "", "[]", "{", '{"encoding": NaN}', {"encoding": math.nan}, {1: 2, "a": 3},
      {"schema": {"type": "record", "name": "A", "fields": [], "doc": "x" * MAX_SCHEMA_BYTES}},
      '{"encoding": "json", "encoding": "json"}', "[" * 100_000, {"encoding": object()}],
-    ids=str,
+    ids=lambda given: str(given)[:20].partition(" object")[0],
 )  # fmt: skip
 def test_what_is_no_schema_at_all_is_refused_by_the_same_error(given: Any) -> None:
     with pytest.raises(BodySchemaError):

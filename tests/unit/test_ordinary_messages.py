@@ -210,7 +210,7 @@ def test_of_a_split_batch_nothing_is_shown_where_a_piece_was_refused(world: Dela
 
 @pytest.mark.parametrize(
     "messages",
-    [None, 7, "text", b"bytes", [], (), [None], [Message(TOPIC, b""), "text"], object()],
+    [None, 7, "text", b"bytes", [], (), [None], [Message(TOPIC, b""), "text"], 3.5],
     ids=repr,
 )
 def test_what_is_no_batch_is_refused(world: DelayWorld, messages: object) -> None:
