@@ -22,7 +22,7 @@ from txmq.testing import ManualClock
 from txmq.topic_admin import Topics
 from txmq.topic_retention import TopicRetention
 from txmq.topic_settings import TopicKind
-from txmq.verify import verify
+from txmq.verify import verify, verify_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,7 +86,7 @@ def test_stream_is_not_disturbed_by_retention(world: World) -> None:
     assert bodies(world.store, TOPIC) == [b"3", b"4"]
 
 
-def test_stream_does_not_see_a_rebuilt_message_twice(world: World) -> None:
+def test_stream_does_not_see_a_rebuilt_message_twice(world: World, spark: SparkSession) -> None:
     world.send(1, 2, 3)
     world.wait_for(1, 2, 3)
     Vandal(world.store.location).change(
@@ -99,6 +99,7 @@ def test_stream_does_not_see_a_rebuilt_message_twice(world: World) -> None:
     world.wait_for(1, 2, 3, 4)
     assert bodies(world.store, TOPIC) == [b"1", b"2", b"3", b"4"]
     assert verify(world.store.location).is_clean
+    assert verify_by_spark(world.store.location, spark).is_clean
 
 
 def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World) -> None:
