@@ -33,6 +33,9 @@ torture: ready ## kill everything at every step, for half an hour, and look whet
 race: ready ## race local transactions against their checks, with kills on both sides
 	$(BIN)/python -m tests.race --keep
 
+mix: ready ## send messages of every kind while brokers are killed, and look where they came
+	$(BIN)/python -m tests.mix --keep
+
 bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
 
@@ -64,4 +67,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test unit lint bench torture race ready clean
+.PHONY: help demo test unit lint bench torture race mix ready clean

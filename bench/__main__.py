@@ -17,7 +17,16 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import backlog, callers, dataframe, latency, listeners, thirty_days
+from bench import (
+    asynchronous,
+    backlog,
+    callers,
+    dataframe,
+    latency,
+    listeners,
+    pending,
+    thirty_days,
+)
 from bench.machine import machine_facts
 from bench.outcome import Outcome
 from bench.sizes import FULL, QUICK, Sizes
@@ -35,7 +44,9 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "dataframe-arrow-2g": partial(dataframe.measure, engine="arrow", heap_mib=2048),
     "dataframe-spark-2g": partial(dataframe.measure, engine="spark", heap_mib=2048),
     "callers": callers.measure,
+    "asynchronous": asynchronous.measure,
     "listeners": listeners.measure,
+    "pending": pending.measure,
     "thirty-days": thirty_days.measure,
 }
 

@@ -18,6 +18,8 @@ class Sizes:
     callers_s: float = 5.0
     days: int = 30
     due_transactions: int = 100_000
+    asynchronous: int = 100_000
+    pending: int = 1_000_000
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -29,6 +31,8 @@ class Sizes:
             callers_s=max(0.5, self.callers_s / times),
             days=max(2, self.days // times),
             due_transactions=max(1, self.due_transactions // times),
+            asynchronous=max(8, self.asynchronous // times),
+            pending=max(1000, self.pending // times),
         )
 
 

@@ -269,11 +269,16 @@ def forget(made: Filled, before: date) -> None:
 
 
 def clean_log(made: Filled, log: str) -> None:
+    """As `clean_log_at`."""
+    clean_log_at(made.location, log)
+
+
+def clean_log_at(location: str, log: str) -> None:
     """Leave a checkpoint and the newest commit of a log."""
-    table = DeltaTable(f"{made.location}/{log}")
+    table = DeltaTable(f"{location}/{log}")
     table.create_checkpoint()
     newest = f"{table.version():020d}.json"
-    for path in Path(made.location, log, "_delta_log").glob("*.json"):
+    for path in Path(location, log, "_delta_log").glob("*.json"):
         if path.name < newest:
             path.unlink()
 

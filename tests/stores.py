@@ -16,8 +16,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from txmq.config import Config
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.schemas import HALF, OP, REGISTER, SETTLED, TOPIC, TableSchema
+from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC, TableSchema
 from txmq.store import Store
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -116,12 +116,14 @@ class Settled:
     life: int = 0
     reason: str | None = None
     settled_timestamp: datetime = START
+    sequences: Sequence[int] | None = None
 
     def row(self) -> dict[str, Any]:
         """A row of the settled log."""
         return {
             "transaction_id": transaction_id(self.number),
             "state": self.state,
+            "sequences": self.sequences,
             "op_version": self.op_version,
             "ordinal": self.ordinal,
             "settled_timestamp": self.settled_timestamp,
@@ -183,6 +185,24 @@ class HandMadeStore:
             marks[f"txmq-offset/{queue}"] = self.next_offsets.get((topic, queue), 0)
         self._append(f"topics/{topic}", TOPIC, rows, marks)
 
+    def schedule(
+        self,
+        *waiting: Half,
+        op_version: int,
+        due: datetime,
+        life: int = 0,
+        mark: int | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """One commit of messages to the schedule; `changes` falsify the rows."""
+        told = {"deliver_timestamp": due, "due_date": due.date(), **(changes or {})}
+        rows = [{**self._topic_row(SCHEDULE_TOPIC, h, op_version, life), **told} for h in waiting]
+        marks = self._marks(SCHEDULE_TOPIC, op_version if mark is None else mark)
+        for row in rows:
+            queue = row["queue_id"]
+            marks[f"txmq-offset/{queue}"] = self.next_offsets[SCHEDULE_TOPIC, queue]
+        self._append(f"topics/{SCHEDULE_TOPIC}", SCHEDULE, rows, marks)
+
     def bury(self, *published: Half, op_version: int, life: int = 0, **options: Any) -> None:
         """One commit of dead letters."""
         self.publish(DEAD, *published, op_version=op_version, life=life, **options)
@@ -190,6 +210,10 @@ class HandMadeStore:
     def remove(self, path: str, predicate: str) -> None:
         """Make rows disappear, as no part of txmq does."""
         DeltaTable(f"{self.location}/{path}").delete(predicate)
+
+    def maintenance_state(self, **value: Any) -> None:
+        """What retention says that it has taken away."""
+        self._register("maintenance", value)
 
     def publisher_state(self, low_water_version: int, parked: Mapping[str, int]) -> None:
         """What the publisher says about itself."""
@@ -202,9 +226,12 @@ class HandMadeStore:
                 for topic, version in parked.items()
             },
         }
+        self._register("publisher", value)
+
+    def _register(self, name: str, value: Mapping[str, Any]) -> None:
         row = {"revision": 1, "value": json.dumps(value), "updated_timestamp": START}
         write_deltalake(
-            f"{self.location}/state/publisher",
+            f"{self.location}/state/{name}",
             pa.Table.from_pylist([row], schema=REGISTER.columns),
             mode="overwrite",
         )
@@ -244,6 +271,7 @@ class HandMadeStore:
             f"{self.location}/{path}",
             pa.Table.from_pylist(list(rows), schema=schema.columns),
             mode="append",
+            partition_by=list(schema.partition_by) or None,
             commit_properties=CommitProperties(app_transactions=transactions or None),
         )
 

@@ -2,8 +2,10 @@
 
 from txmq.admin import Admin
 from txmq.batch_transactions import BatchTransactions
+from txmq.body_schema import BodySchema
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.check_service import CheckService
+from txmq.cloud_events import attributes_of, cloud_event
 from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.database_listener import DatabaseListener
@@ -25,6 +27,7 @@ from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
 from txmq.topic_admin import Topics
 from txmq.topic_settings import TopicKind, TopicSettings
+from txmq.trace_context import with_trace_context
 from txmq.transaction import Transaction
 from txmq.verify import verify
 
@@ -34,6 +37,7 @@ __all__ = [
     "Admin",
     "ArrowSetListener",
     "BatchTransactions",
+    "BodySchema",
     "Broker",
     "BrokerHandle",
     "CheckService",
@@ -66,6 +70,9 @@ __all__ = [
     "TransactionSendResult",
     "TxmqError",
     "__version__",
+    "attributes_of",
+    "cloud_event",
     "run_until_signal",
     "verify",
+    "with_trace_context",
 ]

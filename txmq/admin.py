@@ -16,23 +16,26 @@ import pyarrow.compute as pc
 from txmq.check_rules import UNASKED_REASONS
 from txmq.check_standing import CheckStandings
 from txmq.clock import Clock, SystemClock, milliseconds, timestamp
+from txmq.deliveries import are_ended
 from txmq.delta_log import log_files
 from txmq.errors import TransactionNotFoundError
 from txmq.grouping import Groups
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
 from txmq.message import check_transaction_id, transaction_time_ms
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.op_log import CLAIM_COLUMNS, claims_of_table
-from txmq.schemas import HALF, SETTLED, TOPIC
+from txmq.schemas import HALF, SETTLED
 from txmq.settled_log import NOTHING, SettledLog, last_facts, without_deliveries
 from txmq.settlement import settle
 
 if TYPE_CHECKING:
     from txmq.half_log import HalfLog
     from txmq.op_log import OpLog
+    from txmq.schedule_log import ScheduleLog
     from txmq.store import Store
 
 SHOWN_HASH_CHARACTERS = 12
+_NOT_VISIBLE = (TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class Status:
         unasked: those of them whose last check reached no listener, by its reason.
         committed: COMMIT took effect, whether its messages are visible yet or not.
         messages: visible messages of each topic.
+        scheduled: committed messages that wait for their time.
         oldest_open_half_age_s: None if nothing is open.
         op_version: the newest commit of the op log.
         settled, published: how far claims became facts, and facts became messages.
@@ -86,6 +90,7 @@ class Status:
     incomplete: int
     expired: int
     messages: Mapping[str, int]
+    scheduled: int
     dead_letters: int
     oldest_open_half_age_s: float | None
     op_version: int
@@ -105,6 +110,7 @@ class LifeStage(enum.StrEnum):
     HALF = "half"
     CLAIM = "claim"
     FACT = "fact"
+    SCHEDULED = "scheduled"
     MESSAGE = "message"
     DEAD_LETTER = "dead letter"
 
@@ -186,6 +192,7 @@ class Admin:
             unasked=_unasked(checks),
             **_counts(states),
             messages=self._messages(op_table_id),
+            scheduled=_scheduled(self._store.schedule_log(), settled),
             dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
             oldest_open_half_age_s=_oldest_age_s(halves["transaction_id"], now_ms),
             op_version=op_version,
@@ -214,6 +221,7 @@ class Admin:
         if rows.num_rows == 0 and claims.num_rows == 0:
             raise TransactionNotFoundError(own_id)
         events = [*_half_events(rows), *_claim_events(claims), *_fact_events(facts)]
+        events += _scheduled_events(self._rows_in(SCHEDULE_TOPIC, own_id, op_table_id))
         for topic in _topics_of(rows):
             events += _shown_events(topic, self._rows_in(topic, own_id, op_table_id))
         halves = half.halves(own_id)
@@ -230,7 +238,7 @@ class Admin:
         )
 
     def _messages(self, op_table_id: str) -> dict[str, int]:
-        topics = [name for name in self._store.topics() if name != TRANS_CHECK_MAX_TIME_TOPIC]
+        topics = [name for name in self._store.topics() if name not in _NOT_VISIBLE]
         return {name: self._row_count(name, op_table_id) for name in topics}
 
     def _row_count(self, topic: str, op_table_id: str) -> int:
@@ -239,9 +247,10 @@ class Admin:
 
     def _rows_in(self, topic: str, transaction_id: str, op_table_id: str) -> pa.Table:
         table = self._store.topic_log(topic, op_table_id).table
+        columns = table.schema.columns
         if not table.exists():
-            return TOPIC.columns.empty_table()
-        return table.rows_of("transaction_id", pa.array([transaction_id]), TOPIC.columns.names)
+            return columns.empty_table()
+        return table.rows_of("transaction_id", pa.array([transaction_id]), columns.names)
 
 
 # --- status --------------------------------------------------------------------------------------
@@ -285,6 +294,14 @@ def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:
     # Ids sort by time.
     oldest = pc.min(open_ids).as_py()
     return None if oldest is None else max(0.0, (now_ms - transaction_time_ms(oldest)) / 1000)
+
+
+def _scheduled(schedule: ScheduleLog, settled: SettledLog) -> int:
+    """Messages of the schedule that are neither delivered nor recalled."""
+    if not schedule.refresh().is_there:
+        return 0
+    rows = schedule.table.read(schedule.table.files(), ("transaction_id", "sequence"))
+    return int((~are_ended(rows, settled)).sum())
 
 
 def _lag(op: OpLog, done: int, now_ms: int) -> Lag:
@@ -381,6 +398,9 @@ def _half_events(rows: pa.Table) -> Iterator[LifeEvent]:
             "queue_id": row["real_queue_id"],
             "message_count": row["message_count"],
             "check_immunity_time_s": row["check_immunity_time_s"],
+            "delay_s": row["delay_s"],
+            "deliver_timestamp": row["deliver_timestamp"],
+            "ordinary": row["ordinary"] or None,
             **_content(row),
         }
         yield LifeEvent(row["born_timestamp"], LifeStage.HALF, title, _known(details))
@@ -396,6 +416,7 @@ def _claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
             "life": row["life"],
             "check_times": row["check_times"],
             "next_check_timestamp": row["next_check_timestamp"],
+            "sequences": row["sequences"],
             "reason": row["reason"],
         }
         yield LifeEvent(row["op_timestamp"], LifeStage.CLAIM, row["kind"], _known(details))
@@ -403,9 +424,17 @@ def _claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
 
 def _fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
     for row in facts.to_pylist():
-        names = ("source", "op_version", "ordinal", "life", "reason")
+        names = ("source", "op_version", "ordinal", "life", "sequences", "reason")
         details = {name: row[name] for name in names}
         yield LifeEvent(row["settled_timestamp"], LifeStage.FACT, row["state"], _known(details))
+
+
+def _scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
+    for row in rows.to_pylist():
+        names = ("message_id", "op_version", "life", "deliver_timestamp")
+        title = f"to {row['topic']}, in the schedule"
+        details = {name: row[name] for name in names}
+        yield LifeEvent(row["store_timestamp"], LifeStage.SCHEDULED, title, details)
 
 
 def _shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:

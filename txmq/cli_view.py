@@ -206,7 +206,10 @@ def _transactions(status: Status) -> dict[str, str]:
 
 
 def _progress(status: Status) -> dict[str, str]:
-    return {
+    scheduled = (
+        {"scheduled": f"{status.scheduled:,} wait for their time"} if status.scheduled else {}
+    )
+    return scheduled | {
         "claims": f"op version {status.op_version}",
         "settled": _lag(status.settled),
         "published": _lag(status.published),
@@ -265,9 +268,21 @@ def _read(report: VerifyReport) -> list[RenderableType]:
         f"{counts['dead_letters']:,} dead letters, {counts['not_published_yet']:,} on their way"
     )
     by = f"by the {report.engine} engine in {report.duration_s:,.1f} s"
-    lines = [f"{report.location} ({kind}), read {by}", read, *report.notes]
+    lines = [f"{report.location} ({kind}), read {by}", read, *_delays(report), *report.notes]
     lines += [f"not checked: topics/{name}" for name in report.unread]
     return [Text(line) for line in lines]
+
+
+def _delays(report: VerifyReport) -> list[str]:
+    names = ("scheduled", "delivered", "recalled", "overdue")
+    counts = {name: report.counts[name] for name in names}
+    if not any(counts.values()):
+        return []
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    late = report.lateness
+    if late.max_s is None:
+        return [f"delayed: {told}"]
+    return [f"delayed: {told}; late by {late.p99_s:.3f} s (p99), {late.max_s:.3f} s (longest)"]
 
 
 def _broken(result: InvariantResult) -> RenderableType:

@@ -116,8 +116,10 @@ def _withdraw_if_doubled(
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
     """One new file with the rows of all, in their order."""
-    names = [name for name in table.schema.columns.names if name not in table.schema.partition_by]
-    schema = pa.schema([table.schema.columns.field(name) for name in names])
+    # As the table is: a typed topic has columns of its own.
+    columns = table.columns
+    names = [name for name in columns.names if name not in table.schema.partition_by]
+    schema = pa.schema([columns.field(name) for name in names])
     statistics = table.schema.statistics_columns or names
     rows = _row_groups(table, files, names)
     partition = partition_texts(files[0].partition)

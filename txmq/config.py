@@ -173,7 +173,7 @@ class Config:
         10_000, "rows that the threads of one process share in a commit", at_least=1
     )
     back_pressure_for_async_send_num: int = setting(
-        100_000, "sends of a producer that wait for a commit; the next one is held up", at_least=1
+        10_000, "sends of a producer that wait for a commit; the next one is held up", at_least=1
     )
     local_transaction_threads: int = setting(
         8, "threads of a producer for local transactions sent asynchronously",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from txmq.body_schema import BodySchema
 from txmq.clock import timestamp
 from txmq.data_files import (
     NewFile,
@@ -15,6 +16,7 @@ from txmq.data_files import (
     written_by_spark,
 )
 from txmq.errors import (
+    InvalidBodyError,
     InvalidMessageError,
     InvalidMessageTypeError,
     SchemaMismatchError,
@@ -38,15 +40,23 @@ _COLUMN_TYPES = {
 }
 
 _TEXTS = ("tags", "keys", "sharding_key")
+WRONG_BODY = "body without the schema of its topic"
+_IS_WRONG = "body_is_wrong"
 _CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
 
 
 class DataFrameSend:
     """A checked DataFrame and the topic it goes to; nothing is computed yet."""
 
-    def __init__(self, dataframe: DataFrame, topic: str) -> None:
-        """Raise SchemaMismatchError with every difference at once."""
+    def __init__(
+        self, dataframe: DataFrame, topic: str, body_schema: BodySchema | None = None
+    ) -> None:
+        """Raise SchemaMismatchError with every difference at once.
+
+        With a `body_schema` rows are checked by Python code on Spark's workers.
+        """
         self.topic = topic
+        self.body_schema = body_schema
         self.dataframe = dataframe
         _check_dataframe(dataframe)
 
@@ -55,8 +65,8 @@ class DataFrameSend:
     ) -> list[NewFile]:
         """Compute the DataFrame once and write its halves beside the half log; 0 commits.
 
-        Raises: InvalidMessageError with the number of rows that cannot be messages; their files
-            are removed.
+        Raises: InvalidMessageError with the number of rows that cannot be messages, of its kinds
+            InvalidBodyError where bodies do not have the topic's schema; their files are removed.
         """
         import pyspark.sql.functions as F  # noqa: N812
         from pyspark.sql import Observation
@@ -64,7 +74,11 @@ class DataFrameSend:
         folder = staging_folder()
         observation = Observation(folder)
         rows = self._half_rows(origin, first_sequence, limits.queue_count)
-        observed = rows.observe(observation, *_problem_counts(F, limits, self.dataframe.columns))
+        problems = _problems(F, limits, self.dataframe.columns)
+        if self.body_schema is not None:
+            rows = rows.withColumn(_IS_WRONG, _is_wrong(F, self.body_schema)("body"))
+            problems[WRONG_BODY] = F.col(_IS_WRONG)
+        observed = rows.observe(observation, *_counts(F, problems)).drop(_IS_WRONG)
         writer = spark_writer(observed)
         with microsecond_timestamps(self.dataframe.sparkSession):
             writer.parquet(f"{half.location}/{folder}")
@@ -159,8 +173,8 @@ def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
     return faults
 
 
-def _problem_counts(functions: Any, limits: SendLimits, given: Sequence[str]) -> list[Column]:
-    """Counts of rows that cannot be messages, taken while they are written."""
+def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[str, Column]:
+    """What makes a row no message."""
     F = functions  # noqa: N806
     texts = [name for name in _TEXTS if name in given]
     checks = _body_problems(F, limits)
@@ -170,10 +184,26 @@ def _problem_counts(functions: Any, limits: SendLimits, given: Sequence[str]) ->
         checks |= _property_problems(F)
     if texts or "properties" in given:
         checks |= _size_problems(F, limits, texts, with_properties="properties" in given)
+    return checks
+
+
+def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
+    """Counts of rows that cannot be messages, taken while they are written."""
+    F = functions  # noqa: N806
     return [
         F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
-        for name, problem in checks.items()
+        for name, problem in problems.items()
     ]
+
+
+def _is_wrong(functions: Any, schema: BodySchema) -> Any:
+    """A function of Spark that says of a body whether it does not have the schema."""
+    # Here and not in each worker, for what is missing is told by its own error.
+    schema.problem(b"")
+    # Without hints of types, which Spark takes as a wish for another kind of function.
+    return functions.udf(
+        lambda body: body is not None and schema.problem(bytes(body)) is not None, "boolean"
+    )
 
 
 def _body_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
@@ -246,4 +276,5 @@ def _is_refused(functions: Any, name: Column, value: Column) -> Any:
 def _refuse(counts: dict[str, int]) -> None:
     found = [f"{name}: {count:,} rows" for name, count in counts.items() if count]
     if found:
-        raise InvalidMessageError("dataframe", "has rows that cannot be sent; " + "; ".join(found))
+        kind = InvalidBodyError if counts.get(WRONG_BODY) else InvalidMessageError
+        raise kind("dataframe", "has rows that cannot be sent; " + "; ".join(found))

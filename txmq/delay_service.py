@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import Clock, SystemClock, timestamp
+from txmq.deliveries import are_ended
 from txmq.due_messages import WAITING_COLUMNS, DueMessages, chunks, deliver_claims
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
-from txmq.grouping import find_pairs, integers, list_items
 from txmq.service import ThreadHandle
 from txmq.settled_log import NOTHING, mark_id
 from txmq.store import Store
@@ -238,13 +238,8 @@ class _Round:
         if not due.num_rows:
             return rows
         settled = self._store.settled_log(self._op.table.table_id)
-        ended = settled.deliveries_of(pc.unique(due["transaction_id"]))
-        row, sequence = list_items(ended["sequences"])
-        ids = pc.unique(due["transaction_id"])
-        place = integers(pc.index_in(ended["transaction_id"], value_set=ids), -1)[row]
-        own = integers(pc.index_in(due["transaction_id"], value_set=ids), -1)
-        at = find_pairs((own, integers(due["sequence"], -1)), (place, sequence))
-        return pa.concat_tables([rows.filter(pc.invert(is_due)), due.filter(pa.array(at < 0))])
+        left = due.filter(pa.array(~are_ended(due, settled)))
+        return pa.concat_tables([rows.filter(pc.invert(is_due)), left])
 
     def _mark(self) -> int:
         found = self._schedule.table.mark(self._mark_id)
@@ -253,6 +248,8 @@ class _Round:
     # --- delivering -----------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int) -> DelayResult:
+        if not self._waiting.has_due(now_ms):
+            return DelayResult(waiting=len(self._waiting))
         due = self._waiting.take_due(now_ms)
         commits = 0
         reached(FailPoint.DUE_MESSAGES_FOUND)

@@ -78,6 +78,25 @@ def delayed_messages(
     return pa.concat_tables([own, schedule.refresh().messages_of(others)])
 
 
+def are_ended(
+    messages: pa.Table, settled: SettledLog, through: int | None = None
+) -> npt.NDArray[np.bool_]:
+    """Which of `messages` (transaction_id, sequence) are DELIVERED or RECALLED.
+
+    `through`: by claims up to this version of the op log only.
+    """
+    ids = pc.unique(messages["transaction_id"])
+    facts = settled.deliveries_of(ids)
+    if through is not None:
+        facts = facts.filter(pc.less_equal(facts["op_version"], through))
+    row, sequence = list_items(facts["sequences"])
+    place = integers(pc.index_in(facts["transaction_id"], value_set=ids), NOT_FOUND)[row]
+    own = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
+    at = find_pairs((own, integers(messages["sequence"], NOT_FOUND)), (place, sequence))
+    is_ended: npt.NDArray[np.bool_] = at != NOT_FOUND
+    return is_ended
+
+
 def settle_deliveries(
     claims: pa.Table,
     ends: pa.Table,

@@ -48,6 +48,10 @@ class DueMessages:
         if len(self._parts) > MAX_PARTS:
             self._parts = [_part(pa.concat_tables([part.left for part in self._parts]))]
 
+    def has_due(self, now_ms: int) -> bool:
+        """Whether the time of any has come."""
+        return any(part.due_us[part.taken] <= now_ms * 1000 for part in self._parts)
+
     def take_due(self, now_ms: int) -> pa.Table:
         """Those whose time has come, in its order; they do not wait any more."""
         due = [self._taken(part, now_ms * 1000) for part in self._parts]

@@ -145,6 +145,15 @@ class PropertyLimitError(TooLargeError):
     """The properties of one message are larger than `max_properties_size_bytes`."""
 
 
+class BodySchemaError(TxmqError, ValueError):
+    """The schema of a topic's bodies cannot be used; `faults` lists every one of them."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        """List all faults at once."""
+        self.faults = tuple(faults)
+        super().__init__("body schema refused: " + "; ".join(self.faults))
+
+
 class SchemaMismatchError(MessageError):
     """A DataFrame does not have the columns of a message; `faults` lists each difference."""
 
@@ -328,6 +337,10 @@ class IncompatibleVersionError(StorageError):
 
 class TopicNotFoundError(StorageError):
     """The topic has no table: nothing was published to it yet."""
+
+
+class BodySchemaConflictError(StorageError):
+    """The topic is there already, with other bodies than those it should get."""
 
 
 class TopicInUseError(StorageError):

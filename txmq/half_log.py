@@ -29,6 +29,8 @@ DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
 
 NO_SEQUENCE = -1
 _DAY_MS = 86_400_000
+# One for all: a list a message is much work for the garbage collector.
+_NO_PROPERTIES: list[tuple[str, str]] = []
 HalfRow = tuple[object, ...]
 
 
@@ -76,7 +78,7 @@ def half_rows(
             message.tags,
             message.joined_keys,
             message.body,
-            list(message.properties.items()),
+            list(message.properties.items()) if message.properties else _NO_PROPERTIES,
             message.sharding_key,
             born,
             pause_s(message, origin.delay_levels_s),

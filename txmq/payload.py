@@ -45,6 +45,7 @@ from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schedule_log import ScheduleLog
 from txmq.schemas import HALF, MICROSECONDS_UTC, SCHEDULE, TOPIC
 from txmq.storage import DataFile, Table
+from txmq.typed_topic import body_schema_in, typed_columns, with_body_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -333,9 +334,12 @@ class ArrowEngine:
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
-        parts = _read_ahead(copied(plan.files, numbered, topic.schema.columns, now_ms))
+        parts = copied(plan.files, numbered, topic.schema.columns, now_ms)
+        columns, body = topic.schema.columns, body_schema_in(topic)
+        if body is not None:
+            parts, columns = with_body_columns(parts, body), typed_columns(body)
         try:
-            return _written(parts, topic)
+            return _written(_read_ahead(parts), topic, columns)
         except OSError as error:
             told = disk_error(topic.schema.name, error)
             if told is None:
@@ -343,11 +347,11 @@ class ArrowEngine:
             raise told from error
 
 
-def _written(parts: Iterator[pa.Table], topic: Table) -> list[NewFile]:
+def _written(parts: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
     schema, filesystem = topic.schema, topic.filesystem
     if schema.partition_by:
         return write_partitions(parts, schema.partition_by, filesystem, schema.statistics_columns)
-    return [write_file(parts, schema.columns, filesystem, schema.statistics_columns)]
+    return [write_file(parts, columns, filesystem, schema.statistics_columns)]
 
 
 def copied(

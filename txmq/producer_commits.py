@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from txmq.body_schema import BodySchema
 from txmq.clock import Clock
 from txmq.dataframe_send import (
     SEQUENCES_PER_DATAFRAME,
@@ -275,7 +276,8 @@ class QueueChoice:
     def check_message(self, message: Message, *, is_transactional: bool) -> None:
         """Raise where its topic does not take it.
 
-        Raises: TopicConflictError, TopicNotFoundError, TopicKindError, StorageError.
+        Raises: TopicConflictError, TopicNotFoundError, TopicKindError, InvalidBodyError,
+            StorageError.
         """
         self.check_topic(message.topic)
         self._catalog.check_kind(
@@ -284,6 +286,11 @@ class QueueChoice:
             is_delayed=message.is_delayed,
             has_sharding_key=message.sharding_key is not None,
         )
+        self._catalog.check_body(message.topic, message.body)
+
+    def body_schema(self, topic: str) -> BodySchema | None:
+        """What the bodies of a topic must be; None if they may be any bytes."""
+        return self._catalog.body_schema(topic)
 
     def check_dataframe(self, topic: str, columns: Sequence[str]) -> None:
         """As `check_message`, for the rows of a DataFrame, which are transactional."""

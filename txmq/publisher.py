@@ -38,7 +38,9 @@ from txmq.payload import (
 from txmq.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
 from txmq.service import Restarting, StreamHandle, forget_checkpoint
 from txmq.settlement import settle
+from txmq.storage import Table
 from txmq.topic_log import TopicLog, offsets_in_order
+from txmq.typed_topic import body_schema_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -202,8 +204,10 @@ class _Engines:
         self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
         self._setting, self._spark_bytes = setting, spark_bytes
 
-    def engine_for(self, plan: Plan) -> PayloadEngine:
-        if self._spark is None or self._setting == "arrow" or not suits_spark(plan):
+    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
+        # Bodies become columns in Python.
+        suits = suits_spark(plan) and body_schema_in(topic) is None
+        if self._spark is None or self._setting == "arrow" or not suits:
             return self._arrow
         if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
             return self._spark
@@ -346,7 +350,7 @@ class _Round:
         queues = part.rows["queue_id"]
         begin = topic.next_offsets(pa.compute.unique(queues).to_pylist())
         offsets, after = offsets_in_order(queues, begin)
-        engine = self._engines.engine_for(part)
+        engine = self._engines.engine_for(part, topic.table)
         files = engine.write(topic.table, part, pa.array(offsets), self._clock.now_ms())
         reached(FailPoint.PAYLOAD_WRITTEN)
         topic.swap_files(files, mark, after)

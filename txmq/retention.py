@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from txmq.affine_clock import affine
 from txmq.clock import Clock, milliseconds
+from txmq.deliveries import are_ended
 from txmq.fail_points import FailPoint, reached
-from txmq.grouping import find_pairs, integers, list_items
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.op_log import OpRow
 from txmq.open_transactions import OpenTransactions
@@ -211,14 +211,7 @@ class Retention:
 
     def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
         rows = self._schedule.table.read(files, ("transaction_id", "sequence"))
-        ids = pc.unique(rows["transaction_id"])
-        facts = self._settled_log.deliveries_of(ids)
-        facts = facts.filter(pc.less_equal(facts["op_version"], version))
-        row, sequence = list_items(facts["sequences"])
-        place = integers(pc.index_in(facts["transaction_id"], value_set=ids), -1)[row]
-        own = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
-        found = find_pairs((own, integers(rows["sequence"], -1)), (place, sequence))
-        return bool((found >= 0).all())
+        return bool(are_ended(rows, self._settled_log, version).all())
 
     def _logs_before_settled(self) -> list[Table]:
         """A fact says what became of a delayed message for as long as the schedule shows it."""

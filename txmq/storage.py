@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, WriterProperties, write_deltalake
+from deltalake import DeltaTable, Field, Schema, WriterProperties, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -124,6 +124,41 @@ class Table(PinnedTable):
                 raise_if_key_not_exists=False,
             )
 
+    def set_properties(self, values: Mapping[str, str]) -> None:
+        """Set properties of the table: one commit."""
+        with translated(self.name):
+            self.handle.alter.set_table_properties(dict(values), raise_if_not_exists=False)
+        self.refresh()
+
+    def check_columns(self, columns: Sequence[pa.Field]) -> list[Field]:
+        """Those of the columns that are missing.
+
+        Raises: StorageError where a column of the name is there and is another one.
+        """
+        wanted = Schema.from_arrow(pa.schema(columns)).fields
+        # Spark tells no names apart that differ in case alone.
+        there = {field.name.lower(): (field.name, field.type) for field in self._fields()}
+        found = [(field, there.get(field.name.lower())) for field in wanted]
+        clashes = [f.name for f, other in found if other not in (None, (f.name, f.type))]
+        if clashes:
+            problem = f"has other columns of the names {', '.join(clashes)}; choose others"
+            raise StorageError(self.name, problem)
+        return [field for field, other in found if other is None]
+
+    def add_columns(self, columns: Sequence[pa.Field]) -> None:
+        """Add what is missing behind the other columns, null in all rows: one commit, or none.
+
+        Raises: as `check_columns`.
+        """
+        missing = self.check_columns(columns)
+        if missing:
+            with translated(self.name):
+                self.handle.alter.add_columns(missing)
+            self.reopen()
+
+    def _fields(self) -> list[Field]:
+        return list(self.handle.schema().fields)
+
     def _check(self, handle: DeltaTable) -> None:
         written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)
         if written is None or not str(written).isdecimal():
@@ -135,6 +170,18 @@ class Table(PinnedTable):
             raise IncompatibleVersionError(self.name, problem)
 
     # --- reading ---------------------------------------------------------------------------
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the table as it is: a typed topic has more than its `schema` names."""
+        known = self.schema.columns
+        found = pa.schema(self.handle.schema().to_arrow())
+        return pa.schema([*known, *(column for column in found if column.name not in known.names)])
+
+    def _columns_of(self, names: Sequence[str]) -> pa.Schema:
+        known = self.schema.columns
+        columns = known if set(names) <= set(known.names) else self.columns
+        return pa.schema([columns.field(name) for name in names])
 
     def files(self) -> list[DataFile]:
         """All live files."""
@@ -194,7 +241,7 @@ class Table(PinnedTable):
 
     def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
         """The rows of `files`, in the order of the files."""
-        schema = pa.schema([self.schema.columns.field(name) for name in columns])
+        schema = self._columns_of(columns)
         if not files:
             return schema.empty_table()
         stored = [name for name in columns if name not in self.schema.partition_by]

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
 
+from txmq.body_schema import BodySchema
 from txmq.clock import Clock, SystemClock
 from txmq.config import FIXED_KEYS, Config
 from txmq.delta_table import rooted_filesystem
@@ -42,6 +43,12 @@ from txmq.settled_log import SettledLog, mark_id
 from txmq.storage import Table
 from txmq.topic_log import TopicLog
 from txmq.topic_register import TopicRegister
+from txmq.typed_topic import (
+    BODY_SCHEMA_PROPERTY,
+    check_body_schema,
+    set_body_schema,
+    typed_schema,
+)
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
@@ -158,8 +165,24 @@ class Store:
         return ScheduleLog(self._topic_table(SCHEDULE_TOPIC))
 
     def create_topic(self, topic: str) -> None:
-        """Make the table of a topic if it is not there."""
-        self._create(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
+        """Make the table of a topic if it is not there, and let it take the bodies of its settings.
+
+        Raises: BodySchemaConflictError where it has messages of other bodies.
+        """
+        settings = self.topic_register().read().settings.get(topic)
+        path = _TOPICS + check_readable_topic(topic)
+        body = None if settings is None else settings.body_schema
+        if body is None:
+            self._create(_topic_schema(topic), path)
+        else:
+            self._create(typed_schema(body), path, {BODY_SCHEMA_PROPERTY: body.to_json()})
+        set_body_schema(self._topic_table(topic), topic, body)
+
+    def check_body_schema(self, topic: str, body: BodySchema | None) -> None:
+        """Raise BodySchemaConflictError or StorageError where its table cannot take such bodies."""
+        table = self._topic_table(topic)
+        if table.exists():
+            check_body_schema(table, topic, body)
 
     def register(self, name: str) -> Register:
         """One of REGISTERS."""
@@ -268,8 +291,10 @@ class Store:
         except CommitRefusedError as error:
             raise StoreExistsError(self.location, problem) from error
 
-    def _create(self, schema: TableSchema, path: str) -> None:
-        extra = {COMMITTER_PROPERTY: self.config.committer}
+    def _create(
+        self, schema: TableSchema, path: str, properties: Mapping[str, str] | None = None
+    ) -> None:
+        extra = {COMMITTER_PROPERTY: self.config.committer, **(properties or {})}
         self.table(schema, path).create(self.config.checkpoint_interval, extra)
         reached(FailPoint.STORE_TABLE_CREATED)
 

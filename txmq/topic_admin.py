@@ -145,7 +145,7 @@ class Topics:
         make state/topics).
 
         Raises: TopicExistsError, TopicConflictError, ReservedNameError and other InvalidNameErrors,
-            ConfigError, StorageError.
+            ConfigError (a body schema too), StorageError.
         """
         check_topic(topic)
         count = self._store.config.default_topic_queue_nums if queue_nums is None else queue_nums
@@ -156,6 +156,7 @@ class Topics:
             check_spelling(topic, names)
             if topic in names:
                 raise TopicExistsError("topic", topic, "it is there already; alter it instead")
+            self._store.check_body_schema(topic, settings.body_schema)
             return known.with_settings(topic, settings)
 
         self._swap(created)
@@ -176,11 +177,13 @@ class Topics:
 
         More queues: messages of one sharding key before and after the change may be in two queues.
         Fewer queues also leave queues that nobody writes to any more: only with `force`. A shorter
-        `reserved_time_h` lets the next round of maintenance take messages away.
+        `reserved_time_h` lets the next round of maintenance take messages away. Another `body` only
+        while the topic has no messages.
 
-        Writes: state/topics. Commits: one.
+        Writes: state/topics; with `body` also topics/NAME. Commits: one, with `body` up to three.
 
-        Raises: TopicNotFoundError, InvalidNameError, ConfigError, StorageError.
+        Raises: TopicNotFoundError, InvalidNameError, ConfigError, BodySchemaConflictError,
+            StorageError.
         """
         check_topic(topic)
 
@@ -193,9 +196,14 @@ class Topics:
                 before.body if isinstance(body, Keep) else body,
             )
             _check_queues(before, after, force=force)
+            if not isinstance(body, Keep):
+                self._store.check_body_schema(topic, after.body_schema)
             return known.with_settings(topic, after)
 
-        return self._swap(altered).settings[topic]
+        settings = self._swap(altered).settings[topic]
+        if not isinstance(body, Keep):
+            self._store.create_topic(topic)
+        return settings
 
     def delete(self, topic: str, *, apply: bool = False) -> TopicDeletion:
         """Take a topic's settings and its messages away; dry unless `apply`.

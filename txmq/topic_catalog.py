@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from txmq.body_schema import BodySchema
 from txmq.errors import TopicKindError, TopicNotFoundError
 from txmq.topic_register import RegisteredTopics
 from txmq.topic_settings import TopicKind, TopicSettings, kind_problem
@@ -74,6 +75,21 @@ class TopicCatalog:
         problem = kind_problem(self._kind(topic), **sent)
         if problem is not None:
             raise TopicKindError("topic", topic, problem)
+
+    def body_schema(self, topic: str) -> BodySchema | None:
+        """What the bodies of a topic must be; None if they may be any bytes."""
+        settings = self.settings(topic)
+        return None if settings is None else settings.body_schema
+
+    def check_body(self, topic: str, body: bytes) -> None:
+        """Raise InvalidBodyError where a topic does not take such a body."""
+        schema = self.body_schema(topic)
+        if schema is None or schema.problem(body) is None:
+            return
+        self.refresh()
+        schema = self.body_schema(topic)
+        if schema is not None:
+            schema.check(topic, body)
 
     def _kind(self, topic: str) -> TopicKind:
         settings = self.settings(topic)

@@ -23,6 +23,7 @@ from txmq.settled_log import NOTHING, SettledLog, last_facts
 from txmq.storage import Table
 from txmq.store import Store
 from txmq.topic_retention import tell_topic_begin
+from txmq.typed_topic import set_body_schema
 
 _AT_REST = pa.array([state.value for state in (*FINAL_STATES, TransactionState.DISCARDED)])
 
@@ -99,6 +100,9 @@ def _delete(store: Store, topic: str, table: Table, found: TopicDeletion, now_ms
     register.swap(register.read().with_deleted(topic), now_ms)
     if found.rows:
         _empty(table)
+    if table.exists():
+        # Who makes it anew may choose other bodies.
+        set_body_schema(table, topic, None)
 
 
 def _empty(table: Table) -> None:

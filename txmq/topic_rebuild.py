@@ -279,9 +279,8 @@ class RebuildPicture:
         table = self.log.table
         for start in range(0, len(self._kept), FILE_ROWS):
             chosen = np.arange(start, min(start + FILE_ROWS, len(self._kept)))
-            parts = self._kept_rows(chosen)
-            schema = table.schema
-            yield write_file(parts, schema.columns, table.filesystem, schema.statistics_columns)
+            parts, statistics = self._kept_rows(chosen), table.schema.statistics_columns
+            yield write_file(parts, table.columns, table.filesystem, statistics)
 
     def _kept_rows(self, chosen: Integers) -> Iterator[pa.Table]:
         """Rows of the topic with their new offsets, one file of it at a time."""
@@ -290,7 +289,7 @@ class RebuildPicture:
         offsets = self._offsets[len(self.expected.keys) + chosen]
         for number in np.unique(shown.file[rows]):
             own = np.flatnonzero(shown.file[rows] == number)
-            whole = table.read([shown.files[number]], table.schema.columns.names)
+            whole = table.read([shown.files[number]], table.columns.names)
             part = whole.take(pa.array(shown.row[rows[own]]))
             at = part.schema.get_field_index("queue_offset")
             yield part.set_column(at, part.schema.field(at), pa.array(offsets[own]))

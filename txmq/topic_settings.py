@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from txmq.errors import ConfigError, StoreFormatError, shown
+from txmq.body_schema import BodySchema, parsed_schema
+from txmq.errors import BodySchemaError, ConfigError, StoreFormatError, shown
 
 MAX_QUEUE_NUMS = 4096
 
@@ -58,13 +59,13 @@ def kind_problem(
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What an operator has said about a topic.
+    """What an operator has said about a topic; `body_schema` is `body`, read.
 
     Args:
         kind: which messages it takes.
         queue_nums: how many queues it has.
         reserved_time_h: age at which maintenance may take messages away; None keeps them for ever.
-        body: the schema of its bodies, as JSON; None takes any bytes.
+        body: the schema of its bodies, see BodySchema; None takes any bytes.
 
     Raises: ConfigError with every fault at once.
     """
@@ -73,6 +74,7 @@ class TopicSettings:
     queue_nums: int
     reserved_time_h: float | None = None
     body: Mapping[str, Any] | None = field(default=None, hash=False)
+    body_schema: BodySchema | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse what could not be kept."""
@@ -87,7 +89,9 @@ class TopicSettings:
         object.__setattr__(self, "kind", TopicKind(self.kind))
         if self.body is not None:
             # A copy, so that nobody changes it afterwards.
-            object.__setattr__(self, "body", json.loads(json.dumps(dict(self.body))))
+            kept = parsed_schema(json.dumps(dict(self.body)))
+            object.__setattr__(self, "body", kept.to_dict())
+            object.__setattr__(self, "body_schema", kept)
 
     @classmethod
     def from_value(cls, topic: str, value: Mapping[str, Any]) -> TopicSettings:
@@ -137,7 +141,7 @@ def _body_faults(body: object) -> list[str]:
     if not isinstance(body, Mapping):
         return [f"body must be a mapping, not {type(body).__name__}"]
     try:
-        kept = json.loads(json.dumps(dict(body), allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        return ["body cannot be kept as JSON"]
-    return [] if kept == dict(body) else ["body changes when it is kept as JSON"]
+        BodySchema.parse(dict(body))
+    except BodySchemaError as error:
+        return [f"body: {fault}" for fault in error.faults]
+    return []

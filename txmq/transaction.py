@@ -79,7 +79,7 @@ class Transaction:
             queue_selector: called with the message and the number of queues, gives the queue_id.
 
         Raises: MessageTooLargeError, BatchTooLargeError, PropertyLimitError, TopicConflictError,
-            TopicNotFoundError, TopicKindError,
+            TopicNotFoundError, TopicKindError, InvalidBodyError,
             InvalidPropertyError, InvalidDelayError, InvalidQueueError, AlreadyPreparedError.
         """
         commits = self._commits
@@ -101,7 +101,7 @@ class Transaction:
             AlreadyPreparedError.
         """
         self._check_collecting()
-        send = DataFrameSend(dataframe, check_topic(topic))
+        send = DataFrameSend(dataframe, check_topic(topic), self._commits.queues.body_schema(topic))
         self._commits.queues.check_dataframe(topic, dataframe.columns)
         self._dataframes.append(send)
 

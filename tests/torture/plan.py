@@ -45,7 +45,7 @@ POINTS: dict[str, dict[FailPoint, int]] = {
         FailPoint.LOG_CLEANED: 3,
     },
     "delayer": {
-        FailPoint.DUE_MESSAGES_FOUND: 10,
+        FailPoint.DUE_MESSAGES_FOUND: 3,
         FailPoint.DELIVERIES_CLAIMED: 3,
         FailPoint.DELAY_PROGRESS_KEPT: 2,
     },

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.delay_world import DelayWorld
 from tests.stores import (
     DEAD,
     GROUP,
@@ -226,3 +227,27 @@ def test_a_head_without_payload_is_shown(empty: HandMadeStore, clock: ManualCloc
 def test_an_unknown_id_is_refused(made: HandMadeStore, clock: ManualClock, unknown: str) -> None:
     with pytest.raises(TransactionNotFoundError):
         admin(made, clock).transaction(unknown)
+
+
+def test_delayed_messages_are_shown_where_they_are(tmp_path: Path) -> None:
+    world = DelayWorld(tmp_path)
+    first, *_ = world.send("recalled", "waits", "comes", delay_s=10)
+    world.send("later", delay_s=60)
+    world.producer.recall(first)
+    own_id = first.partition(":")[0]
+    status = Admin(world.store, clock=world.clock).status()
+    assert (status.scheduled, dict(status.messages)) == (4, {})
+
+    world.publisher.run_once()
+    world.after(10)
+    admin = Admin(world.store, clock=world.clock)
+    status = admin.status()
+    assert (status.scheduled, dict(status.messages), status.open) == (1, {"order-paid": 2}, 0)
+    life = admin.transaction(own_id)
+    assert life.state is TransactionState.COMMITTED
+    stages = [event.stage.value for event in life.events]
+    assert stages.count("scheduled") == 3
+    assert stages.count("message") == 2
+    titles = [event.title for event in life.events if event.stage.value == "fact"]
+    assert titles == ["COMMITTED", "RECALLED", "DELIVERED"]
+    world.producer.close()

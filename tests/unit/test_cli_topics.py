@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.bodies import ORDER
 from tests.builders import table_versions
 from tests.planted import Filled, Vandal, filled
 from txmq.cli import app
@@ -18,6 +19,8 @@ from txmq.topic_admin import Topics
 from txmq.topic_settings import TopicKind, TopicSettings
 
 TOPIC = "orders"
+
+ORDERS = {"encoding": "json", "schema": ORDER}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def told(*arguments: str) -> Any:
 
 def test_topic_is_created_with_its_settings(store: Store, tmp_path: Path) -> None:
     body = tmp_path / "body.json"
-    body.write_text('{"encoding": "json"}', encoding="utf-8")
+    body.write_text(json.dumps(ORDERS), encoding="utf-8")
 
     result = run(
         "topics", "create", store.location, TOPIC, "--kind", "TRANSACTION", "--queues", "3",
@@ -54,7 +57,7 @@ def test_topic_is_created_with_its_settings(store: Store, tmp_path: Path) -> Non
     assert "TRANSACTION" in result.stdout
     assert "24 h" in result.stdout
     settings = Topics(store).describe(TOPIC).summary.settings
-    assert settings == TopicSettings(TopicKind.TRANSACTION, 3, 24.0, {"encoding": "json"})
+    assert settings == TopicSettings(TopicKind.TRANSACTION, 3, 24.0, ORDERS)
 
 
 def test_store_may_come_from_the_environment(store: Store) -> None:
@@ -111,7 +114,7 @@ def test_description_shows_queues_and_times(made: Filled) -> None:
 
 
 def test_alter_changes_what_is_given(store: Store) -> None:
-    Topics(store).create(TOPIC, kind=TopicKind.FIFO, queue_nums=2, reserved_time_h=1, body={})
+    Topics(store).create(TOPIC, kind=TopicKind.FIFO, queue_nums=2, reserved_time_h=1, body=ORDERS)
 
     run("topics", "alter", store.location, TOPIC, "--queues", "4")
     run("topics", "alter", store.location, TOPIC, "--for-ever", "--any-body")

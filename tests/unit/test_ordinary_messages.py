@@ -35,7 +35,7 @@ def versions(world: DelayWorld) -> tuple[int, int]:
     return world.store.half_log().table.version, world.store.op_log().table.version
 
 
-# --- one --------------------------------------------------------------------------------------------
+# --- one ------------------------------------------------------------------------------------------
 
 
 def test_acknowledged_message_is_shown_once(world: DelayWorld) -> None:
@@ -117,7 +117,7 @@ def test_close_waits_for_what_is_on_its_way(world: DelayWorld) -> None:
         world.producer.send(Message(TOPIC, b""))
 
 
-# --- RocketMQ's MessageBatchTest, case by case ------------------------------------------------------
+# --- RocketMQ's MessageBatchTest, case by case ----------------------------------------------------
 
 
 def test_batch_to_one_topic_is_accepted(world: DelayWorld) -> None:
@@ -179,7 +179,7 @@ def test_batch_may_be_transactional(world: DelayWorld) -> None:
     assert world.visible() == ["0", "1", "2"]
 
 
-# --- batches ----------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 def test_batch_that_is_too_large_is_split_and_acknowledged_as_a_whole(world: DelayWorld) -> None:
@@ -210,7 +210,7 @@ def test_of_a_split_batch_nothing_is_shown_where_a_piece_was_refused(world: Dela
 
 @pytest.mark.parametrize(
     "messages",
-    [None, 7, "text", b"bytes", [], (), [None], [Message(TOPIC, b""), "text"], object()],
+    [None, 7, "text", b"bytes", [], (), [None], [Message(TOPIC, b""), "text"], 3.5],
     ids=repr,
 )
 def test_what_is_no_batch_is_refused(world: DelayWorld, messages: object) -> None:
@@ -238,7 +238,7 @@ def test_batch_may_be_an_iterator(world: DelayWorld) -> None:
     assert len(sent.message_ids) == 3
 
 
-# --- queues -----------------------------------------------------------------------------------------
+# --- queues ---------------------------------------------------------------------------------------
 
 
 def test_queue_is_chosen_by_number(world: DelayWorld) -> None:

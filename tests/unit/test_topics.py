@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.bodies import ORDER
 from tests.builders import table_versions
 from tests.reading import bodies, log_rows, topic_rows, wait_until
 from txmq.clock import timestamp
@@ -36,6 +37,7 @@ from txmq.transaction import Transaction
 from txmq.verify import verify
 
 GROUP, TOPIC = "orders", "order-paid"
+ORDERS = {"encoding": "json", "schema": ORDER}
 NEVER_S = 1e9
 
 
@@ -164,9 +166,9 @@ def test_two_operators_at_once_keep_both_their_topics(store: Store, topics: Topi
 
 
 def test_altered_settings_leave_the_others_as_they_are(topics: Topics) -> None:
-    topics.create(TOPIC, kind=TopicKind.FIFO, queue_nums=2, reserved_time_h=5, body={"a": 1})
+    topics.create(TOPIC, kind=TopicKind.FIFO, queue_nums=2, reserved_time_h=5, body=ORDERS)
 
-    assert topics.alter(TOPIC, queue_nums=4) == TopicSettings(TopicKind.FIFO, 4, 5, {"a": 1})
+    assert topics.alter(TOPIC, queue_nums=4) == TopicSettings(TopicKind.FIFO, 4, 5, ORDERS)
     assert topics.alter(TOPIC, reserved_time_h=None, body=None) == TopicSettings(TopicKind.FIFO, 4)
     assert topics.alter(TOPIC, kind=TopicKind.NORMAL) == TopicSettings(TopicKind.NORMAL, 4)
 

@@ -16,7 +16,7 @@ from txmq.verify.business import (
 from txmq.verify.marker_places import DatabaseMarkers, DeltaMarkers, MarkerPlace, marker_places
 from txmq.verify.plain.business import verify_business
 from txmq.verify.plain.checker import verify
-from txmq.verify.report import NOT_CHECKED, InvariantResult, VerifyReport, Violation
+from txmq.verify.report import NOT_CHECKED, InvariantResult, Lateness, VerifyReport, Violation
 from txmq.verify.spark.checker import verify_by_spark
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Difference",
     "Fault",
     "InvariantResult",
+    "Lateness",
     "MarkerPlace",
     "Problem",
     "VerifyComparison",

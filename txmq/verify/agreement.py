@@ -76,6 +76,7 @@ def differences(plain: VerifyReport, spark: VerifyReport) -> tuple[Difference, .
         *_different("unread", plain.unread, spark.unread),
         *_different("notes", plain.notes, spark.notes),
         *_different_counts(plain, spark),
+        *_different("lateness", plain.lateness, spark.lateness),
         *(found for left, right in results for found in _different_results(left, right)),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from txmq.verify.business import INVARIANT, BusinessReport
@@ -21,6 +21,7 @@ PROMISES: Mapping[str, str] = {
     "I11": "every message has one fate",
     "I13": "the messages of a transaction share their fate",
     "I14": "a queue is in the order of the ends",
+    "I15": "delayed messages never come early",
     "I16": "content arrives as it was sent",
     "I17": "the logs are only appended to",
     "I18": "checks are disciplined",
@@ -36,7 +37,6 @@ NOT_CHECKED: Mapping[str, str] = {
     "I8": "what a producer was told stands in no table",
     "I9": "no table says when a service was meant to run; txmq status shows the oldest half",
     "I12": "the user's own data are elsewhere; --business says where",
-    "I15": "this version has no delayed messages",
     "I20": "no table says when a queue was meant to move",
     "I22": "what a consumer saw stands in no table",
     "I24": "no table says when a fault ended",
@@ -76,6 +76,21 @@ class InvariantResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Lateness:
+    """How long after their time delayed messages were shown; their time is not before the COMMIT.
+
+    Attributes:
+        delivered: messages that are counted.
+        p99_s: what 99 of 100 do not exceed, None without any.
+        max_s: the longest.
+    """
+
+    delivered: int = 0
+    p99_s: float | None = None
+    max_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """The result of one verification of pinned versions.
 
@@ -88,6 +103,7 @@ class VerifyReport:
         notes: what could be judged in part only, and why.
         business: what the local transactions say (I12), where it was asked for; a difference is
             the fault of a listener, a producer or an operator and never of txmq's.
+        lateness: of delayed messages; late is no violation.
     """
 
     engine: str
@@ -100,6 +116,7 @@ class VerifyReport:
     notes: tuple[str, ...]
     duration_s: float
     business: BusinessReport | None = None
+    lateness: Lateness = field(default_factory=Lateness)
 
     @property
     def violation_count(self) -> int:
@@ -149,6 +166,7 @@ class VerifyReport:
             "versions": dict(self.versions),
             "counts": dict(self.counts),
             "invariants": [result.to_dict() for result in self.results],
+            "lateness": asdict(self.lateness),
             "business": None if self.business is None else self.business.to_dict(),
             "not_checked": self.not_checked,
             "unread": list(self.unread),

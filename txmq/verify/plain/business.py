@@ -39,7 +39,8 @@ from txmq.verify.plain.fold import (
 from txmq.verify.plain.halves import Flags, Halves, Integers
 from txmq.verify.plain.markers import DONE, FENCED, UNMARKED, DeltaMarkerLog, Markers
 from txmq.verify.plain.picture import Picture
-from txmq.verify.plain.tables import PinnedStore, microseconds, plain_location
+from txmq.verify.plain.store import PinnedStore, plain_location
+from txmq.verify.plain.tables import microseconds
 from txmq.verify.report import SHOWN_ROWS
 
 # Clocks of producers differ, so a marker that is nearly old enough may be forgotten too.
@@ -240,7 +241,7 @@ def _transactional(halves: Halves) -> Flags:
     """Those with a local transaction: no ordinary messages; of one group, or nobody ended them."""
     ordinary = pc.fill_null(halves.rows["ordinary"], False).to_numpy()  # noqa: FBT003
     count = np.bincount(halves.transaction, weights=ordinary, minlength=len(halves.ids))
-    flags: Flags = (count == 0) & ~halves.disputed
+    flags: Flags = (count == 0) & ~halves.disputed & ~halves.by_schedule
     return flags
 
 

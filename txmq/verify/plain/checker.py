@@ -12,21 +12,24 @@ import pyarrow.compute as pc
 from txmq.verify.marker_places import MarkerPlace
 from txmq.verify.plain.business import Business
 from txmq.verify.plain.checks import CheckDiscipline
-from txmq.verify.plain.fates import FACT_KEY, missing_facts, settled_facts, unlawful_steps
-from txmq.verify.plain.fold import (
-    DISCARDED,
-    EXPIRED,
-    INCOMPLETE,
-    PENDING,
-    ROLLED_BACK,
-    STATES,
+from txmq.verify.plain.deliveries import DELIVERED_NUMBER
+from txmq.verify.plain.fates import (
+    FACT_KEY,
+    SETTLED_STATES,
+    missing_facts,
+    settled_facts,
+    unlawful_steps,
+    with_sequences,
 )
-from txmq.verify.plain.halves import ABSENT, Flags
+from txmq.verify.plain.fold import STATES
+from txmq.verify.plain.halves import ABSENT
 from txmq.verify.plain.logs import LogChecks
 from txmq.verify.plain.picture import Picture, ids_in
-from txmq.verify.plain.tables import PinnedStore, plain_location
+from txmq.verify.plain.store import PinnedStore, plain_location
+from txmq.verify.plain.tables import UNSAID
 from txmq.verify.plain.topics import TopicChecks
-from txmq.verify.report import VerifyReport
+from txmq.verify.plain.whole import WholeChecks
+from txmq.verify.report import Lateness, VerifyReport
 
 ENGINE = "plain"
 
@@ -51,7 +54,7 @@ def verify(
         business: where the markers of local transactions are, by producer group (I12):
             DeltaMarkers or DatabaseMarkers.
 
-    Reads: state/publisher, state/config, state/maintenance, all topics, settled, op, half, each at
+    Reads: state/publisher, state/config, all topics, settled, op, half, state/maintenance, each at
     one version, pinned in this order, and their logs; then the markers. Writes: nothing. Memory:
     about 300 bytes a message, bodies excluded.
 
@@ -74,7 +77,7 @@ def verify(
     checks.run()
     return VerifyReport(
         ENGINE, location, drained, pinned.versions, checks.counts(), picture.findings.results(),
-        pinned.unread, checks.notes(), time.monotonic() - started, compared,
+        pinned.unread, checks.notes(), time.monotonic() - started, compared, checks.lateness(),
     )  # fmt: skip
 
 
@@ -94,10 +97,8 @@ class _Checks:
         self._check_settled()
         self._discipline.run()
         self._topics.run()
-        self._check_visible_once()
-        self._check_nothing_lost()
-        self._check_shared_fate()
-        self._check_sums()
+        self._whole = WholeChecks(self._picture, self._topics)
+        self._whole.run()
 
     def counts(self) -> dict[str, int]:
         """What was read, and where the transactions stand."""
@@ -110,17 +111,43 @@ class _Checks:
             "doubled_half_rows": self._halves.doubled_rows,
             "claims": self._picture.claims.num_rows,
             "claims_without_half": self._fates.claims_without_half,
-            "claims_without_effect": self._fates.claims_without_effect,
+            "claims_without_effect": self._fates.claims_without_effect
+            + self._picture.deliveries.claims_without_effect,
             "checks": self._discipline.count,
             "facts": settled.num_rows,
             "topics": len(self._pinned.topics),
             "visible_messages": self._topics.row_count,
-            "dead_letters": self._topics.dead_letter_count,
-            "not_published_yet": int(self._waiting().sum()),
+            "dead_letters": self._topics.dead_letters.row_count,
+            "scheduled": int(self._whole.scheduled.sum()),
+            "delivered": int(self._whole.delivered.sum()),
+            "recalled": int(self._whole.recalled.sum()),
+            "overdue": self._count_overdue(),
+            "not_published_yet": int((self._whole.waiting | self._whole.not_scheduled_yet).sum()),
+            "known_by_schedule_alone": self._count_stand_ins(),
             "judged_by_settled_alone": int(self._picture.without_claims.sum()),
             "forgotten_facts": int(self._picture.forgotten(settled["transaction_id"]).sum()),
             "forgotten_messages": self._topics.forgotten_count,
         }
+
+    def _count_overdue(self) -> int:
+        """What still waits though the delay service has delivered what was due later."""
+        due, ended = self._picture.due_us, self._picture.deliveries
+        newest_us = ended.asked_us[ended.state == DELIVERED_NUMBER].max(initial=UNSAID)
+        late = self._whole.scheduled & (due != UNSAID) & (due <= newest_us)
+        return int(late.sum())
+
+    def _count_stand_ins(self) -> int:
+        return int(self._halves.by_schedule[self._halves.transaction].sum())
+
+    def lateness(self) -> Lateness:
+        """How long after their time delayed messages were shown."""
+        late_us = np.sort(np.concatenate([np.empty(0, np.int64), *self._topics.late_us]))
+        count = len(late_us)
+        if not count:
+            return Lateness()
+        # The smallest that 99 of 100 do not exceed.
+        p99_us, max_us = late_us[[(99 * count + 99) // 100 - 1, -1]].tolist()
+        return Lateness(count, p99_us / 1e6, max_us / 1e6)
 
     def notes(self) -> tuple[str, ...]:
         """What could be judged in part only."""
@@ -145,19 +172,42 @@ class _Checks:
         mark = self._pinned.settled.mark(self._pinned.mark_id)
         beyond = found["op_version"].to_numpy() > mark
         self._report("I21", ids, beyond, f"settled beyond its own mark {mark}")
+        found = found.append_column("sequences", settled["sequences"])
         self._compare_facts(found.filter(pa.array(numbers != ABSENT)), mark)
 
     def _compare_facts(self, found: pa.Table, mark: int) -> None:
-        own = self._undisputed(self._fates.facts)
+        own = self._undisputed(self._own_facts())
         if not self._drained:
             own = own.filter(pc.less_equal(own["op_version"], mark))
         found = self._undisputed(found)
-        self._report_facts(missing_facts(own, found), "took effect but is not settled so")
-        self._report_facts(missing_facts(found, own), "settled, but no claim led to it")
-        counted = found.group_by(list(FACT_KEY)).aggregate([([], "count_all")])
+        pairs = self._known_pairs(with_sequences(found.select(list(FACT_KEY)), found["sequences"]))
+        self._report_facts(missing_facts(own, pairs), "took effect but is not settled so")
+        self._report_facts(missing_facts(pairs, own), "settled, but no claim led to it")
+        counted = self._judged(found).group_by(list(FACT_KEY)).aggregate([([], "count_all")])
         self._report_facts(counted.filter(pc.greater(counted["count_all"], 1)), "settled twice")
         unlawful = unlawful_steps(self._undisputed(self._fates.believed))
         self._report_facts(unlawful, "settled, though it cannot follow the fact before it")
+
+    def _own_facts(self) -> pa.Table:
+        """Of transactions and of single messages, each with its `sequence`."""
+        facts = self._fates.facts
+        none = pa.array(np.full(facts.num_rows, ABSENT))
+        return pa.concat_tables(
+            [facts.append_column("sequence", none), self._picture.deliveries.facts]
+        )
+
+    def _judged(self, found: pa.Table) -> pa.Table:
+        """Where only the schedule knows a transaction, what became of it before is history."""
+        by_schedule = self._halves.by_schedule[found["transaction"].to_numpy()]
+        is_delivery = found["state"].to_numpy() >= len(STATES)
+        return found.filter(pa.array(~by_schedule | is_delivery))
+
+    def _known_pairs(self, found: pa.Table) -> pa.Table:
+        """Of those transactions, the messages that the schedule still holds."""
+        found = self._judged(found)
+        numbers = found["transaction"].to_numpy()
+        known = self._halves.find(numbers, found["sequence"].to_numpy()) != ABSENT
+        return found.filter(pa.array(~self._halves.by_schedule[numbers] | known))
 
     def _undisputed(self, facts: pa.Table) -> pa.Table:
         # Of halves that name several groups none decides who may end them.
@@ -167,98 +217,8 @@ class _Checks:
         shown = facts.slice(0, self._findings.room("I10")).to_pylist()
         row_ids = [
             f"{self._halves.ids[row['transaction']]} "
-            f"{STATES[row['state']] if row['state'] != ABSENT else '?'} "
+            f"{SETTLED_STATES[row['state']] if row['state'] != ABSENT else '?'} "
             f"op {row['op_version']}/{row['ordinal']} life {row['life']}"
             for row in shown
         ]
         self._findings.add("I10", facts.num_rows, row_ids, detail)
-
-    # --- all topics together ---------------------------------------------------------------------
-
-    def _check_visible_once(self) -> None:
-        message_ids = ids_in(self._halves.rows["message_id"])
-        self._report("I3", message_ids, self._topics.visible > 1, "is visible more than once")
-
-    def _waiting(self) -> Flags:
-        """Committed messages that the publisher may not have reached yet."""
-        hidden = self._picture.committed & (self._topics.visible == 0)
-        if self._drained:
-            return np.zeros(len(hidden), dtype=bool)
-        names = self._picture.topic_names.to_pylist()
-        # One more for the rows without a topic, whose place is ABSENT, the last.
-        reached = np.array([*(self._pinned.reached(name) for name in names), ABSENT])
-        end = self._fates.op_version[self._halves.transaction]
-        flags: Flags = hidden & (end > reached[self._picture.topic_of])
-        return flags
-
-    def _check_nothing_lost(self) -> None:
-        """I1."""
-        lost = self._picture.committed & (self._topics.visible == 0) & ~self._waiting()
-        message_ids = ids_in(self._halves.rows["message_id"])
-        for name in self._picture.topic_names.to_pylist():
-            here = self._picture.topic_of == self._picture.number_of(name)
-            parked = ", which is parked" if name in self._pinned.parked else ""
-            detail = f"committed, but not in topic {name}{parked}"
-            self._report("I1", message_ids, lost & here, detail)
-
-    def _check_shared_fate(self) -> None:
-        """I13: a topic shows a transaction as a whole, and if one topic does, all do."""
-        committed, waiting = self._picture.committed, self._waiting()
-        numbers, width = self._halves.transaction, len(self._picture.topic_names) + 1
-        pairs, pair_of = np.unique(
-            (numbers * width + self._picture.topic_of)[committed], return_inverse=True
-        )
-        shown = (self._topics.visible > 0)[committed]
-        expected = np.bincount(pair_of, minlength=len(pairs))
-        found = np.bincount(pair_of, weights=shown, minlength=len(pairs))
-        due = np.bincount(pair_of, weights=~waiting[committed], minlength=len(pairs)) > 0
-        owner = pairs // width
-        shown_somewhere = np.zeros(len(self._halves.ids), dtype=bool)
-        shown_somewhere[owner[found > 0]] = True
-        torn = (found > 0) & (found < expected)
-        behind = (found == 0) & due & shown_somewhere[owner]
-        ids = ids_in(
-            pc.binary_join_element_wise(
-                self._halves.ids.take(pa.array(owner)),
-                self._picture.topic_names.take(pa.array(pairs % width)),
-                " in ",
-            )
-        )
-        self._report("I13", ids, torn, "is shown in part")
-        self._report("I13", ids, behind, "is not shown, though another topic shows it")
-
-    def _check_sums(self) -> None:
-        """I23: what was sent to a queue is published, rolled back, dead, expired or open."""
-        numbers, carries = self._halves.transaction, self._halves.carries
-        fates = self._fates
-        dead = fates.in_state(DISCARDED)[numbers] & self._topics.dead_in_this_life
-        open_ = (fates.in_state(PENDING) | fates.in_state(INCOMPLETE))[numbers] | self._waiting()
-        if not self._drained:
-            open_ |= fates.in_state(DISCARDED)[numbers] & ~dead
-        rolled_back, expired = (fates.in_state(s)[numbers] for s in (ROLLED_BACK, EXPIRED))
-        sent = self._per_queue(carries)
-        parts = [self._per_queue(carries & part) for part in (rolled_back, dead, expired, open_)]
-        for key in sorted({*sent, *self._topics.published}):
-            total = sent.get(key, 0)
-            ended = [part.get(key, 0) for part in parts]
-            self._check_sum(key, total, [self._topics.published.get(key, 0), *ended])
-
-    def _check_sum(self, key: tuple[str, int], sent: int, parts: list[int]) -> None:
-        if sent == sum(parts):
-            return
-        names = ("published", "rolled back", "dead", "expired", "open")
-        told = " + ".join(f"{count} {name}" for count, name in zip(parts, names, strict=True))
-        self._findings.add("I23", 1, [f"{key[0]}/{key[1]}"], f"{sent} sent, but {told}")
-
-    def _per_queue(self, chosen: Flags) -> dict[tuple[str, int], int]:
-        # A queue may be ABSENT, which is below 0.
-        queues = self._picture.queue_of[chosen] - ABSENT
-        width = int(queues.max(initial=0)) + 1
-        pairs, counts = np.unique(
-            self._picture.topic_of[chosen] * width + queues, return_counts=True
-        )
-        names = self._picture.topic_names.to_pylist()
-        return {
-            (names[pair // width], pair % width + ABSENT): count
-            for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
-        }

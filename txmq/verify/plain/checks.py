@@ -64,6 +64,7 @@ class CheckDiscipline:
     def _judged(self) -> Flags:
         # Of halves that name several groups none decides whose questions count.
         flags: Flags = ~self._halves.disputed & ~self._picture.without_claims[:-1]
+        flags &= ~self._halves.by_schedule
         return flags
 
     @property

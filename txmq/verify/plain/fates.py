@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from txmq.verify.plain.fold import (
     COMMITTED,
+    DELIVERIES,
     INCOMPLETE,
     KINDS,
     LAWFUL_STEPS,
@@ -22,10 +23,12 @@ from txmq.verify.plain.fold import (
     SeenClaim,
     facts_of,
 )
-from txmq.verify.plain.halves import ABSENT, Flags, Halves, Integers
+from txmq.verify.plain.halves import ABSENT, Flags, Halves, Integers, changes
 from txmq.verify.plain.tables import PinnedTable, microseconds
 
 FACT_KEY = ("transaction", "op_version", "ordinal", "state", "life")
+# What the settled log may say: of a transaction, then of single messages of it.
+SETTLED_STATES = (*STATES, *DELIVERIES.values())
 _STATE_NUMBERS = {name: number for number, name in enumerate(STATES)}
 _PLAIN_ENDS = {"COMMIT": _STATE_NUMBERS[COMMITTED], "ROLLBACK": _STATE_NUMBERS[ROLLED_BACK]}
 _REST_COLUMNS = ("check_times", "next_check_timestamp", "reason")
@@ -40,16 +43,17 @@ class Fates:
     Attributes:
         facts: FACT_KEY as integers (`state` is a place in STATES), sorted by them.
         believed: those of them that the settled log alone tells, for their claims are gone.
-        state, op_version, life: of the last fact of each transaction. One more entry stands at
-            their end, so that ABSENT leads to no state at all.
+        state, op_version, ordinal, life: of the last fact of each transaction. One more entry
+            stands at their end, so that ABSENT leads to no state at all.
         claims_without_half: claims about transactions that are not in the half log.
-        claims_without_effect: claims that changed nothing, UNKNOWN not counted.
+        claims_without_effect: claims that changed nothing; UNKNOWN, DELIVER and RECALL not counted.
     """
 
     facts: pa.Table
     believed: pa.Table
     state: Integers
     op_version: Integers
+    ordinal: Integers
     life: Integers
     claims_without_half: int
     claims_without_effect: int
@@ -64,17 +68,26 @@ class Fates:
         return self.facts.filter(pc.equal(self.facts["state"], _STATE_NUMBERS[name]))
 
 
-def fates_of(
-    claims: pa.Table, halves: Halves, settled: pa.Table, half: PinnedTable, readable_from: int
+def fates_of(  # noqa: PLR0913, PLR0917 - each of them decides
+    claims: pa.Table,
+    halves: Halves,
+    settled: pa.Table,
+    half: PinnedTable,
+    readable_from: int,
+    commits: pa.Table,
 ) -> Fates:
     """Fold all claims from `readable_from` on, starting where the settled log stood before.
 
-    `half` only excuses halves that were repaired after a COMMIT found them missing.
+    `half` only excuses halves that were repaired after a COMMIT found them missing. `commits` are
+    those of transactions that only the schedule still knows: transaction_id, op_version, life.
     """
     claims = readable(claims)
     numbers = halves.numbers_of(claims["transaction_id"])
-    known = claims.filter(pa.array(numbers != ABSENT))
-    own = of_right_group(known, numbers[numbers != ABSENT], halves)
+    foreign = claims.num_rows - int((numbers != ABSENT).sum())
+    # What the schedule stands for was committed, whatever claims are left.
+    judged = (numbers != ABSENT) & ~np.append(halves.by_schedule, [False])[numbers]
+    known = claims.filter(pa.array(judged))
+    own = of_right_group(known, numbers[judged], halves)
     believed = _believed(settled, halves, readable_from)
     repaired, starts = _repaired(settled, halves, half), _starts(believed)
     plain, others = _split(own, [*repaired, *starts])
@@ -84,30 +97,45 @@ def fates_of(
     return Fates(
         facts,
         believed,
-        *_last_facts(facts, len(halves.ids)),
-        claims_without_half=claims.num_rows - known.num_rows,
+        *_with_commits(_last_facts(facts, len(halves.ids)), halves, commits),
+        claims_without_half=foreign,
         claims_without_effect=_count_changing(known) - facts.num_rows + believed.num_rows,
     )
 
 
 def settled_facts(settled: pa.Table, halves: Halves) -> pa.Table:
-    """The settled log as FACT_KEY; `transaction` is ABSENT without a half, `state` if unknown."""
+    """The settled log as FACT_KEY; `transaction` is ABSENT without a half, `state` if unknown.
+
+    `state` is a place in SETTLED_STATES.
+    """
+    states = pc.index_in(settled["state"], value_set=pa.array(SETTLED_STATES))
     columns = {
         "transaction": halves.numbers_of(settled["transaction_id"]),
         "op_version": pc.fill_null(settled["op_version"], ABSENT).to_numpy(),
         "ordinal": pc.fill_null(settled["ordinal"], ABSENT).to_numpy(),
-        "state": pc.fill_null(pc.index_in(settled["state"], value_set=pa.array(STATES)), ABSENT)
-        .to_numpy().astype(np.int64),
+        "state": pc.fill_null(states, ABSENT).to_numpy().astype(np.int64),
         "life": pc.fill_null(settled["life"], ABSENT).to_numpy(),
-    }  # fmt: skip
+    }
     return pa.table({name: columns[name] for name in FACT_KEY})
 
 
+def with_sequences(facts: pa.Table, sequences: pa.ChunkedArray) -> pa.Table:
+    """Each fact once for each `sequence` that it names; ABSENT where it names none."""
+    lists = sequences.combine_chunks()
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    places = np.maximum(counts, 1)
+    named = np.full(int(places.sum()), ABSENT)
+    values = pc.fill_null(pc.list_flatten(lists), ABSENT).to_numpy()
+    named[np.repeat(counts > 0, places)] = values
+    repeated = facts.take(pa.array(np.repeat(np.arange(len(counts)), places)))
+    return repeated.append_column("sequence", pa.array(named))
+
+
 def missing_facts(wanted: pa.Table, found: pa.Table) -> pa.Table:
-    """Facts of `wanted` that are not in `found`, each once."""
-    keys = list(FACT_KEY)
-    missing = wanted.join(found.select(keys), keys=keys, join_type="left anti")
-    return missing.group_by(keys).aggregate([])
+    """Facts of `wanted`, each with its `sequence`, that are not in `found`; each once."""
+    keys = [*FACT_KEY, "sequence"]
+    missing = wanted.select(keys).join(found.select(keys), keys=keys, join_type="left anti")
+    return missing.group_by(list(FACT_KEY)).aggregate([])
 
 
 def unlawful_steps(facts: pa.Table) -> pa.Table:
@@ -126,7 +154,7 @@ def unlawful_steps(facts: pa.Table) -> pa.Table:
 def readable(claims: pa.Table) -> pa.Table:
     """Without rows that txmq does not write."""
     kept = pc.and_(
-        pc.is_in(claims["kind"], value_set=pa.array([*KINDS, "UNKNOWN"])),
+        pc.is_in(claims["kind"], value_set=pa.array([*KINDS, *DELIVERIES, "UNKNOWN"])),
         pc.is_in(claims["source"], value_set=pa.array(SOURCES)),
     )
     for name in ("transaction_id", "ordinal", "producer_group"):
@@ -158,7 +186,9 @@ def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table
     is_old = pc.less(facts["op_version"], readable_from)
     for name in ("transaction", "state", "op_version"):
         is_old = pc.and_(is_old, pc.not_equal(facts[name], ABSENT))
+    is_old = pc.and_(is_old, pc.less(facts["state"], len(STATES)))
     old = facts.filter(is_old).group_by(list(FACT_KEY)).aggregate([])
+    old = old.filter(pa.array(~halves.by_schedule[old["transaction"].to_numpy()]))
     return old.take(pa.array(_order(old)))
 
 
@@ -215,16 +245,26 @@ def _by_transaction(claims: pa.Table) -> Iterator[tuple[int, list[SeenClaim]]]:
     yield from grouped.items()
 
 
-def _last_facts(facts: pa.Table, count: int) -> tuple[Integers, Integers, Integers]:
-    state = np.append(np.full(count, _STATE_NUMBERS[PENDING]), ABSENT)
-    op_version = np.full(count + 1, ABSENT, dtype=np.int64)
-    life = np.zeros(count + 1, dtype=np.int64)
+def _last_facts(facts: pa.Table, count: int) -> dict[str, Integers]:
+    empty = {"state": _STATE_NUMBERS[PENDING], "op_version": ABSENT, "ordinal": ABSENT, "life": 0}
     numbers = facts["transaction"].to_numpy()
-    is_last = np.append(numbers[1:] != numbers[:-1], np.ones(len(numbers[:1]), dtype=bool))
-    state[numbers[is_last]] = facts["state"].to_numpy()[is_last]
-    op_version[numbers[is_last]] = facts["op_version"].to_numpy()[is_last]
-    life[numbers[is_last]] = facts["life"].to_numpy()[is_last]
-    return state, op_version, life
+    is_last = np.append(changes(numbers)[1:], np.ones(len(numbers[:1]), dtype=bool))
+    last = {name: np.full(count + 1, value, dtype=np.int64) for name, value in empty.items()}
+    for name, values in last.items():
+        values[numbers[is_last]] = facts[name].to_numpy()[is_last]
+    last["state"][count] = ABSENT
+    return last
+
+
+def _with_commits(
+    last: dict[str, Integers], halves: Halves, commits: pa.Table
+) -> tuple[Integers, Integers, Integers, Integers]:
+    """Whom the schedule stands for was committed; where in its commit nobody can tell."""
+    numbers = halves.numbers_of(commits["transaction_id"])
+    last["state"][numbers] = _STATE_NUMBERS[COMMITTED]
+    for name in ("op_version", "life"):
+        last[name][numbers] = commits[name].to_numpy()
+    return last["state"], last["op_version"], last["ordinal"], last["life"]
 
 
 def _order(facts: pa.Table) -> Integers:

@@ -32,8 +32,10 @@ class Halves:
         carries: rows that are messages; heads of DataFrame transactions are not.
         agreed: rows whose doubles, if any, hold the same.
         once: rows that have no double at all.
+        delayed: messages that a COMMIT alone does not show.
         complete: transactions whose messages are all there and agree.
         disputed: transactions whose rows name several groups.
+        by_schedule: transactions whose halves retention took; the schedule stands for them.
         groups: the producer group of each transaction.
     """
 
@@ -43,8 +45,10 @@ class Halves:
     carries: Flags
     agreed: Flags
     once: Flags
+    delayed: Flags
     complete: Flags
     disputed: Flags
+    by_schedule: Flags
     groups: pa.Array
     doubled_rows: int
     sequences: Integers
@@ -56,6 +60,11 @@ class Halves:
     def owners(self, messages: Integers) -> Integers:
         """The transaction of each message's number; ABSENT stays ABSENT."""
         return np.append(self.transaction, ABSENT)[messages]
+
+    def waits(self, messages: Integers) -> Flags:
+        """Which of these messages are delayed; ABSENT is not."""
+        flags: Flags = np.append(self.delayed, [False])[messages]
+        return flags
 
     def find(self, transactions: Integers, sequences: Integers) -> Integers:
         """The message's number for each pair, ABSENT where there is no such half."""
@@ -73,8 +82,12 @@ class Halves:
         return transactions * width + np.searchsorted(self.sequences, sequences)
 
 
-def halves_of(rows: pa.Table) -> Halves:
-    """The picture of all half rows, doubles included; rows without an address count for nothing."""
+def halves_of(rows: pa.Table, stand_ins: pa.Table) -> Halves:
+    """The picture of all half rows, doubles included; rows without an address count for nothing.
+
+    `stand_ins` are rows in place of halves that retention took.
+    """
+    rows = pa.concat_tables([rows, stand_ins])
     addressed = pc.and_(pc.is_valid(rows["transaction_id"]), pc.is_valid(rows["sequence"]))
     rows = rows.filter(addressed)
     ids = pc.unique(rows["transaction_id"])
@@ -82,7 +95,7 @@ def halves_of(rows: pa.Table) -> Halves:
     numbers = positions(rows["transaction_id"], ids)
     sequences = rows["sequence"].to_numpy()
     order = np.lexsort((sequences, numbers))
-    is_first = _changes(numbers[order]) | _changes(sequences[order])
+    is_first = changes(numbers[order]) | changes(sequences[order])
     if not is_first.all():
         order = np.lexsort((*_ranks(rows), sequences, numbers))
     first_rows = order[is_first]
@@ -94,9 +107,11 @@ def halves_of(rows: pa.Table) -> Halves:
     counted = np.bincount(owner, weights=carries, minlength=len(ids)).astype(np.int64)
     conflicting = np.bincount(owner, weights=~agreed, minlength=len(ids)) > 0
     complete = (counted == _promised(distinct, owner, len(ids))) & ~conflicting & ~disputed
+    by_schedule = np.zeros(len(ids), dtype=bool)
+    by_schedule[positions(stand_ins["transaction_id"], ids)] = True
     return Halves(
-        ids, distinct, owner, carries, agreed, once, complete, disputed, groups,
-        rows.num_rows - distinct.num_rows, np.unique(sequences),
+        ids, distinct, owner, carries, agreed, once, carries & _delayed(distinct), complete,
+        disputed, by_schedule, groups, rows.num_rows - distinct.num_rows, np.unique(sequences),
     )  # fmt: skip
 
 
@@ -113,7 +128,13 @@ def ranks(values: pa.ChunkedArray) -> Integers:
     return positions(values, known.take(pc.array_sort_indices(known)))
 
 
-def _changes(values: Integers) -> Flags:
+def _delayed(rows: pa.Table) -> Flags:
+    told = pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
+    flags: Flags = told.to_numpy()
+    return flags
+
+
+def changes(values: Integers) -> Flags:
     """Whether a value differs from the one before it; the first one does."""
     flags = np.ones(len(values), dtype=bool)
     flags[1:] = values[1:] != values[:-1]
@@ -144,7 +165,8 @@ def _differs(column: pa.ChunkedArray, left: Integers, right: Integers) -> Flags:
 
 def _ranks(rows: pa.Table) -> list[Integers]:
     """Of rows that contradict each other the smallest counts, in whichever order files are read."""
-    return [ranks(rows[name]) for name in ("message_id", "real_queue_id", "real_topic")]
+    names = ("deliver_timestamp", "delay_s", "message_id", "real_queue_id", "real_topic")
+    return [ranks(rows[name]) for name in names]
 
 
 def _groups(rows: pa.Table, numbers: Integers, count: int) -> tuple[Flags, pa.Array]:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from txmq.verify.plain.findings import Findings
 from txmq.verify.plain.history import AddedFile, Commit, History
-from txmq.verify.plain.tables import PinnedStore, PinnedTable
+from txmq.verify.plain.store import PinnedStore
+from txmq.verify.plain.tables import PinnedTable
 
 # None of these changes a row in place; what a commit may remove is judged by its files.
 LAWFUL_OPERATIONS = frozenset(

@@ -23,7 +23,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from txmq.errors import StorageError
 from txmq.verify.marker_places import DeltaMarkers
-from txmq.verify.plain.tables import plain_location
+from txmq.verify.plain.store import plain_location
 
 UNMARKED, DONE, FENCED = 0, 1, 2
 _RETENTION = "delta.setTransactionRetentionDuration"

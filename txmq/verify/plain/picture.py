@@ -9,11 +9,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.verify.plain.deliveries import Deliveries, deliveries_of
 from txmq.verify.plain.fates import Fates, fates_of
 from txmq.verify.plain.findings import Findings
 from txmq.verify.plain.fold import COMMITTED
 from txmq.verify.plain.halves import ABSENT, Flags, Halves, Integers, halves_of, positions
-from txmq.verify.plain.tables import CLAIM_COLUMNS, FACT_COLUMNS, HALF_COLUMNS, PinnedStore
+from txmq.verify.plain.schedule import (
+    asked_due_us,
+    commits_of,
+    committed_us,
+    due_us,
+    schedule_rows,
+    stand_ins,
+)
+from txmq.verify.plain.store import PinnedStore
+from txmq.verify.plain.tables import CLAIM_COLUMNS, FACT_COLUMNS, HALF_COLUMNS
 
 # Makes the ids of the few rows that are shown, from their places.
 RowIds = Callable[[Integers], list[str]]
@@ -28,6 +38,11 @@ class Picture:
         without_claims: transactions with claims whose place cannot; one more entry at the end.
         topic_names: topics that halves name; its place is the topic's number.
         topic_of, queue_of: of each message; ABSENT for a head without payload.
+        schedule: its rows with their content.
+        committed_us: when the COMMIT of each transaction was settled, and one more at the end.
+        asked_due_us: when each delayed message is due by its half.
+        due_us: the same, by the schedule where the half alone cannot tell. Times are UNSAID where
+            nobody tells them.
     """
 
     pinned: PinnedStore
@@ -41,26 +56,39 @@ class Picture:
     topic_names: pa.Array
     topic_of: Integers
     queue_of: Integers
+    deliveries: Deliveries
+    schedule: pa.Table
+    committed_us: Integers
+    asked_due_us: Integers
+    due_us: Integers
 
     @classmethod
     def of(cls, pinned: PinnedStore, *, drained: bool) -> Picture:
-        """Read settled, op and half, and fold."""
+        """Read the schedule, settled, op and half, and fold."""
+        first = pinned.op.readable_from
+        schedule = schedule_rows(pinned)
         settled = pinned.settled.rows(FACT_COLUMNS)
         claims = pinned.op.appended(CLAIM_COLUMNS)
-        halves = halves_of(pinned.half.rows(HALF_COLUMNS, content=True))
-        fates = fates_of(claims, halves, settled, pinned.half, pinned.op.readable_from)
+        rows = pinned.half.rows(HALF_COLUMNS, content=True)
+        halves = halves_of(rows, stand_ins(schedule, rows, pinned))
+        commits = commits_of(schedule, rows, pinned)
+        fates = fates_of(claims, halves, settled, pinned.half, first, commits)
         without_claims = _without_claims(pinned, claims, halves, fates)
         topic_names = pc.unique(halves.rows["real_topic"].drop_null())
         topic_of = positions(halves.rows["real_topic"], topic_names)
         queue_of = integers(halves.rows["real_queue_id"])
+        deliveries = deliveries_of(claims, halves, fates, settled, first)
+        committed = committed_us(settled, halves, fates)
+        asked = asked_due_us(halves, committed)
         return cls(
             pinned, drained, Findings(), settled, claims, without_claims, halves, fates,
-            topic_names, topic_of, queue_of,
+            topic_names, topic_of, queue_of, deliveries, schedule, committed, asked,
+            due_us(asked, schedule, halves),
         )  # fmt: skip
 
     @property
     def committed(self) -> Flags:
-        """Messages that must become visible."""
+        """Messages of transactions whose COMMIT took effect."""
         flags: Flags = self.fates.in_state(COMMITTED)[self.halves.transaction] & self.halves.carries
         return flags
 
@@ -69,8 +97,9 @@ class Picture:
         return int(positions(pa.chunked_array([[topic]]), self.topic_names)[0])
 
     def forgotten(self, transaction_ids: pa.ChunkedArray) -> Flags:
-        """Rows without a half that retention explains."""
-        absent = self.halves.numbers_of(transaction_ids) == ABSENT
+        """Rows of transactions without a half, which retention explains."""
+        numbers = self.halves.numbers_of(transaction_ids)
+        absent = np.append(self.halves.by_schedule, [True])[numbers]
         flags: Flags = absent & self.pinned.forgotten(transaction_ids).to_numpy()
         return flags
 
@@ -89,7 +118,7 @@ def _without_claims(pinned: PinnedStore, claims: pa.Table, halves: Halves, fates
         return flags
     live = pinned.op.rows(["transaction_id"])
     counts = [_counts(rows["transaction_id"], halves) for rows in (live, claims)]
-    flags[:-1] = counts[0] > counts[1]
+    flags[:-1] = (counts[0] > counts[1]) & ~halves.by_schedule
     flags[fates.believed["transaction"].to_numpy()] = True
     return flags
 

@@ -5,12 +5,9 @@ Reads through delta-rs and Parquet; shares no code with `storage` or the logs, o
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -24,7 +21,6 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from txmq.errors import StorageError, StoreNotFoundError
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify.plain.digests import CONTENT, DIGEST, content_digests
 from txmq.verify.plain.history import History, read_history
 
@@ -35,25 +31,39 @@ HALF_COLUMNS = (
 )  # fmt: skip
 TOPIC_COLUMNS = (
     "message_id", "topic", "queue_id", "queue_offset", "born_timestamp", "producer_group",
-    "transaction_id", "sequence", "life", "op_version",
+    "transaction_id", "sequence", "life", "op_version", "sharding_key", "store_timestamp",
 )  # fmt: skip
+SCHEDULE_COLUMNS = (*TOPIC_COLUMNS, "deliver_timestamp", "due_date")
 FACT_COLUMNS = (
-    "transaction_id", "state", "op_version", "ordinal", "life", "settled_timestamp",
+    "transaction_id", "state", "sequences", "op_version", "ordinal", "life", "settled_timestamp",
 )  # fmt: skip
 CLAIM_COLUMNS = (
-    "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
-    "next_check_timestamp", "reason", "op_timestamp", "_commit_version",
+    "transaction_id", "ordinal", "kind", "sequences", "source", "producer_group", "life",
+    "check_times", "next_check_timestamp", "reason", "op_timestamp", "_commit_version",
 )  # fmt: skip
 NOTHING = -1
-# Other services fill these; their rows have other rules.
-UNREAD_PREFIXES = ("RETRY_", "DLQ_", "SCHEDULE_TOPIC_")
-_TOPIC = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
-_WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
+# A time that nobody told.
+UNSAID = int(np.iinfo(np.int64).min)
+_PARTITION = "partition."
+_TEXTS = (pa.types.is_string_view, pa.types.is_large_string, pa.types.is_date)
+_BINARIES = (pa.types.is_binary_view, pa.types.is_large_binary)
+# Of numbers: no table of txmq has other ones.
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view)
 _BATCH_BYTES = 32 * 1024 * 1024
 _MAX_BATCH_ROWS = 65_536
 _ATTEMPTS = 5
 _PAUSE_S = 0.05
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A data file as the newest commits describe it; `partition` holds its partition columns."""
+
+    path: str
+    size_bytes: int
+    row_count: int | None
+    partition: Mapping[str, Any]
 
 
 class PinnedTable:
@@ -110,7 +120,7 @@ class PinnedTable:
     def rows(self, columns: Sequence[str], *, content: bool = False) -> pa.Table:
         """All live rows; with `content`, also the DIGEST of what was sent."""
         parts = [
-            part for path in self._paths() for part in self._file(path, columns, content=content)
+            part for file in self._readable() for part in self._file(file, columns, content=content)
         ]
         if not parts:
             names = [*columns, *DIGEST] if content else columns
@@ -119,18 +129,18 @@ class PinnedTable:
 
     def file_problems(self) -> Iterator[tuple[str, str]]:
         """Live files that are not what their commit says: path and problem."""
-        for path, size, count in self._live_files():
-            problem = self._file_problem(path, size, count)
+        for file in self._live_files():
+            problem = self._file_problem(file)
             if problem:
-                yield path, problem
+                yield file.path, problem
 
-    def _file_problem(self, path: str, size: int, count: int | None) -> str | None:
-        found = self.history.sizes.get(path)
+    def _file_problem(self, file: LiveFile) -> str | None:
+        found, count = self.history.sizes.get(file.path), file.row_count
         if found is None:
             return "is not there"
-        if found != size:
-            return f"has {found:,} bytes, its commit says {size:,}"
-        with self._filesystem().open_input_file(path) as source:
+        if found != file.size_bytes:
+            return f"has {found:,} bytes, its commit says {file.size_bytes:,}"
+        with self._filesystem().open_input_file(file.path) as source:
             rows = pq.read_metadata(source).num_rows
         return None if count in (None, rows) else f"has {rows:,} rows, its commit says {count:,}"
 
@@ -140,33 +150,38 @@ class PinnedTable:
         fields = [(name, types.get(name, pa.int64())) for name in columns]
         return _plain_types(pa.schema(fields).empty_table())
 
-    def _live_files(self) -> Iterator[tuple[str, int, int | None]]:
+    def _live_files(self) -> Iterator[LiveFile]:
         if pa.table(self._handle.deletion_vectors()).num_rows:
             raise StorageError(self.name, "has deletion vectors, which txmq never writes")
         actions = pa.table(self._handle.get_add_actions(flatten=True))
-        columns = [actions[name].to_pylist() for name in ("path", "size_bytes", "num_records")]
-        yield from zip(*columns, strict=True)
+        keys = [name for name in actions.column_names if name.startswith(_PARTITION)]
+        for row in actions.select(["path", "size_bytes", "num_records", *keys]).to_pylist():
+            partition = {name.removeprefix(_PARTITION): row[name] for name in keys}
+            yield LiveFile(row["path"], row["size_bytes"], row["num_records"], partition)
 
-    def _paths(self) -> list[str]:
+    def _readable(self) -> list[LiveFile]:
         # A file that is not there is told by I26; the rest can still be judged.
-        return [path for path, _, _ in self._live_files() if path in self.history.sizes]
+        return [file for file in self._live_files() if file.path in self.history.sizes]
 
     def _file(
-        self, path: str, columns: Sequence[str], *, content: bool
+        self, file: LiveFile, columns: Sequence[str], *, content: bool
     ) -> Iterator[pa.RecordBatch]:
-        with self._filesystem().open_input_file(path) as source:
-            file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=False)
-            read = [*columns, *CONTENT] if content else list(columns)
-            for batch in file.iter_batches(_batch_rows(file), columns=read):
-                yield _narrow(self._filled(batch, read), columns, content=content)
+        with self._filesystem().open_input_file(file.path) as source:
+            parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=False)
+            read = list(dict.fromkeys([*columns, *CONTENT])) if content else list(columns)
+            for batch in parquet.iter_batches(_batch_rows(parquet), columns=read):
+                filled = self._filled(batch, file.partition, read)
+                yield _narrow(filled, columns, content=content)
 
-    def _filled(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-        """Columns that a file does not have are null in all its rows, as Delta has it."""
+    def _filled(
+        self, batch: pa.RecordBatch, partition: Mapping[str, Any], columns: Sequence[str]
+    ) -> pa.RecordBatch:
+        """Partition columns are in no file; others that it does not have are null, as in Delta."""
         types = pa.schema(self._handle.schema().to_arrow())
         for name in columns:
             if name not in batch.schema.names:
-                nulls = pa.nulls(batch.num_rows, types.field(name).type)
-                batch = batch.append_column(name, nulls)
+                value = pa.scalar(partition.get(name), types.field(name).type)
+                batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
         return batch
 
     def _filesystem(self) -> pa_fs.FileSystem:
@@ -175,163 +190,20 @@ class PinnedTable:
         return pa_fs.PyFileSystem(DeltaStorageHandler(self._location, self._options))
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedStore:
-    """The tables of a store, opened in an order that gives a running store no false alarm.
-
-    What the services say comes first, then topics, settled, op, half: whatever an earlier table
-    shows must be explained by a later one, which can only hold more.
-
-    Attributes:
-        check_limits: checks before a DISCARD by producer group, "" for all others; may be empty.
-        forgotten_before_date: retention may have taken transactions of the days before it.
-        registers: versions of the tables under state/ that were read.
-    """
-
-    low_water_version: int
-    parked: Mapping[str, int]
-    check_limits: Mapping[str, int]
-    forgotten_before_date: str
-    registers: Mapping[str, int]
-    topics: Mapping[str, PinnedTable]
-    unread: tuple[str, ...]
-    settled: PinnedTable
-    op: PinnedTable
-    half: PinnedTable
-
-    @classmethod
-    def open(
-        cls,
-        location: str,
-        options: Mapping[str, str],
-        check_limits: Mapping[str, int] | None = None,
-    ) -> PinnedStore:
-        """Pin every table; raises StoreNotFoundError, StorageError."""
-        registers = _Registers(location, options)
-        publisher, config = registers.value("publisher"), registers.value("config")
-        parked = publisher.get("parked", {})
-        names = _topic_names(location, options)
-        readable = [name for name in names if _is_readable(name)]
-        return cls(
-            publisher.get("low_water_version", NOTHING),
-            {name: entry["from_version"] for name, entry in parked.items()},
-            check_limits or _check_limits(config),
-            registers.value("maintenance").get("forgotten_before_date") or "",
-            registers.versions,
-            {name: PinnedTable(f"{location}/topics/{name}", options) for name in readable},
-            tuple(name for name in names if name not in readable),
-            PinnedTable(f"{location}/settled", options),
-            PinnedTable(f"{location}/op", options),
-            PinnedTable(f"{location}/half", options),
-        )
-
-    @property
-    def mark_id(self) -> str:
-        """Under this name each table keeps how far it follows the op log."""
-        return f"txmq/{self.op.table_id}"
-
-    @property
-    def followers(self) -> dict[str, PinnedTable]:
-        """The tables that follow the op log, each by its place in the store."""
-        return {**{f"topics/{name}": t for name, t in self.topics.items()}, "settled": self.settled}
-
-    @property
-    def tables(self) -> dict[str, PinnedTable]:
-        """All tables with rows of transactions, each by its place in the store."""
-        return {"half": self.half, "op": self.op, **self.followers}
-
-    @property
-    def versions(self) -> dict[str, int]:
-        """What was pinned."""
-        return {
-            **self.registers,
-            **{name: table.version for name, table in sorted(self.tables.items())},
-        }
-
-    def reached(self, topic: str) -> int:
-        """The op version up to which a topic must be complete though the store is running."""
-        own = self.topics[topic].mark(self.mark_id) if topic in self.topics else NOTHING
-        limit = self.low_water_version
-        if topic in self.parked:
-            limit = min(limit, self.parked[topic] - 1)
-        return max(own, limit)
-
-    def forgets(self, transaction_id: str) -> bool:
-        """Whether retention may have taken this transaction."""
-        return bool(self.forgotten(pa.chunked_array([[transaction_id]])).to_numpy()[0])
-
-    def forgotten(self, transaction_ids: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Which of these transactions retention may have taken; the store itself says so."""
-        older = pc.less(transaction_ids, _first_id_of(self.forgotten_before_date))
-        flags = pc.and_(older, pc.match_substring_regex(transaction_ids, _WELL_FORMED_ID))
-        return pc.fill_null(flags, False)  # noqa: FBT003
-
-
-def plain_location(location: str) -> str:
-    """`file:` locations as paths."""
-    for prefix in ("file://", "file:"):
-        if location.startswith(prefix):
-            return "/" + location[len(prefix) :].strip("/")
-    return location.rstrip("/") or "/"
-
-
-class _Registers:
-    """The small values that services keep under state/, and the versions that were read."""
-
-    def __init__(self, location: str, options: Mapping[str, str]) -> None:
-        self._location, self._options = location, options
-        self.versions: dict[str, int] = {}
-
-    def value(self, name: str) -> dict[str, Any]:
-        """What a service keeps; nothing where it never kept anything."""
-        try:
-            table = PinnedTable(f"{self._location}/state/{name}", self._options)
-        except StoreNotFoundError:
-            return {}
-        self.versions[f"state/{name}"] = table.version
-        rows = table.rows(["revision", "value"]).to_pylist()
-        newest = max(rows, key=lambda row: row["revision"], default={"value": "{}"})
-        found: dict[str, Any] = json.loads(newest["value"])
-        return found
-
-
-def _check_limits(config: Mapping[str, Any]) -> dict[str, int]:
-    name = "transaction_check_max"
-    groups = {group: own[name] for group, own in config.get("groups", {}).items() if name in own}
-    return {**({"": config[name]} if name in config else {}), **groups}
-
-
-def _first_id_of(day: str) -> str:
-    """The smallest id of a day: ids begin with their time in milliseconds."""
-    if not day:
-        return ""
-    moment = datetime.fromisoformat(day).replace(tzinfo=UTC)
-    digits = f"{int(moment.timestamp() * 1000):012x}"
-    return f"{digits[:8]}-{digits[8:]}"
-
-
-def _is_readable(topic: str) -> bool:
-    return bool(_TOPIC.fullmatch(topic)) and not topic.startswith(UNREAD_PREFIXES)
-
-
-def _topic_names(location: str, options: Mapping[str, str]) -> list[str]:
+def table_names(location: str, folder: str, options: Mapping[str, str]) -> list[str]:
+    """The tables in a folder of a store, sorted."""
     if "://" in location:
         handler = DeltaStorageHandler(location, dict(options) or None)
         filesystem: pa_fs.FileSystem = pa_fs.PyFileSystem(handler)
     else:
         filesystem = pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
-    found = filesystem.get_file_info(pa_fs.FileSelector("topics", allow_not_found=True))
+    found = filesystem.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
     names = sorted(info.base_name for info in found)
     return [
         name
         for name in names
-        if DeltaTable.is_deltatable(f"{location}/topics/{name}", dict(options) or None)
+        if DeltaTable.is_deltatable(f"{location}/{folder}/{name}", dict(options) or None)
     ]
-
-
-def is_dead_letters(topic: str) -> bool:
-    """Whether a topic table holds what no listener could end."""
-    return topic == TRANS_CHECK_MAX_TIME_TOPIC
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -362,10 +234,12 @@ def _plain_types(rows: Any) -> Any:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+    if any(test(kind) for test in _TEXTS):
         return pa.string()
-    if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
+    if any(test(kind) for test in _BINARIES):
         return pa.binary()
+    if any(test(kind) for test in _LISTS):
+        return pa.list_(pa.int64())
     if pa.types.is_map(kind):
         return pa.map_(pa.string(), pa.string())
     if pa.types.is_timestamp(kind):

@@ -9,10 +9,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from txmq.verify.report import PROMISES, SHOWN_ROWS, InvariantResult, VerifyReport, Violation
+from txmq.verify.report import (
+    PROMISES,
+    SHOWN_ROWS,
+    InvariantResult,
+    Lateness,
+    VerifyReport,
+    Violation,
+)
 from txmq.verify.spark import counts, faults, picture
 from txmq.verify.spark.log import kept
-from txmq.verify.spark.tables import DEAD_LETTERS, WELL_FORMED_ID, Settings, Source, united
+from txmq.verify.spark.tables import (
+    DEAD_LETTERS,
+    NEVER,
+    SCHEDULE,
+    WELL_FORMED_ID,
+    Settings,
+    Source,
+    united,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,10 +72,10 @@ def verify_by_spark(
     started = time.monotonic()
     with _lost_files_left_out(spark):
         run = _Run(spark, location, drained=drained, check_limits=check_limits, versions=versions)
-        results, numbers = run.results(), run.counts()
+        results, numbers, lateness = run.results(), run.counts(), run.lateness()
     return VerifyReport(
         ENGINE, location, drained, run.source.versions, numbers, results, run.source.unread,
-        run.notes(numbers), time.monotonic() - started,
+        run.notes(numbers), time.monotonic() - started, lateness=lateness,
     )  # fmt: skip
 
 
@@ -116,6 +131,13 @@ class _Run:
             "topics": len(self.source.topics)
         }
 
+    def lateness(self) -> Lateness:
+        """How long after their time delayed messages were shown."""
+        (row,) = self._sql(counts.LATENESS).collect()
+        if not row.delivered:
+            return Lateness()
+        return Lateness(row.delivered, row.p99_us / 1e6, row.max_us / 1e6)
+
     def notes(self, numbers: Mapping[str, int]) -> tuple[str, ...]:
         """What could be judged in part only."""
         judged = numbers["judged_by_settled_alone"]
@@ -133,6 +155,10 @@ class _Run:
         return {
             "drained": drained,
             "dead": DEAD_LETTERS,
+            "schedule": SCHEDULE,
+            "never": NEVER,
+            "schedule_us": self._settings.schedule_us,
+            "begins": self._settings.begins,
             "well_formed": WELL_FORMED_ID,
             "kept_day": self._settings.kept_day,
             "kept_from": self._settings.kept_from,
@@ -170,11 +196,15 @@ class _Run:
     def _shown(self) -> DataFrame:
         rows = self._spark.sql(counts.NO_ROWS)
         for topic in self.source.topics:
-            table = self.source.table(f"topics/{topic}")
-            rows = rows.union(
-                self._spark.sql(picture.SHOWN, name=topic, dead=DEAD_LETTERS, table=table)
-            )
+            rows = rows.union(self._shown_in(topic))
         return rows
+
+    def _shown_in(self, topic: str) -> DataFrame:
+        if topic == SCHEDULE:
+            table = self.source.table(f"topics/{topic}")
+            return self._spark.sql(picture.SCHEDULED, name=topic, table=table)
+        table = self.source.topic(topic)
+        return self._spark.sql(picture.SHOWN, name=topic, dead=DEAD_LETTERS, table=table)
 
     def _sql(self, query: str) -> DataFrame:
         # Only what is named, for every view that is passed on is registered anew. Values become
@@ -188,6 +218,7 @@ class _Run:
 _VIEWS = (
     ("row_counts", picture.ROW_COUNTS, False),
     ("marks", picture.MARKS, True),
+    ("stand_ins", picture.STAND_INS, True),
     ("messages", picture.MESSAGES, True),
     ("transactions", picture.TRANSACTIONS, True),
     ("moments", picture.MOMENTS, False),
@@ -197,6 +228,8 @@ _VIEWS = (
     ("excused", picture.EXCUSED, False),
     ("standing", picture.FOLDED, True),
     ("facts", picture.FACTS, True),
+    ("deliveries", picture.DELIVERIES, True),
+    ("timed", picture.TIMED, True),
     ("without_claims", picture.WITHOUT_CLAIMS, True),
     ("reached", picture.REACHED, True),
     ("placed", picture.PLACED, True),

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # What services keep comes first, then what follows is pinned before what it follows.
-PLACES = ("state", "topics", "settled", "op", "half")
+_SCHEDULE = "topics/SCHEDULE_TOPIC_XXXX"
+# What is taken away is said before it is done.
+_SAID = "state/maintenance"
+PLACES = ("state", "topics", _SCHEDULE, "settled", "op", "half", _SAID)
 _SHELVES = ("state", "topics")
+_NEEDED = ("settled", "op", "half")
+_APART = f"/({_SCHEDULE}|{_SAID})/_delta_log/"
 _GLOB_CHARACTERS = re.compile(r"([{}*?\[\]\\])")
 _ACTIONS = """
     commitInfo STRUCT<timestamp: BIGINT, operation: STRING>, metaData STRUCT<id: STRING>,
@@ -36,7 +41,7 @@ _OF_A_PLACE = """
         ) AS added,
         named_struct('path', remove.path, 'is_change', remove.dataChange) AS removed, txn
     FROM {actions}
-    WHERE file RLIKE {pattern}
+    WHERE file RLIKE {pattern} AND ({shelf} = '' OR NOT file RLIKE {apart})
 """
 _FILES = """
     SELECT regexp_extract(path, '[^/]+$', 0) AS name, min(length) AS size
@@ -141,7 +146,7 @@ def _of_place(spark: SparkSession, root: str, place: str) -> Iterator[DataFrame]
     shelf = place if place in _SHELVES else ""
     folder = f"{globbed(root)}/{place}/*" if shelf else f"{globbed(root)}/{place}"
     commits = _listed(spark, "json", f"{folder}/_delta_log/*.json")
-    if commits is None and not shelf:
+    if commits is None and place in _NEEDED:
         raise StoreNotFoundError(place, "is not there; check the location of the store")
     checkpoints = _listed(spark, "parquet", f"{folder}/_delta_log/*.checkpoint*.parquet")
     pattern = {"json": "/[0-9]{20}[.]json$", "parquet": "/[0-9]{20}[.]checkpoint[^/]*[.]parquet$"}
@@ -149,7 +154,7 @@ def _of_place(spark: SparkSession, root: str, place: str) -> Iterator[DataFrame]
         if found is not None:
             yield spark.sql(
                 _OF_A_PLACE, place=place, shelf=shelf, is_commit=kind == "json",
-                pattern=pattern[kind], actions=found,
+                pattern=pattern[kind], apart=_APART, actions=found,
             )  # fmt: skip
 
 

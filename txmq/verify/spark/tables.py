@@ -16,14 +16,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEAD_LETTERS = "TRANS_CHECK_MAX_TIME_TOPIC"
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 # Other services fill these; their rows have other rules.
-OTHERS = re.compile(r"(RETRY_|DLQ_|SCHEDULE_TOPIC_).*")
+OTHERS = re.compile(r"(RETRY_|DLQ_|SCHEDULE_TOPIC_(?!XXXX$)).*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# Before every time, and small enough to stand in a query.
+NEVER = -9_000_000_000_000_000_000
 WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 _TOPICS = "topics/"
 _OF_READABLE = """
     SELECT * FROM {actions} WHERE NOT array_contains(from_json({unread}, 'ARRAY<STRING>'), table)
 """
+# A typed topic has more columns, and they may have any other name.
+_OF_A_TOPIC = (
+    "message_id", "topic", "queue_id", "queue_offset", "tags", "keys", "body", "properties",
+    "sharding_key", "born_timestamp", "producer_group", "transaction_id", "sequence", "life",
+    "op_version",
+)  # fmt: skip
 _REGISTER = "SELECT {name} AS name, max_by(value, revision) AS value FROM {register}"
 
 
@@ -63,11 +72,16 @@ class Source:
         actions = self.logs.actions
         return self.spark.sql(_OF_READABLE, unread=unread, actions=actions)
 
-    def table(self, place: str) -> DataFrame:
+    def table(self, place: str, columns: Sequence[str] = ("*",)) -> DataFrame:
         """The rows of a table, each with its file."""
         version = self.logs.pinned[place].version
         reader = self.spark.read.format("delta").option("versionAsOf", version)
-        return reader.load(f"{self.root}/{place}").selectExpr("*", "_metadata.file_name AS file")
+        rows = reader.load(f"{self.root}/{place}")
+        return rows.selectExpr(*columns, "_metadata.file_name AS file")
+
+    def topic(self, name: str) -> DataFrame:
+        """The rows of a topic, each with its file."""
+        return self.table(f"{_TOPICS}{name}", _OF_A_TOPIC)
 
     def changes(self, place: str) -> DataFrame:
         """What was appended by the commits that can still be read."""
@@ -93,13 +107,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the store says about itself."""
+    """What the store says about itself; `schedule_us` is NEVER where it keeps all of that."""
 
     low_water: int
     parked: str
     check_limits: Mapping[str, int]
     kept_day: str
     kept_from: str
+    schedule_us: int
+    begins: str
 
     @classmethod
     def of(cls, source: Source, check_limits: Mapping[str, int] | None) -> Settings:
@@ -113,6 +129,8 @@ class Settings:
             check_limits or _limits_in(kept["config"]),
             kept_day,
             _first_id_of(kept_day),
+            _begin_us(kept["maintenance"].get("schedule_forgotten_before_date") or ""),
+            json.dumps(kept["maintenance"].get("topic_begin") or {}),
         )
 
 
@@ -128,9 +146,17 @@ def _limits_in(config: Mapping[str, Any]) -> dict[str, int]:
     return {group: limit for group, limit in found.items() if limit is not None}
 
 
+def _begin_us(date: str) -> int:
+    return round(_midnight(date).timestamp()) * 1_000_000 if date else NEVER
+
+
+def _midnight(date: str) -> datetime:
+    return datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC)
+
+
 def _first_id_of(date: str) -> str:
     """Ids begin with their milliseconds in hexadecimal digits, a dash after eight of them."""
     if not date:
         return ""
-    day = datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC)
-    return "-".join(re.findall("(.{8})(.{4})", format(round(day.timestamp()) * 1000, "012x"))[0])
+    digits = format(round(_midnight(date).timestamp()) * 1000, "012x")
+    return "-".join(re.findall("(.{8})(.{4})", digits)[0])

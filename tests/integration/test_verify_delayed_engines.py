@@ -1,0 +1,142 @@
+"""Two checkers that share no code find the same in stores with delayed messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.delay_world import DelayWorld
+from tests.delayed import (
+    BUGS,
+    DelayBug,
+    delayed,
+    delayed_store,
+    deliver,
+    ended,
+    retained,
+    send_all_kinds,
+    shown,
+)
+from tests.delayed import tomorrow as all_forgotten
+from tests.planted import clean_log_at
+from tests.stores import START, HandMadeStore
+from txmq.names import SCHEDULE_TOPIC
+from txmq.verify import VerifyReport, differences, verify, verify_by_spark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+PLAIN, SPARK = "plain", "spark"
+# Small stores: compiling a query would cost more than running it.
+FOR_SMALL_STORES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def quick(spark: SparkSession) -> Iterator[SparkSession]:
+    before = {key: spark.conf.get(key, None) for key in FOR_SMALL_STORES}
+    for key, value in FOR_SMALL_STORES.items():
+        spark.conf.set(key, value)
+    yield spark
+    for key, value in before.items():
+        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> HandMadeStore:
+    return delayed_store(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, quick: SparkSession) -> dict[str, VerifyReport]:
+    """What both say of one store with every bug."""
+    made = delayed_store(str(tmp_path_factory.mktemp("verify") / "ruined"))
+    for bug in BUGS:
+        bug.do(made)
+    return both(made.location, quick)
+
+
+def both(location: str, spark: SparkSession, *, drained: bool = True) -> dict[str, VerifyReport]:
+    plain = verify(location, drained=drained)
+    told = verify_by_spark(location, spark, drained=drained, versions=plain.versions)
+    return {PLAIN: plain, SPARK: told}
+
+
+def assert_sound(reports: dict[str, VerifyReport]) -> VerifyReport:
+    assert differences(reports[PLAIN], reports[SPARK]) == ()
+    for report in reports.values():
+        assert report.is_clean, report.to_dict()
+    return reports[SPARK]
+
+
+@pytest.mark.parametrize("engine", [PLAIN, SPARK])
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_planted_bug_is_caught(bug: DelayBug, engine: str, found: dict[str, VerifyReport]) -> None:
+    for result in found[engine].results:
+        if result.invariant in bug.breaks:
+            ids = [violation.row_id for violation in result.violations]
+            assert any(bug.subject in row_id for row_id in ids), f"{result.invariant} names {ids}"
+
+
+def test_engines_agree_on_every_row_of_every_bug(found: dict[str, VerifyReport]) -> None:
+    assert differences(found[PLAIN], found[SPARK]) == ()
+    assert found[SPARK].violation_count > len(BUGS)
+
+
+def test_every_life_of_a_delayed_message_is_sound_while_running(
+    made: HandMadeStore, quick: SparkSession
+) -> None:
+    report = assert_sound(both(made.location, quick, drained=False))
+
+    assert report.lateness.max_s == 65.0
+    assert report.counts["delivered"] == 6
+
+
+def test_what_the_services_write_is_sound(tmp_path: Path, quick: SparkSession) -> None:
+    world = DelayWorld(tmp_path)
+    send_all_kinds(world)
+    world.publisher.run_once()
+    world.after(3_600)
+    world.producer.close()
+
+    report = assert_sound(both(world.store.location, quick))
+
+    assert (report.counts["scheduled"], report.counts["delivered"]) == (1, 4)
+
+
+def test_schedule_stands_for_halves_that_are_gone(made: HandMadeStore, quick: SparkSession) -> None:
+    retained(made, "half", "op", **all_forgotten())
+    version = ended(made, deliver(3, 1))
+    shown(made, delayed(3, "orders", "orders")[1], version)
+
+    assert assert_sound(both(made.location, quick)).counts["known_by_schedule_alone"] == 8
+
+
+def test_what_retention_took_of_topics_and_schedule_is_history(
+    made: HandMadeStore, quick: SparkSession
+) -> None:
+    day = (START + timedelta(days=-1)).date()
+    said = {"orders": 99, "stock": 99}
+    retained(made, "topics/orders", "topics/stock", topic_begin=said,
+             schedule_forgotten_before_date=(day + timedelta(days=1)).isoformat())  # fmt: skip
+    made.remove(f"topics/{SCHEDULE_TOPIC}", f"due_date = '{day}'")
+
+    assert_sound(both(made.location, quick))
+
+
+def test_deliveries_whose_claims_are_cleaned_are_judged_by_the_settled_log(
+    made: HandMadeStore, quick: SparkSession
+) -> None:
+    clean_log_at(made.location, "op")
+
+    report = assert_sound(both(made.location, quick))
+
+    assert report.counts["delivered"] == 6

@@ -1,0 +1,93 @@
+"""Rows of one topic table, each beside the message that it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.verify.plain.halves import ABSENT, Flags, Integers, ranks
+from txmq.verify.plain.picture import Picture, RowIds, integers
+from txmq.verify.plain.schedule import messages_of
+from txmq.verify.plain.store import is_dead_letters, is_schedule
+from txmq.verify.plain.tables import TOPIC_COLUMNS
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """The rows of a table in the order of its queues.
+
+    Attributes:
+        place: the number of the message of each row, ABSENT without one.
+        known: rows that show a message.
+        forgotten: rows whose halves retention took.
+        numbers: the transaction of each known row, ABSENT for the others.
+        by_schedule: known rows of messages that only the schedule still holds.
+    """
+
+    name: str
+    rows: pa.Table
+    place: Integers
+    known: Flags
+    forgotten: Flags
+    numbers: Integers
+    by_schedule: Flags
+
+    @classmethod
+    def of(cls, name: str, picture: Picture) -> PlacedRows:
+        """Read a table; its content becomes digests."""
+        rows = _read(name, picture)
+        rows = rows.take(pa.array(_queue_order(rows)))
+        halves, place = picture.halves, messages_of(rows, picture.halves)
+        known = np.append(halves.carries, [False])[place]
+        by_schedule = np.append(halves.by_schedule, [False])[halves.owners(place)]
+        if is_dead_letters(name):
+            # The schedule tells nothing of an earlier life.
+            known &= ~by_schedule
+        forgotten = ~known & picture.forgotten(rows["transaction_id"])
+        numbers = np.where(known, halves.owners(place), ABSENT)
+        return cls(name, rows, place, known, forgotten, numbers, known & by_schedule)
+
+    @property
+    def row_ids(self) -> RowIds:
+        """Makes topic/queue/offset and the message_id of a row, for the few rows that are shown."""
+        return row_ids(self.name, self.rows)
+
+    def column(self, name: str) -> Integers:
+        """A column as numbers; null is ABSENT."""
+        return integers(self.rows[name])
+
+
+def row_ids(name: str, rows: pa.Table) -> RowIds:
+    """As `PlacedRows.row_ids`, for some of its rows."""
+    return lambda places: _addresses(name, rows.take(pa.array(places)))
+
+
+def _read(name: str, picture: Picture) -> pa.Table:
+    # The schedule is in memory already: the picture needs it.
+    if is_schedule(name):
+        return picture.schedule
+    return picture.pinned.topics[name].rows(TOPIC_COLUMNS, content=True)
+
+
+def _queue_order(rows: pa.Table) -> Integers:
+    """By queue and offset; of equal ones by message, so that every reader names the same one."""
+    queues, offsets = integers(rows["queue_id"]), integers(rows["queue_offset"])
+    order: Integers = np.lexsort((offsets, queues))
+    same = (np.diff(offsets[order]) == 0) & (np.diff(queues[order]) == 0)
+    if same.any():
+        order = np.lexsort((ranks(rows["message_id"]), offsets, queues))
+    return order
+
+
+def _addresses(name: str, rows: pa.Table) -> list[str]:
+    queue, offset = (rows[key].cast(pa.string()) for key in ("queue_id", "queue_offset"))
+    address = pc.binary_join_element_wise(
+        pa.scalar(name), queue, offset, "/", null_handling="replace", null_replacement="?"
+    )
+    named = pc.binary_join_element_wise(
+        address, rows["message_id"], " ", null_handling="replace", null_replacement="?"
+    )
+    return [str(row_id) for row_id in named.to_pylist()]

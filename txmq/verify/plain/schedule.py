@@ -1,0 +1,119 @@
+"""The checker's look at the schedule: what waits for its time, and when that is.
+
+A row of it also stands for a half that retention took: it holds all that was sent, and it is
+evidence of the COMMIT.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.names import SCHEDULE_TOPIC
+from txmq.verify.plain.digests import DIGEST
+from txmq.verify.plain.fates import Fates
+from txmq.verify.plain.fold import COMMITTED
+from txmq.verify.plain.halves import ABSENT, Halves, Integers
+from txmq.verify.plain.store import PinnedStore, midnight_us
+from txmq.verify.plain.tables import SCHEDULE_COLUMNS, UNSAID, microseconds
+
+# Longer pauses are no txmq's, and would not fit into a time.
+_MAX_PAUSE_S = 10**11
+_COPIED = {"real_topic": "topic", "real_queue_id": "queue_id"}
+
+
+def schedule_rows(pinned: PinnedStore) -> pa.Table:
+    """SCHEDULE_COLUMNS and DIGEST of all rows; none where there is no schedule."""
+    if SCHEDULE_TOPIC in pinned.topics:
+        return pinned.topics[SCHEDULE_TOPIC].rows(SCHEDULE_COLUMNS, content=True)
+    return pa.table({name: pa.nulls(0) for name in (*SCHEDULE_COLUMNS, *DIGEST)})
+
+
+def stand_ins(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.Table:
+    """Rows as those of `halves` for messages whose halves retention took, each message once."""
+    if not schedule.num_rows:
+        return halves.slice(0, 0)
+    rows = _without_half(schedule, halves, pinned)
+    rows = rows.sort_by([("queue_id", "ascending"), ("queue_offset", "ascending")])
+    numbered = rows.append_column("row", pa.array(np.arange(rows.num_rows)))
+    address = numbered.group_by(["transaction_id", "sequence"]).aggregate([("row", "min")])
+    rows = rows.take(address["row_min"])
+    columns = {
+        field.name: _column(rows, _COPIED.get(field.name, field.name), field.type)
+        for field in halves.schema
+    }
+    return pa.table(columns, schema=halves.schema)
+
+
+def commits_of(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.Table:
+    """What the schedule says of the COMMITs of those: transaction_id, op_version, life."""
+    if not schedule.num_rows:
+        none = {"transaction_id": pa.string(), "op_version": pa.int64(), "life": pa.int64()}
+        return pa.schema(list(none.items())).empty_table()
+    rows = _without_half(schedule, halves, pinned)
+    found = rows.group_by("transaction_id").aggregate([("op_version", "min"), ("life", "min")])
+    numbers = [pc.fill_null(found[name], -1) for name in ("op_version_min", "life_min")]
+    return pa.table(
+        [found["transaction_id"], *numbers], names=["transaction_id", "op_version", "life"]
+    )
+
+
+def committed_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
+    """When the COMMIT of each transaction was settled; UNSAID where nobody tells it."""
+    rows = settled.filter(pc.equal(settled["state"], COMMITTED))
+    numbers = halves.numbers_of(rows["transaction_id"])
+    same = pc.fill_null(rows["op_version"], -1).to_numpy() == fates.op_version[numbers]
+    moments = microseconds(rows["settled_timestamp"])
+    same &= (numbers >= 0) & (moments != UNSAID)
+    latest = np.iinfo(np.int64).max
+    found = np.full(len(halves.ids) + 1, latest, dtype=np.int64)
+    np.minimum.at(found, numbers[same], moments[same])
+    return np.where(found == latest, UNSAID, found)
+
+
+def asked_due_us(halves: Halves, committed: Integers) -> Integers:
+    """When each message is due by what was sent; UNSAID for what is not delayed or not known."""
+    given = microseconds(halves.rows["deliver_timestamp"])
+    pause_s = pc.fill_null(halves.rows["delay_s"], 0).to_numpy()
+    begin = committed[halves.transaction]
+    known = (begin != UNSAID) & (pause_s <= _MAX_PAUSE_S)
+    later = np.where(known, begin, 0) + np.where(known, pause_s, 0) * 1_000_000
+    due = np.where(given != UNSAID, given, np.where(known, later, UNSAID))
+    return np.where(halves.delayed, due, UNSAID)
+
+
+def due_us(asked: Integers, schedule: pa.Table, halves: Halves) -> Integers:
+    """The same, by the schedule where the half alone cannot tell."""
+    unknown = (asked == UNSAID) & halves.delayed
+    if not unknown.any() or not schedule.num_rows:
+        return asked
+    latest = np.iinfo(np.int64).max
+    told = np.full(len(asked) + 1, latest, dtype=np.int64)
+    moments = microseconds(schedule["deliver_timestamp"])
+    place = messages_of(schedule, halves)
+    np.minimum.at(told, place, np.where(moments == UNSAID, latest, moments))
+    told = np.where(told == latest, UNSAID, told)[:-1]
+    return np.where(unknown, told, asked)
+
+
+def messages_of(rows: pa.Table, halves: Halves) -> Integers:
+    """The number of the message that each row shows; ABSENT where there is no half of it."""
+    sequences = pc.fill_null(rows["sequence"], ABSENT).to_numpy()
+    return halves.find(halves.numbers_of(rows["transaction_id"]), sequences)
+
+
+def _without_half(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.Table:
+    ids = schedule["transaction_id"]
+    absent = pc.invert(pc.is_in(ids, value_set=pc.unique(halves["transaction_id"])))
+    gone = pc.and_(pc.and_(absent, pinned.forgotten(ids)), pc.is_valid(schedule["sequence"]))
+    due = microseconds(schedule["deliver_timestamp"])
+    limit_us = midnight_us(pinned.schedule_forgotten_before_date)
+    # Of days that may be gone, what became of their messages may be gone too.
+    is_kept = pa.array((due != UNSAID) & (due >= limit_us))
+    return schedule.filter(pc.and_(gone, is_kept))
+
+
+def _column(rows: pa.Table, name: str, kind: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    """What the schedule does not hold is null: its rows are no heads, and have their due time."""
+    return rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, kind)

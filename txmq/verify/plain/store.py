@@ -1,0 +1,196 @@
+"""The checker's own reading of a store: every table at one version, and what services keep."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.errors import StoreNotFoundError
+from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.verify.plain.tables import NOTHING, UNSAID, PinnedTable, table_names
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# Other services fill these, but for the schedule; their rows have other rules.
+UNREAD_PREFIXES = ("RETRY_", "DLQ_", "SCHEDULE_TOPIC_")
+_TOPIC = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
+_WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedStore:
+    """The tables of a store, opened in an order that gives a running store no false alarm.
+
+    What the services say comes first, then topics, the schedule, settled, op, half: whatever an
+    earlier table shows must be explained by a later one, which can only hold more.
+
+    Attributes:
+        check_limits: checks before a DISCARD by producer group, "" for all others; may be empty.
+        forgotten_before_date: retention may have taken transactions of the days before it.
+        schedule_forgotten_before_date: the same of the schedule, by due_date.
+        topic_begin: rows of a topic up to this op version may be gone.
+        registers: versions of the tables under state/ that were read.
+    """
+
+    low_water_version: int
+    parked: Mapping[str, int]
+    check_limits: Mapping[str, int]
+    forgotten_before_date: str
+    schedule_forgotten_before_date: str
+    topic_begin: Mapping[str, int]
+    registers: Mapping[str, int]
+    topics: Mapping[str, PinnedTable]
+    unread: tuple[str, ...]
+    settled: PinnedTable
+    op: PinnedTable
+    half: PinnedTable
+
+    @classmethod
+    def open(
+        cls,
+        location: str,
+        options: Mapping[str, str],
+        check_limits: Mapping[str, int] | None = None,
+    ) -> PinnedStore:
+        """Pin every table; raises StoreNotFoundError, StorageError."""
+        registers = _Registers(location, options)
+        publisher, config = registers.value("publisher"), registers.value("config")
+        parked = publisher.get("parked", {})
+        names = table_names(location, "topics", options)
+        # The schedule last: what a topic shows was in it before.
+        readable = sorted(filter(_is_readable, names), key=is_schedule)
+        topics = {name: PinnedTable(f"{location}/topics/{name}", options) for name in readable}
+        logs = [PinnedTable(f"{location}/{log}", options) for log in ("settled", "op", "half")]
+        # What is taken away is said before it is done, so this is read after the tables.
+        kept = registers.value("maintenance")
+        return cls(
+            publisher.get("low_water_version", NOTHING),
+            {name: entry["from_version"] for name, entry in parked.items()},
+            check_limits or _check_limits(config),
+            kept.get("forgotten_before_date") or "",
+            kept.get("schedule_forgotten_before_date") or "",
+            kept.get("topic_begin") or {},
+            registers.versions,
+            topics,
+            tuple(name for name in names if name not in topics),
+            *logs,
+        )
+
+    @property
+    def mark_id(self) -> str:
+        """Under this name each table keeps how far it follows the op log."""
+        return f"txmq/{self.op.table_id}"
+
+    @property
+    def followers(self) -> dict[str, PinnedTable]:
+        """The tables that follow the op log, each by its place in the store."""
+        return {**{f"topics/{name}": t for name, t in self.topics.items()}, "settled": self.settled}
+
+    @property
+    def tables(self) -> dict[str, PinnedTable]:
+        """All tables with rows of transactions, each by its place in the store."""
+        return {"half": self.half, "op": self.op, **self.followers}
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """What was pinned."""
+        return {
+            **self.registers,
+            **{name: table.version for name, table in sorted(self.tables.items())},
+        }
+
+    def reached(self, topic: str) -> int:
+        """The op version up to which a topic must be complete though the store is running."""
+        own = self.topics[topic].mark(self.mark_id) if topic in self.topics else NOTHING
+        limit = self.low_water_version
+        if topic in self.parked:
+            limit = min(limit, self.parked[topic] - 1)
+        return max(own, limit)
+
+    def may_lack(self, topic: str, op_versions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which rows of a topic its retention may have taken."""
+        flags: npt.NDArray[np.bool_] = op_versions <= self.topic_begin.get(topic, UNSAID)
+        return flags
+
+    def forgets(self, transaction_id: str) -> bool:
+        """Whether retention may have taken this transaction."""
+        return bool(self.forgotten(pa.chunked_array([[transaction_id]])).to_numpy()[0])
+
+    def forgotten(self, transaction_ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Which of these transactions retention may have taken; the store itself says so."""
+        older = pc.less(transaction_ids, _first_id_of(self.forgotten_before_date))
+        flags = pc.and_(older, pc.match_substring_regex(transaction_ids, _WELL_FORMED_ID))
+        return pc.fill_null(flags, False)  # noqa: FBT003
+
+
+def plain_location(location: str) -> str:
+    """`file:` locations as paths."""
+    for prefix in ("file://", "file:"):
+        if location.startswith(prefix):
+            return "/" + location[len(prefix) :].strip("/")
+    return location.rstrip("/") or "/"
+
+
+class _Registers:
+    """The small values that services keep under state/, and the versions that were read."""
+
+    def __init__(self, location: str, options: Mapping[str, str]) -> None:
+        self._location, self._options = location, options
+        self.versions: dict[str, int] = {}
+
+    def value(self, name: str) -> dict[str, Any]:
+        """What a service keeps; nothing where it never kept anything."""
+        try:
+            table = PinnedTable(f"{self._location}/state/{name}", self._options)
+        except StoreNotFoundError:
+            return {}
+        self.versions[f"state/{name}"] = table.version
+        rows = table.rows(["revision", "value"]).to_pylist()
+        newest = max(rows, key=lambda row: row["revision"], default={"value": "{}"})
+        found: dict[str, Any] = json.loads(newest["value"])
+        return found
+
+
+def midnight_us(day: str) -> int:
+    """When a day begins; UNSAID for none."""
+    if not day:
+        return UNSAID
+    return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def _check_limits(config: Mapping[str, Any]) -> dict[str, int]:
+    name = "transaction_check_max"
+    groups = {group: own[name] for group, own in config.get("groups", {}).items() if name in own}
+    return {**({"": config[name]} if name in config else {}), **groups}
+
+
+def _first_id_of(day: str) -> str:
+    """The smallest id of a day: ids begin with their time in milliseconds."""
+    if not day:
+        return ""
+    digits = f"{midnight_us(day) // 1000:012x}"
+    return f"{digits[:8]}-{digits[8:]}"
+
+
+def _is_readable(topic: str) -> bool:
+    is_foreign = topic.startswith(UNREAD_PREFIXES) and not is_schedule(topic)
+    return bool(_TOPIC.fullmatch(topic)) and not is_foreign
+
+
+def is_dead_letters(topic: str) -> bool:
+    """Whether a topic table holds what no listener could end."""
+    return topic == TRANS_CHECK_MAX_TIME_TOPIC
+
+
+def is_schedule(topic: str) -> bool:
+    """Whether a topic table holds what waits for its time."""
+    return topic == SCHEDULE_TOPIC

@@ -1,0 +1,194 @@
+"""The checker's look at all tables together: nothing lost, nothing doubled, every queue adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.names import SCHEDULE_TOPIC
+from txmq.verify.plain.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
+from txmq.verify.plain.fold import DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK
+from txmq.verify.plain.halves import ABSENT, Flags, Integers
+from txmq.verify.plain.picture import Picture, RowIds, ids_in
+from txmq.verify.plain.store import midnight_us
+from txmq.verify.plain.tables import UNSAID
+from txmq.verify.plain.topics import TopicChecks
+
+_NEVER = int(np.iinfo(np.int64).max)
+_PARTS = (
+    "published", "rolled back", "dead", "expired", "open", "scheduled", "recalled", "taken away"
+)  # fmt: skip
+
+
+class WholeChecks:
+    """I1, I3, I13, I15 and I23.
+
+    Attributes:
+        delivered, recalled, scheduled: what became of the delayed messages that are committed.
+        waiting, not_scheduled_yet: messages that the publisher may not have reached yet, on their
+            way to their topic and to the schedule.
+    """
+
+    def __init__(self, picture: Picture, topics: TopicChecks) -> None:
+        """Take what the topics showed; nothing is judged yet."""
+        self._picture, self._topics, self._pinned = picture, topics, picture.pinned
+        self._halves, self._fates = picture.halves, picture.fates
+        self._findings, self._report = picture.findings, picture.report
+        self._names = picture.topic_names.to_pylist()
+        self._waits = picture.committed & self._halves.delayed
+        self._end = self._fates.op_version[self._halves.transaction]
+        ended = picture.deliveries
+        self.delivered = self._waits & ended.is_(DELIVERED_NUMBER)
+        self.recalled = self._waits & ended.is_(RECALLED_NUMBER)
+        self.scheduled = self._waits & ~self.delivered & ~self.recalled
+        self._hidden = self._must_show() & (topics.visible == 0)
+        shown_by = np.where(self._halves.delayed, ended.op_version[:-1], self._end)
+        self._taken = self._hidden & (shown_by <= self._of_topics(self._begin))
+        self.waiting = self._hidden & ~self._taken & (shown_by > self._of_topics(self._reached))
+        self._unscheduled = self._waits & (topics.scheduled == 0)
+        limit_us = midnight_us(self._pinned.schedule_forgotten_before_date)
+        is_over = (picture.due_us != UNSAID) & (picture.due_us < limit_us)
+        self._day_taken = self._unscheduled & ~self.scheduled & is_over
+        reached = self._end > self._reached(SCHEDULE_TOPIC)
+        self.not_scheduled_yet = self._unscheduled & ~self._day_taken & reached
+
+    def run(self) -> None:
+        """Every check."""
+        self._check_once()
+        self._check_nothing_lost()
+        self._check_schedule()
+        self._check_shared_fate()
+        self._check_sums()
+
+    # --- what is where -------------------------------------------------------------------------
+
+    def _must_show(self) -> Flags:
+        """Messages that belong into their topic."""
+        flags: Flags = (self._picture.committed & ~self._halves.delayed) | self.delivered
+        return flags
+
+    def _of_topics(self, number_of: Callable[[str], int]) -> Integers:
+        """A number for the topic of each message."""
+        # One more for the rows without a topic, whose place is ABSENT, the last.
+        numbers = np.array([*map(number_of, self._names), UNSAID], dtype=np.int64)
+        found: Integers = numbers[self._picture.topic_of]
+        return found
+
+    def _begin(self, topic: str) -> int:
+        return self._pinned.topic_begin.get(topic, UNSAID)
+
+    def _reached(self, topic: str) -> int:
+        """The op version up to which a topic must be complete."""
+        return _NEVER if self._picture.drained else self._pinned.reached(topic)
+
+    # --- each message --------------------------------------------------------------------------
+
+    def _check_once(self) -> None:
+        message_ids = ids_in(self._halves.rows["message_id"])
+        self._report("I3", message_ids, self._topics.visible > 1, "is visible more than once")
+        twice = self._topics.scheduled > 1
+        self._report("I3", message_ids, twice, "is in the schedule more than once")
+
+    def _check_nothing_lost(self) -> None:
+        """I1."""
+        lost = self._hidden & ~self._taken & ~self.waiting
+        message_ids = ids_in(self._halves.rows["message_id"])
+        for name in self._names:
+            here = self._picture.topic_of == self._picture.number_of(name)
+            parked = ", which is parked" if name in self._pinned.parked else ""
+            detail = f"committed, but not in topic {name}{parked}"
+            self._report("I1", message_ids, lost & here, detail)
+
+    def _check_schedule(self) -> None:
+        """I1 and I15: what is delayed was in the schedule first."""
+        lost = self._unscheduled & ~self._day_taken & ~self.not_scheduled_yet
+        message_ids = ids_in(self._halves.rows["message_id"])
+        detail = f"committed, but not in topic {SCHEDULE_TOPIC}"
+        self._report("I1", message_ids, lost & ~self.delivered, detail)
+        detail = "delivered, but it never was in the schedule"
+        self._report("I15", message_ids, lost & self.delivered, detail)
+        self._check_claims(message_ids)
+
+    def _check_claims(self, message_ids: RowIds) -> None:
+        """I15: the delay service alone delivers, and not before the time."""
+        ended, due = self._picture.deliveries, self._picture.due_us
+        asked = ended.asked_us[:-1]
+        delivered = ended.is_(DELIVERED_NUMBER)
+        early = delivered & (asked != UNSAID) & (due != UNSAID) & (asked < due)
+        self._report("I15", message_ids, early, "was delivered before it was due")
+        stranger = delivered & ~ended.by_service[:-1]
+        self._report("I15", message_ids, stranger, "was not delivered by the delay service")
+
+    # --- each transaction ----------------------------------------------------------------------
+
+    def _check_shared_fate(self) -> None:
+        """I13: a topic shows a transaction as a whole, and if one topic does, all do.
+
+        The schedule is the topic of all that is delayed.
+        """
+        delayed, schedule = self._halves.delayed, len(self._names)
+        names = pa.concat_arrays([self._picture.topic_names, pa.array([SCHEDULE_TOPIC])])
+        home = np.where(delayed, schedule, self._picture.topic_of)
+        taken = np.where(delayed, self._day_taken, self._taken)
+        judged = self._picture.committed & ~taken
+        numbers, width = self._halves.transaction, len(names) + 1
+        pairs, pair_of = np.unique((numbers * width + home)[judged], return_inverse=True)
+        shown = np.where(delayed, self._topics.scheduled > 0, self._topics.visible > 0)[judged]
+        waiting = np.where(delayed, self.not_scheduled_yet, self.waiting)[judged]
+        expected = np.bincount(pair_of, minlength=len(pairs))
+        found = np.bincount(pair_of, weights=shown, minlength=len(pairs))
+        due = np.bincount(pair_of, weights=~waiting, minlength=len(pairs)) > 0
+        owner = pairs // width
+        shown_somewhere = np.zeros(len(self._halves.ids), dtype=bool)
+        shown_somewhere[owner[found > 0]] = True
+        torn = (found > 0) & (found < expected)
+        behind = (found == 0) & due & shown_somewhere[owner]
+        ids = ids_in(
+            pc.binary_join_element_wise(
+                self._halves.ids.take(pa.array(owner)), names.take(pa.array(pairs % width)), " in "
+            )
+        )
+        self._report("I13", ids, torn, "is shown in part")
+        self._report("I13", ids, behind, "is not shown, though another topic shows it")
+
+    # --- each queue ----------------------------------------------------------------------------
+
+    def _check_sums(self) -> None:
+        """I23: what was sent to a queue is somewhere, once."""
+        sent = self._per_queue(self._halves.carries)
+        parts = [self._topics.published, *map(self._per_queue, self._ends())]
+        for key in sorted({*sent, *self._topics.published}):
+            self._check_sum(key, sent.get(key, 0), [part.get(key, 0) for part in parts])
+
+    def _ends(self) -> list[Flags]:
+        """The messages of each of _PARTS but the first."""
+        pending, incomplete, discarded, rolled_back, expired = (
+            self._fates.in_state(state)[self._halves.transaction] & self._halves.carries
+            for state in (PENDING, INCOMPLETE, DISCARDED, ROLLED_BACK, EXPIRED)
+        )
+        dead = discarded & self._topics.dead_letters.in_this_life
+        open_ = pending | incomplete | self.waiting
+        if not self._picture.drained:
+            open_ |= discarded & ~dead
+        return [rolled_back, dead, expired, open_, self.scheduled, self.recalled, self._taken]
+
+    def _check_sum(self, key: tuple[str, int], sent: int, parts: list[int]) -> None:
+        if sent == sum(parts):
+            return
+        told = " + ".join(f"{count} {name}" for count, name in zip(parts, _PARTS, strict=True))
+        self._findings.add("I23", 1, [f"{key[0]}/{key[1]}"], f"{sent} sent, but {told}")
+
+    def _per_queue(self, chosen: Flags) -> dict[tuple[str, int], int]:
+        # A queue may be ABSENT, which is below 0.
+        queues = self._picture.queue_of[chosen] - ABSENT
+        width = int(queues.max(initial=0)) + 1
+        pairs, counts = np.unique(
+            self._picture.topic_of[chosen] * width + queues, return_counts=True
+        )
+        return {
+            (self._names[pair // width], pair % width + ABSENT): count
+            for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
+        }
