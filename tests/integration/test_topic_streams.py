@@ -74,7 +74,7 @@ def world(tmp_path: Path, spark: SparkSession) -> Iterator[World]:
     query.stop()
 
 
-def test_stream_is_not_disturbed_by_retention(world: World) -> None:
+def test_stream_is_not_disturbed_by_retention(world: World, spark: SparkSession) -> None:
     world.send(1, 2, 3)
     world.wait_for(1, 2, 3)
     world.clock.advance(7200)
@@ -84,6 +84,7 @@ def test_stream_is_not_disturbed_by_retention(world: World) -> None:
 
     world.wait_for(1, 2, 3, 4)
     assert bodies(world.store, TOPIC) == [b"3", b"4"]
+    assert verify_by_spark(world.store.location, spark).is_clean
 
 
 def test_stream_does_not_see_a_rebuilt_message_twice(world: World, spark: SparkSession) -> None:
@@ -102,7 +103,9 @@ def test_stream_does_not_see_a_rebuilt_message_twice(world: World, spark: SparkS
     assert verify_by_spark(world.store.location, spark).is_clean
 
 
-def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World) -> None:
+def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(
+    world: World, spark: SparkSession
+) -> None:
     world.send(1, 2)
     world.wait_for(1, 2)
 
@@ -112,6 +115,7 @@ def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World
 
     world.wait_for(1, 2, 3)
     assert bodies(world.store, TOPIC) == [b"3"]
+    assert verify_by_spark(world.store.location, spark).is_clean
 
 
 def test_dataframe_goes_to_the_queues_of_its_topic_and_fits_its_kind(
