@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from txmq.body_schema import BodySchema
@@ -37,6 +38,8 @@ _COLUMN_TYPES = {
     "keys": ("string",),
     "sharding_key": ("string",),
     "properties": ("map<string,string>",),
+    "delay_s": ("int", "bigint"),
+    "deliver_timestamp": ("timestamp",),
 }
 
 _TEXTS = ("tags", "keys", "sharding_key")
@@ -107,6 +110,8 @@ class SendLimits:
     max_message_size_bytes: int
     max_properties_size_bytes: int
     queue_count: int
+    timer_max_delay_s: float
+    now_ms: int
 
 
 def partition_of(origin: HalfOrigin) -> dict[str, str | None]:
@@ -144,6 +149,9 @@ def _half_columns(
         ),
         "sharding_key": key,
         "born_timestamp": functions.lit(timestamp(origin.born_timestamp_ms)),
+        # A pause of no length is none, as in a Message.
+        "delay_s": functions.nullif(optional("delay_s", "bigint"), functions.lit(0)),
+        "deliver_timestamp": optional("deliver_timestamp", "timestamp"),
         "ordinary": functions.lit(False),  # noqa: FBT003
     }
 
@@ -182,6 +190,8 @@ def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[
         checks |= _text_problems(F, texts)
     if "properties" in given:
         checks |= _property_problems(F)
+    if {"delay_s", "deliver_timestamp"} & set(given):
+        checks |= _delay_problems(F, limits)
     if texts or "properties" in given:
         checks |= _size_problems(F, limits, texts, with_properties="properties" in given)
     return checks
@@ -227,6 +237,20 @@ def _text_problems(functions: Any, texts: Sequence[str]) -> dict[str, Column]:
     if "tags" in texts:
         problems["tags with |"] = F.col("tags").contains("|")
     return problems
+
+
+def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
+    pause, due = functions.col("delay_s"), functions.col("deliver_timestamp")
+    max_s = limits.timer_max_delay_s
+    latest = functions.lit(timestamp(limits.now_ms) + timedelta(seconds=max_s))
+    return {
+        "delay_s below 0": pause < 0,
+        "both delay_s and deliver_timestamp": pause.isNotNull() & due.isNotNull(),
+        f"a delay above timer_max_delay_s ({max_s:,.0f} s)": (
+            functions.coalesce(pause > max_s, functions.lit(False))  # noqa: FBT003
+            | functions.coalesce(due > latest, functions.lit(False))  # noqa: FBT003
+        ),
+    }
 
 
 def _property_problems(functions: Any) -> dict[str, Column]:

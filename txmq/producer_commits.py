@@ -8,6 +8,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from txmq.body_schema import BodySchema
@@ -139,7 +140,7 @@ class ProducerCommits:
         self._logs.commit_dataframes(
             origin,
             sends,
-            self.queues.send_limits,
+            partial(self.queues.send_limits, now_ms=self.now_ms()),
             lambda count: half_rows(origin, messages, queues, count),
         )
 
@@ -230,13 +231,15 @@ class QueueChoice:
         self._spelled: dict[str, str] = {}
         self._catalog = TopicCatalog(store)
 
-    def send_limits(self, topic: str) -> SendLimits:
+    def send_limits(self, topic: str, now_ms: int) -> SendLimits:
         """What a row of a DataFrame for a topic may hold."""
         config = self._store.config
         return SendLimits(
             config.max_message_size_bytes,
             config.max_properties_size_bytes,
             self._catalog.queue_count(topic),
+            config.timer_max_delay_s,
+            now_ms,
         )
 
     def routed(

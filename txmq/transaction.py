@@ -94,8 +94,8 @@ class Transaction:
     def send_dataframe(self, dataframe: DataFrame, *, topic: str) -> None:
         """Add each row of a DataFrame as a message; it is computed and written by `prepare()`.
 
-        Columns: body (binary or string); optional tags, keys, sharding_key (string) and
-        properties (map of string to string); no others.
+        Columns: body (binary or string); optional tags, keys, sharding_key (string), properties
+        (map of string to string), delay_s (int) and deliver_timestamp (timestamp); no others.
 
         Raises: SchemaMismatchError, InvalidNameError, TopicNotFoundError, TopicKindError,
             AlreadyPreparedError.

@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.builders import GROUP, table_versions
+from tests.delay_world import DelayWorld
 from tests.reading import are_gap_free, bodies, commits, log_rows, publish, topic_rows
 from txmq.errors import (
     AlreadyPreparedError,
@@ -159,6 +160,24 @@ def test_files_of_the_half_log_tell_their_transaction(
     assert {one for bound in found for one in bound} == {transaction.id}
 
 
+def test_rows_come_each_at_its_own_time(tmp_path: Path, spark: Any) -> None:
+    world = DelayWorld(tmp_path)
+    frame = rows(
+        spark, 4, "concat('', id) AS body", "IF(id = 1, 10, IF(id = 0, 0, NULL)) AS delay_s",
+        f"IF(id = 2, timestamp_seconds({world.in_s(20).timestamp()}), NULL) AS deliver_timestamp",
+    )  # fmt: skip
+    with world.producer.begin_transaction() as transaction:
+        transaction.send_dataframe(frame, topic="order-paid")
+        transaction.prepare()
+        transaction.commit()
+    world.publisher.run_once()
+
+    assert sorted(world.visible()) == ["0", "3"]
+    assert sorted(world.after(10)) == ["0", "1", "3"]
+    assert sorted(world.after(10)) == ["0", "1", "2", "3"]
+    world.producer.close()
+
+
 # --- what is refused ---------------------------------------------------------------------------
 
 
@@ -198,6 +217,13 @@ def test_what_is_no_dataframe_is_refused(producer: TransactionProducer, frame: A
     [
         ("IF(id = 1, NULL, 'a') AS body", "body is null: 1 rows"),
         ("IF(id = 1, repeat('a', 101), 'a') AS body", "body above 100 bytes: 1 rows"),
+        ("'a' AS body, IF(id = 1, -1, 5) AS delay_s", "delay_s below 0: 1 rows"),
+        ("'a' AS body, IF(id = 1, 99999999, 5) AS delay_s", "timer_max_delay_s .3,456,000 s.: 1"),
+        (
+            "'a' AS body, IF(id = 1, timestamp'2999-01-01', now()) AS deliver_timestamp",
+            "timer_max_delay_s .3,456,000 s.: 1 rows",
+        ),
+        ("'a' AS body, 1 AS delay_s, now() AS deliver_timestamp", "both delay_s and"),
         ("'a' AS body, IF(id < 2, 'a|b', 'a') AS tags", "tags with |: 2 rows"),
         ("'a' AS body, ' ' AS keys", "blank: 3 rows"),
         ("'a' AS body, map('a', repeat('b', 101)) AS properties", "properties above 100 bytes"),
@@ -223,7 +249,10 @@ def test_rows_that_cannot_be_messages_are_counted_and_nothing_stays(
 
 def _split(columns: str) -> list[str]:
     body, *rest = columns.split(" AS body, ")
-    return [f"{body} AS body", *rest] if rest else [columns]
+    given = [one for each in rest for one in each.split(" AS delay_s, ")]
+    if len(given) > 1:
+        given[0] += " AS delay_s"
+    return [f"{body} AS body", *given] if given else [columns]
 
 
 def test_empty_dataframe_is_no_transaction(
