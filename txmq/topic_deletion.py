@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import Clock
-from txmq.delta_log import clean_log, delete_files
+from txmq.delta_log import delete_files, log_files, named_by
 from txmq.errors import CommitConflictError, CommitRefusedError, TopicInUseError
 from txmq.grouping import Groups, find_pairs, integers, list_items
 from txmq.lifecycle import FINAL_STATES, TransactionState
@@ -106,12 +106,10 @@ def _delete(store: Store, topic: str, table: Table, found: TopicDeletion, now_ms
 
 
 def _empty(table: Table) -> None:
-    files = table.files()
-    table.remove(files)
-    # Readers who lag are told by their error; the messages are to be gone now.
-    delete_files(table, [file.path for file in files])
-    table.checkpoint()
-    clean_log(table, table.version)
+    table.remove(table.files())
+    # The messages are to be gone now; the log, which readers may be reading, goes by maintenance.
+    named = named_by(table, log_files(table).commits_ms)
+    delete_files(table, named - {file.path for file in table.refresh().files()})
 
 
 # --- what is on its way ------------------------------------------------------------------------

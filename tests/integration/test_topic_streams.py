@@ -22,7 +22,7 @@ from txmq.testing import ManualClock
 from txmq.topic_admin import Topics
 from txmq.topic_retention import TopicRetention
 from txmq.topic_settings import TopicKind
-from txmq.verify import verify
+from txmq.verify import verify, verify_by_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,7 +74,7 @@ def world(tmp_path: Path, spark: SparkSession) -> Iterator[World]:
     query.stop()
 
 
-def test_stream_is_not_disturbed_by_retention(world: World) -> None:
+def test_stream_is_not_disturbed_by_retention(world: World, spark: SparkSession) -> None:
     world.send(1, 2, 3)
     world.wait_for(1, 2, 3)
     world.clock.advance(7200)
@@ -84,9 +84,10 @@ def test_stream_is_not_disturbed_by_retention(world: World) -> None:
 
     world.wait_for(1, 2, 3, 4)
     assert bodies(world.store, TOPIC) == [b"3", b"4"]
+    assert verify_by_spark(world.store.location, spark).is_clean
 
 
-def test_stream_does_not_see_a_rebuilt_message_twice(world: World) -> None:
+def test_stream_does_not_see_a_rebuilt_message_twice(world: World, spark: SparkSession) -> None:
     world.send(1, 2, 3)
     world.wait_for(1, 2, 3)
     Vandal(world.store.location).change(
@@ -99,9 +100,12 @@ def test_stream_does_not_see_a_rebuilt_message_twice(world: World) -> None:
     world.wait_for(1, 2, 3, 4)
     assert bodies(world.store, TOPIC) == [b"1", b"2", b"3", b"4"]
     assert verify(world.store.location).is_clean
+    assert verify_by_spark(world.store.location, spark).is_clean
 
 
-def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World) -> None:
+def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(
+    world: World, spark: SparkSession
+) -> None:
     world.send(1, 2)
     world.wait_for(1, 2)
 
@@ -111,6 +115,7 @@ def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World
 
     world.wait_for(1, 2, 3)
     assert bodies(world.store, TOPIC) == [b"3"]
+    assert verify_by_spark(world.store.location, spark).is_clean
 
 
 def test_dataframe_goes_to_the_queues_of_its_topic_and_fits_its_kind(

@@ -453,6 +453,7 @@ def test_delivered_messages_are_rebuilt_and_waiting_ones_stay_hidden(waiting: De
     assert not waiting.topics.rebuild(TOPIC).is_needed
     waiting.later(3600)
     assert len(waiting.rows()) == 6
+    assert is_clean(waiting.store.location)
     assert not waiting.topics.rebuild(TOPIC).is_needed
 
 
@@ -470,6 +471,7 @@ def test_delivered_messages_whose_halves_are_gone_come_from_the_schedule(waiting
 
     assert (found.missing, found.kept) == (1, 1)
     assert [without_time(row) for row in waiting.rows()] == [without_time(row) for row in before]
+    assert is_clean(waiting.store.location)
 
 
 def test_recalled_message_is_not_rebuilt(waiting: Delays) -> None:

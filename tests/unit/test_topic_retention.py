@@ -20,6 +20,7 @@ from txmq.store import Store
 from txmq.testing import ManualClock, failing_commits
 from txmq.topic_admin import Topics
 from txmq.topic_retention import TopicRetention, tell_topic_begin, topic_begins
+from txmq.verify import InvariantResult, verify
 
 GROUP, TOPIC = "orders", "order-paid"
 
@@ -190,3 +191,17 @@ def test_description_tells_what_may_be_gone(world: World) -> None:
     world.hours_later(10)
 
     assert world.topics.describe(TOPIC).begin == world.begin()
+
+
+def test_verify_misses_nothing_that_went(world: World) -> None:
+    for number in range(4):
+        world.send(b"%d" % number)
+    world.hours_later(10)
+    world.send(b"after it")
+
+    assert len(topic_rows(world.store, TOPIC)) == 2
+    assert faults(world.store) == []
+
+
+def faults(store: Store) -> list[InvariantResult]:
+    return [one for one in verify(store.location).results if one.violation_count]

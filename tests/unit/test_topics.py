@@ -69,10 +69,6 @@ def publish(store: Store) -> None:
     Publisher(store).run_once()
 
 
-def is_clean(store: Store) -> bool:
-    return verify(store.location).is_clean
-
-
 # --- create --------------------------------------------------------------------------------------
 
 
@@ -373,6 +369,21 @@ def test_message_that_comes_while_its_topic_is_deleted_is_not_lost(
 
     assert bodies(store, TOPIC) == [b"late"]
     assert store.topics() == [TOPIC]
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False])
+def test_verify_misses_nothing_of_a_deleted_topic(
+    store: Store, topics: Topics, producer: TransactionProducer, *, is_made_anew: bool
+) -> None:
+    send(producer, 5)
+    send(producer, 2, topic="other")
+    publish(store)
+    topics.delete(TOPIC, apply=True)
+    if is_made_anew:
+        send(producer, 12)
+        publish(store)
+
+    assert [one for one in verify(store.location).results if one.violation_count] == []
 
 
 def test_killed_deletion_is_done_again(
