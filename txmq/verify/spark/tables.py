@@ -31,7 +31,7 @@ _OF_READABLE = """
 _OF_A_TOPIC = (
     "message_id", "topic", "queue_id", "queue_offset", "tags", "keys", "body", "properties",
     "sharding_key", "born_timestamp", "producer_group", "transaction_id", "sequence", "life",
-    "op_version",
+    "op_version", "store_timestamp",
 )  # fmt: skip
 _REGISTER = "SELECT {name} AS name, max_by(value, revision) AS value FROM {register}"
 
