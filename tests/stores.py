@@ -200,7 +200,7 @@ class HandMadeStore:
         marks = self._marks(SCHEDULE_TOPIC, op_version if mark is None else mark)
         for row in rows:
             queue = row["queue_id"]
-            marks[f"txmq-offset/{queue}"] = self.next_offsets[SCHEDULE_TOPIC, queue]
+            marks[f"txmq-offset/{queue}"] = self.next_offsets.get((SCHEDULE_TOPIC, queue), 0)
         self._append(f"topics/{SCHEDULE_TOPIC}", SCHEDULE, rows, marks)
 
     def bury(self, *published: Half, op_version: int, life: int = 0, **options: Any) -> None:

@@ -13,11 +13,19 @@ from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService
 from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
+from txmq.hooks import (
+    CheckForbiddenHook,
+    EndContext,
+    EndTransactionHook,
+    SendContext,
+    SendMessageHook,
+)
 from txmq.http_listener import HttpListener
 from txmq.jdbc_listener import JdbcListener
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
+from txmq.message_query import FoundMessage, MessageQuery
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
@@ -27,6 +35,7 @@ from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
 from txmq.topic_admin import Topics
 from txmq.topic_settings import TopicKind, TopicSettings
+from txmq.trace import TraceHook
 from txmq.trace_context import with_trace_context
 from txmq.transaction import Transaction
 from txmq.verify import verify
@@ -40,6 +49,7 @@ __all__ = [
     "BodySchema",
     "Broker",
     "BrokerHandle",
+    "CheckForbiddenHook",
     "CheckService",
     "Config",
     "ConsumeFromWhere",
@@ -48,22 +58,29 @@ __all__ = [
     "DelayLevel",
     "DelayService",
     "DeltaListener",
+    "EndContext",
+    "EndTransactionHook",
+    "FoundMessage",
     "HalfMessage",
     "HttpListener",
     "JdbcListener",
     "LocalTransactionState",
     "Maintenance",
     "Message",
+    "MessageQuery",
     "Operator",
     "Publisher",
     "QueryListener",
     "RecheckJob",
+    "SendContext",
+    "SendMessageHook",
     "SendResult",
     "SetListener",
     "Store",
     "TopicKind",
     "TopicSettings",
     "Topics",
+    "TraceHook",
     "Transaction",
     "TransactionListener",
     "TransactionProducer",

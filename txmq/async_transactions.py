@@ -16,6 +16,7 @@ from txmq.errors import TxmqError
 from txmq.lifecycle import ClaimKind
 from txmq.message import LocalTransactionState, Message, message_id, new_transaction_id
 from txmq.producer_commits import ProducerCommits, Routed
+from txmq.producer_hooks import AskedEnd, Sending
 from txmq.resolution import Resolution
 from txmq.send_results import TransactionSendResult
 
@@ -36,6 +37,7 @@ class _Sent:
     message: Message
     argument: object
     future: Future[TransactionSendResult]
+    sending: Sending
 
     def finish(self, state: LocalTransactionState) -> None:
         own_id = message_id(self.transaction_id, 0)
@@ -66,10 +68,15 @@ class AsyncTransactions:
         """Two commits, shared with others. Raises: ClosedError."""
         own_id = new_transaction_id(self._commits.now_ms())
         rows = self._commits.half_rows(own_id, [routed], in_turn=True, ordinary=False)
-        sent = _Sent(own_id, routed.message, argument, Future())
-        if not self._is_started:
-            self._start()
-        self._commits.prepare_then(rows, lambda error: self._prepared(sent, error))
+        sending = self._commits.hooks.begin_send({own_id: [routed.message]})
+        sent = _Sent(own_id, routed.message, argument, Future(), sending)
+        try:
+            if not self._is_started:
+                self._start()
+            self._commits.prepare_then(rows, lambda error: self._prepared(sent, error))
+        except TxmqError as error:
+            sending.done(error)
+            raise
         return sent.future
 
     def close(self) -> None:
@@ -88,6 +95,7 @@ class AsyncTransactions:
                     thread.start()
 
     def _prepared(self, sent: _Sent, error: BaseException | None) -> None:
+        sent.sending.done(error)
         if error is not None:
             # R6: without a half there is no local transaction.
             sent.future.set_exception(error)
@@ -115,28 +123,53 @@ class AsyncTransactions:
         known = [(sent, state) for sent, state in executed if state in _END_KINDS]
         for sent, state in executed:
             if state not in _END_KINDS:
+                self._tell(sent, state, None, None)
                 sent.finish(state)
         ends = [(sent.transaction_id, _END_KINDS[state]) for sent, state in known]
         try:
             if ends:
-                self._commits.end_then(ends, lambda answers, error: _ended(known, answers, error))
+                self._commits.end_then(
+                    ends, lambda answers, error: self._ended(known, answers, error)
+                )
         except TxmqError as error:
-            _ended(known, (), error)
+            self._ended(known, (), error)
+
+    def _ended(
+        self,
+        known: Sequence[tuple[_Sent, LocalTransactionState]],
+        answers: Sequence[Resolution],
+        error: BaseException | None,
+    ) -> None:
+        if error is not None:
+            for sent, state in known:
+                self._tell(sent, state, None, error)
+                sent.future.set_exception(error)
+            return
+        for (sent, state), answer in zip(known, answers, strict=True):
+            refusal = _refusal(sent, state, answer)
+            self._tell(sent, state, answer, refusal)
+            if refusal is None:
+                sent.finish(state)
+            else:
+                sent.future.set_exception(refusal)
+
+    def _tell(
+        self,
+        sent: _Sent,
+        asked: LocalTransactionState,
+        found: Resolution | None,
+        error: BaseException | None,
+    ) -> None:
+        """Hooks hear of an end before its caller does."""
+        if self._commits.hooks:
+            end = AskedEnd(sent.transaction_id, asked, (sent.message,), 1)
+            self._commits.hooks.ended(end, found, error)
 
 
-def _ended(
-    known: Sequence[tuple[_Sent, LocalTransactionState]],
-    answers: Sequence[Resolution],
-    error: BaseException | None,
-) -> None:
-    if error is not None:
-        for sent, _ in known:
-            sent.future.set_exception(error)
-        return
-    for (sent, state), answer in zip(known, answers, strict=True):
-        try:
-            answer.confirm(sent.transaction_id, _END_KINDS[state])
-        except TxmqError as refusal:
-            sent.future.set_exception(refusal)
-        else:
-            sent.finish(state)
+def _refusal(sent: _Sent, state: LocalTransactionState, answer: Resolution) -> TxmqError | None:
+    """What the caller gets where another end was first."""
+    try:
+        answer.confirm(sent.transaction_id, _END_KINDS[state])
+    except TxmqError as refusal:
+        return refusal
+    return None

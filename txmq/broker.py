@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from txmq.service import ServiceHandle
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from txmq.hooks import Hook
     from txmq.listeners import CheckListener
     from txmq.store import Store
 
@@ -45,13 +46,15 @@ class Broker:
     Args:
         store: where the logs are.
         spark: the session that the services run on.
-        listeners: who answers for a producer group, beside those that the settings name.
+        listeners: who answers for a producer group, beside those that the settings name; one in a
+            namespace is named `tenant%group` (R94).
+        hooks: told of the ends that the check writes (R89).
 
     Example:
         >>> result = Broker(store, spark=spark).run_once()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its services are told once
         self,
         store: Store,
         *,
@@ -59,16 +62,17 @@ class Broker:
         listeners: Mapping[str, CheckListener] | None = None,
         clock: Clock | None = None,
         name: str | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
         """Build the services; nothing runs yet.
 
-        Raises: ListenerError.
+        Raises: ListenerError, HookError.
         """
         self.store = store
         clock = clock or SystemClock()
         self.publisher = Publisher(store, spark=spark, clock=clock, name=name)
         self.check_service = CheckService(
-            store, spark=spark, listeners=dict(listeners or {}), clock=clock
+            store, spark=spark, listeners=dict(listeners or {}), clock=clock, hooks=hooks
         )
         self.delay_service = DelayService(store, clock=clock)
         self.maintenance = Maintenance(store, clock=clock)

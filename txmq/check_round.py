@@ -22,12 +22,14 @@ from txmq.check_claims import (
     late_claims,
     result_of,
 )
+from txmq.check_hooks import CheckHooks
 from txmq.check_lease import CheckLease
 from txmq.check_standing import CheckStandings
 from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
 from txmq.group_listeners import GroupListeners
 from txmq.grouping import Groups
+from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import CheckListener
 from txmq.remote_asker import remote_asker
@@ -60,6 +62,7 @@ class CheckRound:
         listeners: Mapping[str, CheckListener],
         clock: Clock,
         spark: SparkSession | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """`listeners` by producer group; no thread is started yet. Raises: ListenerError."""
         session, config = uuid.uuid4(), store.config
@@ -67,6 +70,7 @@ class CheckRound:
         self._lock = threading.Lock()
         self._half = store.half_log()
         self._standings = CheckStandings(store)
+        self._hooks = CheckHooks(hooks or Hooks(), store)
         remote = partial(remote_asker, store, clock)
         self._listeners = GroupListeners(listeners, config, spark, remote)
         self._lease = CheckLease(store.register("check_lease"), str(session), config.check_lease_s)
@@ -103,22 +107,30 @@ class CheckRound:
         """
         with self._lock:
             self._write(self._late_claims())
-            if not dues.num_rows:
-                return RoundResult()
-            if not self._take_lease(may_wait):
-                return None
-            reached(FailPoint.LEASE_TAKEN)
-            try:
-                return self._round(dues, clock_ms, source)
-            finally:
-                self._lease.give_back(self._clock.now_ms())
-                reached(FailPoint.LEASE_RETURNED)
+            done = (
+                self._leased(dues, clock_ms, source, may_wait) if dues.num_rows else RoundResult()
+            )
+        self._hooks.tell()
+        return done
 
     def close(self) -> None:
         """Write the answers that came late and end the threads that do not hang."""
         with self._lock:
             self._listeners.close()
             self._write(self._late_claims())
+        self._hooks.flush()
+
+    def _leased(
+        self, dues: pa.Table, clock_ms: int, source: ClaimSource, may_wait: Callable[[], bool]
+    ) -> RoundResult | None:
+        if not self._take_lease(may_wait):
+            return None
+        reached(FailPoint.LEASE_TAKEN)
+        try:
+            return self._round(dues, clock_ms, source)
+        finally:
+            self._lease.give_back(self._clock.now_ms())
+            reached(FailPoint.LEASE_RETURNED)
 
     def _take_lease(self, may_wait: Callable[[], bool]) -> bool:
         while not self._lease.take(self._clock.now_ms()):
@@ -165,6 +177,7 @@ class CheckRound:
         rows = pa.concat_tables(self._unwritten)
         op.append_table(rows, self._queue_id, app_id=self._app_id, number=number)
         self._unwritten.clear()
+        self._hooks.written(rows)
         if number % REOPEN_AFTER_COMMITS == 0:
             op.table.reopen()
 

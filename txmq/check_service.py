@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from txmq.check_stream import dues_of, horizon_s, start_check_stream
 from txmq.clock import Clock, SystemClock
 from txmq.due_table import rounds_of
 from txmq.errors import EnvironmentProblemError, TxmqError
+from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import CheckListener
 from txmq.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
@@ -50,6 +51,7 @@ class CheckService:
             its settings are left as they are.
         listeners: by producer group; those that the settings name are added.
         clock: what "due" means.
+        hooks: told of the ends that it writes (R89).
 
     Example:
         >>> CheckService(store, listeners={"orders": listener}).run_once().checks.asked
@@ -63,8 +65,10 @@ class CheckService:
         spark: SparkSession | None = None,
         listeners: Mapping[str, CheckListener] | None = None,
         clock: Clock | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
-        """Check the listeners; nothing is read or asked yet. Raises: ListenerError."""
+        """Check the listeners; nothing is read or asked yet. Raises: ListenerError, HookError."""
+        self._hooks = Hooks(hooks)
         self.store = store
         self._spark = spark
         self._clock: Clock = clock or SystemClock()
@@ -73,8 +77,9 @@ class CheckService:
     def run_once(self) -> RecheckResult:
         """A recheck: ask until nothing is left that was due at the start; starts no stream."""
         return RecheckJob(
-            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark
-        ).run_once()
+            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark,
+            hooks=self._hooks,
+        ).run_once()  # fmt: skip
 
     def start(self) -> CheckHandle:
         """Run until `stop()`; a recheck begins at once. Raises: EnvironmentProblemError."""
@@ -82,8 +87,9 @@ class CheckService:
             what = "CheckService.start() needs a Spark session"
             raise EnvironmentProblemError(what, "Pass spark=, or call run_once() on a schedule.")
         checks = CheckRound(
-            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark
-        )
+            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark,
+            hooks=self._hooks,
+        )  # fmt: skip
         return CheckHandle(self.store, self._spark, checks, self._clock)
 
 

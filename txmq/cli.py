@@ -7,21 +7,28 @@ anywhere.
 from __future__ import annotations
 
 import enum
-import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from time import sleep
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from typer.core import TyperGroup
 
 from txmq.admin import Admin
+from txmq.cli_messages import add_message_commands
+from txmq.cli_shared import (
+    AsJson,
+    ConfigFile,
+    Location,
+    console,
+    list_console,
+    location_and,
+    print_json,
+    say,
+)
 from txmq.cli_topics import add_topic_commands
 from txmq.cli_view import (
     comparison_view,
@@ -39,6 +46,7 @@ from txmq.database_marker import MARKER_TABLE, marker_table_ddl
 from txmq.errors import TxmqError
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState
+from txmq.namespaces import stored_name
 from txmq.operator_claims import Operator, OperatorResult
 from txmq.recheck import RecheckJob
 from txmq.store import Store
@@ -53,20 +61,12 @@ from txmq.verify import (
 )
 from txmq.verify import verify as verify_store
 
-LOCATION_VARIABLE = "TXMQ_LOCATION"
 EXIT_VIOLATIONS = 1
 EXIT_ERROR = 2
 EXIT_BUSINESS_VIOLATIONS = 3
 SHOWN_TRANSACTIONS = 50
-PIPED_WIDTH = 240
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
-Location = Annotated[
-    str,
-    typer.Argument(envvar=LOCATION_VARIABLE, help="Where the store is: a path or a URI."),
-]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="Settings as in conf/txmq.yaml.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TransactionId = Annotated[
     str | None, typer.Argument(help="The id that begin_transaction gave.", show_default=False)
 ]
@@ -106,7 +106,7 @@ class _CleanErrors(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             line = " ".join(str(error).split())
-            _console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
+            console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
             raise typer.Exit(EXIT_ERROR) from error
 
 
@@ -121,6 +121,7 @@ app = typer.Typer(
 
 discarded_app = typer.Typer(no_args_is_help=True, help="Transactions that nobody asks about.")
 app.add_typer(discarded_app, name="discarded")
+add_message_commands(app)
 add_topic_commands(app)
 
 
@@ -141,7 +142,7 @@ def _root(
 def init(location: Location, config: ConfigFile = None) -> None:
     """Make a new store."""
     store = Store.create(location, None if config is None else Config.from_yaml(config))
-    _say(f"Store made at {store.location}. Next: txmq serve {store.location}")
+    say(f"Store made at {store.location}. Next: txmq serve {store.location}")
 
 
 @app.command()
@@ -159,9 +160,9 @@ def serve(
     logging.getLogger("txmq").setLevel(logging.INFO)
     broker = Broker(store, spark=local_session("txmq-broker"))
     if once:
-        _say(str(broker.run_once()))
+        say(str(broker.run_once()))
         return
-    _say(f"Serving {store.location}; Ctrl-C stops it.")
+    say(f"Serving {store.location}; Ctrl-C stops it.")
     run_until_signal(broker.start)
 
 
@@ -171,9 +172,9 @@ def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = 
     store = Store.open(location, None if config is None else Config.from_yaml(config))
     result = RecheckJob(store).run_once()
     if as_json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
     else:
-        _console().print(recheck_view(result))
+        console().print(recheck_view(result))
 
 
 @app.command()
@@ -182,9 +183,9 @@ def maintenance(location: Location, config: ConfigFile = None, *, as_json: AsJso
     store = Store.open(location, None if config is None else Config.from_yaml(config))
     result = Maintenance(store).run_once()
     if as_json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
     else:
-        _console().print(maintenance_view(result))
+        console().print(maintenance_view(result))
     if result.failed:
         raise typer.Exit(1)
 
@@ -204,9 +205,9 @@ def status(
     if watch:
         _watch(admin, interval_s, as_json=as_json)
     elif as_json:
-        _print_json(admin.status().to_dict())
+        print_json(admin.status().to_dict())
     else:
-        _console().print(status_view(admin.status()))
+        console().print(status_view(admin.status()))
 
 
 @app.command()
@@ -214,12 +215,12 @@ def show(
     location: Location, transaction_id: TransactionId = None, *, as_json: AsJson = False
 ) -> None:
     """Show everything about one transaction, in order of time. Bodies are never shown."""
-    location, own_id = _location_and_id(location, transaction_id)
+    location, own_id = location_and(location, transaction_id, "TRANSACTION_ID")
     life = Admin(Store.open(location)).transaction(own_id)
     if as_json:
-        _print_json(life.to_dict())
+        print_json(life.to_dict())
     else:
-        _console().print(life_view(life))
+        console().print(life_view(life))
 
 
 @app.command("open")
@@ -231,11 +232,11 @@ def list_open(
     as_json: AsJson = False,
 ) -> None:
     """List the transactions without a final end, oldest first."""
-    found = Operator(Store.open(location)).open_transactions(producer_group=group)
+    found = Operator(Store.open(location)).open_transactions(producer_group=_stored(group))
     if as_json:
-        _print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
+        print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
     else:
-        _list_console().print(open_view(found[: limit or SHOWN_TRANSACTIONS], len(found)))
+        list_console().print(open_view(found[: limit or SHOWN_TRANSACTIONS], len(found)))
 
 
 @discarded_app.command("list")
@@ -247,11 +248,11 @@ def list_discarded(
     as_json: AsJson = False,
 ) -> None:
     """List the transactions that were discarded, oldest first; `txmq resume` opens one again."""
-    found = Operator(Store.open(location)).discarded(producer_group=group)
+    found = Operator(Store.open(location)).discarded(producer_group=_stored(group))
     if as_json:
-        _print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
+        print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
     else:
-        _list_console().print(discarded_view(found[: limit or SHOWN_TRANSACTIONS], len(found)))
+        list_console().print(discarded_view(found[: limit or SHOWN_TRANSACTIONS], len(found)))
 
 
 @app.command()
@@ -271,7 +272,7 @@ def resolve(  # noqa: PLR0913 - the options of a command
     if commit == rollback:
         raise typer.BadParameter("give one of both", param_hint="--commit / --rollback")
     end = LocalTransactionState.COMMIT if commit else LocalTransactionState.ROLLBACK
-    location, own_id = _location_and_id(location, transaction_id)
+    location, own_id = location_and(location, transaction_id, "TRANSACTION_ID")
     operator = Operator(Store.open(location))
     _show_claim(operator.resolve(own_id, end, reason=reason, apply=apply), as_json=as_json)
 
@@ -286,7 +287,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Open a DISCARDED or INCOMPLETE transaction again; without --apply only show it."""
-    location, own_id = _location_and_id(location, transaction_id)
+    location, own_id = location_and(location, transaction_id, "TRANSACTION_ID")
     operator = Operator(Store.open(location))
     _show_claim(operator.resume(own_id, reason=reason, apply=apply), as_json=as_json)
 
@@ -323,9 +324,9 @@ def verify(  # noqa: PLR0913 - the options of a command
     checker = _Verification(store, places, drained=drained)
     found = checker.both() if engine is VerifyEngine.BOTH else checker.one(engine)
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
     else:
-        _console().print(
+        console().print(
             comparison_view(found) if isinstance(found, VerifyComparison) else verify_view(found)
         )
     if not found.is_txmq_clean:
@@ -430,9 +431,9 @@ def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
     try:
         if as_json:
             while True:
-                _print_json(admin.status().to_dict(), indent=None)
+                print_json(admin.status().to_dict(), indent=None)
                 sleep(interval_s)
-        with Live(console=_console(), auto_refresh=False) as live:
+        with Live(console=console(), auto_refresh=False) as live:
             while True:
                 live.update(status_view(admin.status()), refresh=True)
                 sleep(interval_s)
@@ -442,48 +443,14 @@ def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
 
 def _show_claim(result: OperatorResult, *, as_json: bool) -> None:
     if as_json:
-        _print_json(result.to_dict())
+        print_json(result.to_dict())
     else:
-        _console().print(operator_view(result))
+        console().print(operator_view(result))
+
+
+def _stored(group: str | None) -> str | None:
+    return None if group is None else stored_name(group)
 
 
 def _listed(transactions: list[dict[str, Any]], total: int) -> dict[str, Any]:
     return {"total": total, "transactions": transactions}
-
-
-def _location_and_id(location: str, transaction_id: str | None) -> tuple[str, str]:
-    # One word alone is the id, and the store comes from the environment.
-    return (
-        (_location_of_environment(), location)
-        if transaction_id is None
-        else (location, transaction_id)
-    )
-
-
-def _location_of_environment() -> str:
-    location = os.environ.get(LOCATION_VARIABLE)
-    if not location:
-        problem = f"missing, unless {LOCATION_VARIABLE} names the store"
-        raise typer.BadParameter(problem, param_hint="TRANSACTION_ID")
-    return location
-
-
-def _print_json(values: dict[str, Any], indent: int | None = 2) -> None:
-    typer.echo(json.dumps(values, indent=indent))
-
-
-def _say(text: str) -> None:
-    _console().print(text, markup=False, soft_wrap=True)
-
-
-def _console(*, stderr: bool = False) -> Console:
-    # Made for each use, so that it writes to the stream of the moment.
-    return Console(stderr=stderr, highlight=False)
-
-
-def _list_console() -> Console:
-    console = _console()
-    if not console.is_terminal:
-        # What reads a pipe wants a transaction on one line.
-        console.width = max(console.width, PIPED_WIDTH)
-    return console

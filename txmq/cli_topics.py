@@ -14,6 +14,7 @@ from rich.text import Text
 
 from txmq.cli_shared import AsJson, Location, console, list_console, location_and, print_json
 from txmq.errors import ConfigError
+from txmq.namespaces import shown_name
 from txmq.store import Store
 from txmq.topic_admin import KEEP, TopicDescription, Topics, TopicSummary
 from txmq.topic_deletion import TopicDeletion
@@ -188,7 +189,15 @@ def _list_view(found: tuple[TopicSummary, ...]) -> RenderableType:
         hours = one.settings.reserved_time_h
         kept = "for ever" if hours is None else f"{hours:,g} h"
         kind, queues = one.settings.kind.value, f"{one.settings.queue_nums:,}"
-        row = (one.topic, kind, queues, kept, f"{one.rows:,}", f"{one.size_bytes:,}", _notes(one))
+        row = (
+            shown_name(one.topic),
+            kind,
+            queues,
+            kept,
+            f"{one.rows:,}",
+            f"{one.size_bytes:,}",
+            _notes(one),
+        )
         table.add_row(*map(Text, row))
     return Group(*([table] if found else []), Text(f"{len(found):,} topics"))
 
@@ -212,7 +221,7 @@ def _description_view(found: TopicDescription) -> RenderableType:
     if found.begin is not None:
         said["may be gone up to"] = f"op version {found.begin}"
     queues = {f"queue {queue}": f"next offset {at:,}" for queue, at in found.next_offsets.items()}
-    parts = [Text(f"{one.topic}: {origin}", style="bold"), _pairs({**said, **queues})]
+    parts = [Text(f"{shown_name(one.topic)}: {origin}", style="bold"), _pairs({**said, **queues})]
     if found.parked is not None:
         where = f"parked from op version {found.parked.from_version}"
         parts.append(Text(f"{where}: {found.parked.reason}", style="red"))
@@ -222,8 +231,10 @@ def _description_view(found: TopicDescription) -> RenderableType:
 def _deletion_view(found: TopicDeletion) -> RenderableType:
     size = f"{found.rows:,} messages, {found.size_bytes:,} bytes"
     if found.is_written:
-        return Text(f"{found.topic} is deleted: {size}", style="bold")
-    return Text(f"dry run, nothing was written; with --apply {found.topic} goes: {size}")
+        return Text(f"{shown_name(found.topic)} is deleted: {size}", style="bold")
+    return Text(
+        f"dry run, nothing was written; with --apply {shown_name(found.topic)} goes: {size}"
+    )
 
 
 def _rebuild_view(found: TopicRebuild) -> RenderableType:
@@ -236,7 +247,7 @@ def _rebuild_view(found: TopicRebuild) -> RenderableType:
         "kept from the topic itself": f"{found.kept:,}",
         "not published yet": f"{found.unpublished:,}",
     }
-    return Group(Text(found.topic, style="bold"), _pairs(said), _what_follows(found))
+    return Group(Text(shown_name(found.topic), style="bold"), _pairs(said), _what_follows(found))
 
 
 def _what_follows(found: TopicRebuild) -> Text:

@@ -13,6 +13,7 @@ from rich.text import Text
 from txmq.admin import Lag, Status, TransactionLife
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.maintenance import MaintenanceResult
+from txmq.namespaces import shown_name
 from txmq.operator_claims import DiscardedTransaction, OpenTransaction, OperatorResult
 from txmq.recheck import RecheckResult
 from txmq.verify import (
@@ -32,16 +33,19 @@ def status_view(status: Status) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"{status.location} at {_moment(status.at)}", style="bold"),
         _pairs("transactions", _transactions(status)),
-        _pairs("visible messages", {name: f"{n:,}" for name, n in status.messages.items()}),
+        _pairs(
+            "visible messages",
+            {shown_name(name): f"{n:,}" for name, n in status.messages.items()},
+        ),
         _pairs("progress", _progress(status)),
     ]
     if status.members:
-        members = {group: f"{count:,}" for group, count in status.members.items()}
+        members = {shown_name(group): f"{count:,}" for group, count in status.members.items()}
         parts.append(_pairs("producers that answer checks", members))
     parts += [
         Text(
-            f"topic {parked.topic} is parked from op version {parked.from_version} since "
-            f"{_moment(parked.since)}, {parked.attempts} attempts: {parked.reason}",
+            f"topic {shown_name(parked.topic)} is parked from op version {parked.from_version} "
+            f"since {_moment(parked.since)}, {parked.attempts} attempts: {parked.reason}",
             style="red",
         )
         for parked in status.parked
@@ -54,7 +58,8 @@ def life_view(life: TransactionLife) -> RenderableType:
     head = Text(f"{life.transaction_id}: {life.state.value}", style="bold")
     promised = "?" if life.message_count is None else f"{life.message_count:,}"
     facts = (
-        f"group {life.producer_group or '?'}, life {life.life}, {life.check_times} checks, "
+        f"group {shown_name(life.producer_group or '?')}, life {life.life}, "
+        f"{life.check_times} checks, "
         f"{life.messages_found:,} of {promised} messages"
     )
     table = Table("time", "table", "what", "details", box=None, header_style="bold")
@@ -114,7 +119,7 @@ def open_view(shown: Sequence[OpenTransaction], total: int) -> RenderableType:
         (
             one.transaction_id,
             one.state.value,
-            one.producer_group,
+            shown_name(one.producer_group),
             "" if one.age_s is None else str(timedelta(seconds=round(one.age_s))),
             f"{one.check_times:,}",
             "due" if one.is_due else _optional_moment(one.next_check),
@@ -132,7 +137,7 @@ def discarded_view(shown: Sequence[DiscardedTransaction], total: int) -> Rendera
     rows = [
         (
             one.transaction_id,
-            one.producer_group,
+            shown_name(one.producer_group),
             _optional_moment(one.discarded_at),
             f"{one.check_times:,}",
             one.reason or "",
@@ -148,7 +153,7 @@ def operator_view(result: OperatorResult) -> RenderableType:
     topics = ", ".join(f"{topic} {number:,}" for topic, number in result.messages.items())
     said = {
         "transaction": result.transaction_id,
-        "group": result.producer_group,
+        "group": shown_name(result.producer_group),
         "claim": result.kind.value,
         "reason": result.reason,
         "state": f"{result.state_before.value} -> {result.state_after.value}, life {result.life}",

@@ -13,6 +13,7 @@ import yaml
 
 from txmq.delay_levels import DEFAULT_LEVELS, MAX_DELAY_S, level_seconds
 from txmq.errors import ConfigError
+from txmq.namespaces import stored_name
 from txmq.setting_faults import (
     faults_of_groups,
     faults_of_listeners,
@@ -228,7 +229,8 @@ class Config:
         if faults:
             raise ConfigError(faults)
         for name in _MAPPINGS:
-            object.__setattr__(self, name, _frozen(getattr(self, name)))
+            by_stored_name = {stored_name(key): own for key, own in getattr(self, name).items()}
+            object.__setattr__(self, name, _frozen(by_stored_name))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:

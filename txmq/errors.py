@@ -203,6 +203,16 @@ class TransactionNotFoundError(TransactionError):
         super().__init__(str(transaction_id), "has no half message; check the id and the store")
 
 
+class MessageNotFoundError(TransactionError):
+    """No message of this id is there."""
+
+    def __init__(self, message_id: object) -> None:
+        """The id may be mistyped, or retention has removed the message."""
+        self.message_id = str(message_id)
+        problem = f"has no message {shown(message_id)}; check the id and the store"
+        super().__init__(self.message_id.partition(":")[0], problem)
+
+
 class ProducerGroupMismatchError(TransactionError):
     """Only the group that prepared a transaction may end it (R37)."""
 
@@ -301,6 +311,15 @@ class NotRecalledError(TransactionError):
         """`state` is where the message stands, `problem` says what fits instead."""
         self.message_id, self.state = message_id, state
         super().__init__(message_id.partition(":")[0], f"message {shown(message_id)} {problem}")
+
+
+class SendForbiddenError(TxmqError):
+    """A CheckForbiddenHook refused a send; nothing was written."""
+
+    def __init__(self, reason: str) -> None:
+        """`reason` is for the caller of the send."""
+        self.reason = reason
+        super().__init__(f"send refused: {reason}")
 
 
 class NotAcceptedError(TxmqError):
@@ -412,6 +431,15 @@ class ListenerError(TxmqError):
         """`problem` says what was looked for."""
         self.reference, self.problem = reference, problem
         super().__init__(f"listener {shown(reference)}: {problem}")
+
+
+class HookError(TxmqError, TypeError):
+    """What was passed as a hook is none."""
+
+    def __init__(self, hook: str, problem: str) -> None:
+        """`problem` says what a hook needs."""
+        self.hook, self.problem = hook, problem
+        super().__init__(f"hook {shown(hook)}: {problem}")
 
 
 class EnvironmentProblemError(TxmqError):

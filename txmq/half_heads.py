@@ -15,6 +15,7 @@ from txmq.errors import StorageError
 from txmq.grouping import Groups, integers
 from txmq.half_log import HalfLog
 from txmq.listeners import HEAD_COLUMNS, HalfMessage
+from txmq.namespaces import unwrapped
 from txmq.schemas import HALF, HEAD_SEQUENCE
 from txmq.storage import DataFile, Table
 
@@ -24,6 +25,8 @@ BATCH_ROWS = 8_192
 UNREADABLE_ERRORS = (OSError, pa.ArrowException, StorageError)
 _STORED_AS = {"topic": "real_topic"}
 _PLACE = ("transaction_id", "sequence")
+# A listener sees names as its own code wrote them (R94).
+_NAMES = frozenset({"topic", "producer_group"})
 
 
 def heads_of(half: HalfLog, asks: pa.Table, columns: Sequence[str] = HEAD_COLUMNS) -> pa.Table:
@@ -75,9 +78,18 @@ def _as_heads(rows: pa.Table, asks: pa.Table, columns: Sequence[str]) -> pa.Tabl
         "check_times": asks["check_times"].take(asked),
         **{name: rows[_STORED_AS.get(name, name)] for name in columns if name != "check_times"},
     }
+    for name in _NAMES.intersection(found):
+        found[name] = _unwrapped(found[name])
     if "message_count" in found:
         found["message_count"] = pc.fill_null(found["message_count"], 0)
     return pa.table({name: found[name] for name in columns})
+
+
+def _unwrapped(names: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Names without their namespaces; there are few different ones."""
+    stored = pc.unique(names).drop_null()
+    own = pa.array([unwrapped(name) for name in stored.to_pylist()], pa.string())
+    return own.take(pc.index_in(names, value_set=stored))
 
 
 def _head_files(table: Table, transaction_ids: pa.Array) -> list[DataFile]:

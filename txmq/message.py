@@ -25,7 +25,7 @@ from txmq.errors import (
     TransactionNotFoundError,
     shown,
 )
-from txmq.names import check_topic
+from txmq.names import check_readable_topic, check_topic
 
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 KEY_SEPARATOR = " "
@@ -156,6 +156,20 @@ class Message:
         plain = [dict(value) if isinstance(value, Mapping) else value for value in values]
         return type(self), tuple(plain)
 
+    def to_stored_topic(self, topic: str) -> Message:
+        """The same message to a topic by its stored name, which may be in a namespace or internal.
+
+        Raises: InvalidNameError.
+        """
+        if topic == self.topic:
+            return self
+        own = object.__new__(type(self))
+        for spec in fields(self):
+            object.__setattr__(own, spec.name, getattr(self, spec.name))
+        # The constructor takes only names that users may send to.
+        object.__setattr__(own, "topic", check_readable_topic(topic))
+        return own
+
     @property
     def joined_keys(self) -> str | None:
         """The keys as they are stored."""
@@ -198,6 +212,11 @@ def new_transaction_id(now_ms: int) -> str:
     """A UUIDv7: it sorts by time, so file statistics prune."""
     random = int.from_bytes(os.urandom(10), "big") >> (80 - _RANDOM_BITS)
     return _uuid7(now_ms, random)
+
+
+def first_transaction_id(time_ms: int) -> str:
+    """The smallest id of a time; ids from before it are smaller."""
+    return _uuid7(max(time_ms, 0), 0)
 
 
 def keyed_transaction_id(producer_group: str, key: str, key_time_ms: int, attempt: int) -> str:

@@ -40,7 +40,7 @@ class OrdinaryMessages:
     ) -> Future[SendResult]:
         """Two commits, shared with others; the future fails where nothing will be shown.
 
-        Raises at once: MessageError and its kinds, ClosedError.
+        Raises at once: MessageError and its kinds, SendForbiddenError, ClosedError.
         """
         routed = self._routed(messages, queue_id, queue_selector)
         self._commits.check_open()
@@ -51,7 +51,8 @@ class OrdinaryMessages:
     ) -> list[Routed]:
         commits = self._commits
         config, now_ms = commits.store.config, commits.now_ms()
-        given = [check_message(each, config, now_ms) for each in _batch(messages)]
+        checked = [check_message(each, config, now_ms) for each in _batch(messages)]
+        given = [each.to_stored_topic(commits.stored_topic(each.topic)) for each in checked]
         for message in given:
             commits.queues.check_message(message, is_transactional=False)
         return [commits.queues.routed(each, queue_id, queue_selector) for each in given]
@@ -83,6 +84,8 @@ class _Send:
         self._pieces = {new_transaction_id(now_ms): piece for piece in pieces}
         self._left, self._lock = len(pieces), Lock()
         self._failure: BaseException | None = None
+        own = {key: [each.message for each in piece] for key, piece in self._pieces.items()}
+        self._sending = commits.hooks.begin_send(own, ordinary=True)
         self._future: Future[SendResult] = Future()
 
     def begin(self) -> Future[SendResult]:
@@ -108,7 +111,7 @@ class _Send:
         if self._failure is None:
             self._end()
         else:
-            self._future.set_exception(self._failure)
+            self._fail(self._failure)
 
     def _end(self) -> None:
         try:
@@ -116,14 +119,19 @@ class _Send:
                 [(transaction_id, ClaimKind.COMMIT) for transaction_id in self._pieces], self._ended
             )
         except TxmqError as error:
-            self._future.set_exception(error)
+            self._fail(error)
 
     def _ended(self, resolutions: Sequence[Resolution], error: BaseException | None) -> None:
         failure = error or self._refusal(resolutions)
         if failure is None:
+            self._sending.done()
             self._future.set_result(self._result())
         else:
-            self._future.set_exception(failure)
+            self._fail(failure)
+
+    def _fail(self, error: BaseException) -> None:
+        self._sending.done(error)
+        self._future.set_exception(error)
 
     def _refusal(self, resolutions: Sequence[Resolution]) -> BaseException | None:
         """Where the check was first: the sender took longer than `transaction_timeout_s`."""

@@ -17,6 +17,7 @@ from txmq.errors import (
     ProducerGroupMismatchError,
     TransactionNotFoundError,
 )
+from txmq.hooks import Hook, Hooks
 from txmq.idempotency import checked_key
 from txmq.lifecycle import ClaimKind
 from txmq.listeners import (
@@ -36,9 +37,11 @@ from txmq.message import (
     new_transaction_id,
 )
 from txmq.message_checks import check_message
-from txmq.names import check_group
+from txmq.names import check_group, check_namespace, check_stored_group
+from txmq.namespaces import unwrapped, wrapped
 from txmq.ordinary_messages import OrdinaryMessages
 from txmq.producer_commits import ProducerCommits
+from txmq.producer_hooks import AskedEnd
 from txmq.remote_member import RemoteMember
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.transaction import Transaction
@@ -70,6 +73,8 @@ class TransactionProducer:
         store: where the logs are.
         producer_group: who may end these transactions.
         listener: runs local transactions for `send_message_in_transaction`, and answers checks.
+        namespace: in which names of topics and of the group are meant (R94).
+        hooks: told of sends and ends, or asked whether a send is forbidden (R89).
 
     Example:
         >>> with producer.begin_transaction() as transaction:
@@ -78,20 +83,29 @@ class TransactionProducer:
         ...     transaction.commit()
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a producer is told once
         self,
         store: Store,
         *,
         producer_group: str,
         listener: CheckListener | None = None,
         clock: Clock | None = None,
+        namespace: str | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
-        """Check the group and the listener; nothing is read or written yet."""
+        """Check the names, the listener and the hooks; nothing is read or written yet.
+
+        `producer_group` of the object is the stored name.
+        """
         self.store = store
-        self.producer_group = check_group(producer_group)
+        self.namespace = None if namespace is None else check_namespace(namespace)
+        own = wrapped(check_group(producer_group), self.namespace)
+        self.producer_group = check_stored_group(own)
+        self._own_group = producer_group
         self.clock: Clock = clock or SystemClock()
         self._listener = None if listener is None else check_listener(producer_group, listener)
-        self._commits = ProducerCommits(store, self.producer_group, self.clock)
+        self._hooks = Hooks(hooks)
+        self._commits = ProducerCommits(store, self.producer_group, self.clock, self._hooks)
         self._member: RemoteMember | None = None
         self._lock = threading.Lock()
         self._ordinary = OrdinaryMessages(self._commits)
@@ -163,8 +177,9 @@ class TransactionProducer:
         self._check_accepts()
         executing = executing_listener(self.producer_group, self._listener)
         check_message(message, self.store.config, self.clock.now_ms())
-        self._commits.queues.check_message(message, is_transactional=True)
-        routed = self._commits.queues.routed(message)
+        stored = message.to_stored_topic(self._commits.stored_topic(message.topic))
+        self._commits.queues.check_message(stored, is_transactional=True)
+        routed = self._commits.queues.routed(stored)
         return self._asynchronous(executing).send(routed, argument)
 
     def send_message_in_transaction(
@@ -183,7 +198,9 @@ class TransactionProducer:
         transaction.send(message)
         transaction.prepare()
         state = self._executed(executing, transaction.id, message, argument)
-        if state is not LocalTransactionState.UNKNOWN:
+        if state is LocalTransactionState.UNKNOWN:
+            self._commits.hooks.ended(AskedEnd(transaction.id, state, [message], 1), None)
+        else:
             transaction.end(_END_KINDS[state])
         return TransactionSendResult(transaction.id, message_id(transaction.id, 0), state)
 
@@ -223,9 +240,12 @@ class TransactionProducer:
         if not isinstance(state, LocalTransactionState):
             problem = f"must be a LocalTransactionState, not {type(state).__name__}"
             raise InvalidMessageTypeError("state", problem)
-        self._check_may_end(check_transaction_id(transaction_id), state)
-        if state is not LocalTransactionState.UNKNOWN:
-            self._commits.end(transaction_id, _END_KINDS[state])
+        count = self._checked_count(check_transaction_id(transaction_id), state)
+        end = AskedEnd(transaction_id, state, message_count=count)
+        if state is LocalTransactionState.UNKNOWN:
+            self._commits.hooks.ended(end, None)
+        else:
+            self._commits.end(end)
 
     def answer_checks(self, *, spark: SparkSession | None = None) -> RemoteMember:
         """Answer questions of the check service about this group until `close()` (R72, R81).
@@ -251,7 +271,7 @@ class TransactionProducer:
         return self._member
 
     def close(self) -> None:
-        """Wait for commits on their way; later calls raise ClosedError."""
+        """Wait for commits on their way and let hooks flush; later calls raise ClosedError."""
         if self._member is not None:
             self._member.stop()
         # Halves first, then the local transactions that wait for them, then their ends.
@@ -259,6 +279,7 @@ class TransactionProducer:
         if self._async is not None:
             self._async.close()
         self._commits.close()
+        self._hooks.flush()
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -286,7 +307,8 @@ class TransactionProducer:
                 )
             return self._async
 
-    def _check_may_end(self, transaction_id: str, state: LocalTransactionState) -> None:
+    def _checked_count(self, transaction_id: str, state: LocalTransactionState) -> int | None:
+        """The number of messages that its head promises, if this group may end it so."""
         half = self.store.half_log()
         halves = half.halves(transaction_id)
         if halves is None:
@@ -297,6 +319,7 @@ class TransactionProducer:
             )
         if halves.problem and state is LocalTransactionState.COMMIT:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        return halves.message_count
 
     def _executed(
         self,
@@ -305,7 +328,7 @@ class TransactionProducer:
         message: Message,
         argument: object,
     ) -> LocalTransactionState:
-        half = _half_message(transaction_id, self.producer_group, message, self.clock.now_ms())
+        half = _half_message(transaction_id, self._own_group, message, self.clock.now_ms())
         try:
             answer = listener.execute_local_transaction(half, argument)
         except Exception as error:  # noqa: BLE001 - R7: an exception is UNKNOWN
@@ -326,7 +349,7 @@ def _half_message(
         transaction_id=transaction_id,
         message_id=message_id(transaction_id, 0),
         producer_group=producer_group,
-        topic=message.topic,
+        topic=unwrapped(message.topic),
         body=message.body,
         tags=message.tags,
         keys=message.joined_keys,

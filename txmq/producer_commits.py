@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +32,13 @@ from txmq.errors import (
 from txmq.fail_points import FailPoint, reached
 from txmq.group_commit import GroupCommitter
 from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
+from txmq.hooks import Hooks
 from txmq.idempotency import IdempotencyKey
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message import Message, message_id
+from txmq.namespaces import namespace_of, unwrapped, wrapped
 from txmq.op_log import OpLog, OpRow, op_table
+from txmq.producer_hooks import AskedEnd, ProducerHooks
 from txmq.resolution import Resolution, Resolver
 from txmq.storage import Table
 from txmq.topic_catalog import TopicCatalog
@@ -51,10 +55,14 @@ _TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 class ProducerCommits:
     """All that one producer makes durable; its transactions call it from many threads."""
 
-    def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        """Open nothing yet."""
+    def __init__(
+        self, store: Store, producer_group: str, clock: Clock, hooks: Hooks | None = None
+    ) -> None:
+        """`producer_group` is the stored name; open nothing yet."""
         self.store = store
         self.producer_group = producer_group
+        self._namespace = namespace_of(producer_group)
+        self.hooks = ProducerHooks(hooks or Hooks(), producer_group)
         self.queues = QueueChoice(store)
         self._clock = clock
         # Asked for each message, and made of strings.
@@ -65,6 +73,10 @@ class ProducerCommits:
     def now_ms(self) -> int:
         """The producer's clock."""
         return self._clock.now_ms()
+
+    def stored_topic(self, topic: str) -> str:
+        """The name of a topic inside this producer's namespace, as it is stored."""
+        return wrapped(topic, self._namespace)
 
     def check_open(self) -> None:
         """Raise ClosedError where nothing more can be committed."""
@@ -117,7 +129,8 @@ class ProducerCommits:
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
         rows = self.half_rows(transaction_id, routed, in_turn=in_turn, ordinary=False)
-        self._logs.halves.submit(rows).result()
+        with self.hooks.sending(transaction_id, [each.message for each in routed]):
+            self._logs.halves.submit(rows).result()
 
     def prepare_then(
         self, rows: list[HalfRow], done: Callable[[BaseException | None], None]
@@ -137,21 +150,26 @@ class ProducerCommits:
         messages = [each.message for each in routed]
         origin = self._origin(transaction_id, messages)
         queues = self.queues.queues_of(routed, in_turn=in_turn)
-        self._logs.commit_dataframes(
-            origin,
-            sends,
-            partial(self.queues.send_limits, now_ms=self.now_ms()),
-            lambda count: half_rows(origin, messages, queues, count),
-        )
+        limits_of = partial(self.queues.send_limits, now_ms=self.now_ms())
+        with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
+            self._logs.commit_dataframes(
+                origin, sends, limits_of, lambda count: half_rows(origin, messages, queues, count)
+            )
 
-    def end(self, transaction_id: str, kind: ClaimKind) -> None:
+    def end(self, end: AskedEnd) -> None:
         """The end of a transaction: one commit, shared; returns if it is the one that counts.
 
         Raises: AlreadyResolvedError.
         """
-        row = self._end_row(transaction_id, kind)
-        resolution = self._logs.ends.submit([row]).result()[0]
-        resolution.confirm(transaction_id, kind)
+        begun_s, found = time.monotonic(), None
+        try:
+            row = self._end_row(end.transaction_id, end.kind)
+            found = self._logs.ends.submit([row]).result()[0]
+            found.confirm(end.transaction_id, end.kind)
+        except BaseException as error:
+            self.hooks.ended(end, found, error, begun_s)
+            raise
+        self.hooks.ended(end, found, begun_s=begun_s)
 
     def end_then(
         self,
@@ -257,7 +275,7 @@ class QueueChoice:
         count = self._catalog.queue_count(message.topic)
         if queue_selector is not None:
             _check_one_choice(message, queue_id)
-            queue_id = queue_selector(message, count)
+            queue_id = queue_selector(_as_sent(message), count)
         _check_one_choice(message, None)
         return Routed(message, _checked_queue(queue_id, count))
 
@@ -316,6 +334,11 @@ class QueueChoice:
             raise TopicConflictError("topic", topic, rule)
         self._catalog.check_is_there(topic)
         self._spelled[folded] = topic
+
+
+def _as_sent(message: Message) -> Message:
+    """With the name of its topic as its sender wrote it."""
+    return message.to_stored_topic(unwrapped(message.topic))
 
 
 def _check_one_choice(message: Message, queue_id: object) -> None:

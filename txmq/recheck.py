@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from txmq.clock import Clock, SystemClock
 from txmq.config import Config
 from txmq.due_table import rounds_of
 from txmq.fail_points import FailPoint, reached
+from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import CheckListener, check_listener, load_listeners
+from txmq.namespaces import stored_name
 from txmq.open_transactions import OpenTransactions, dues_of
 from txmq.store import Store
 
@@ -56,6 +58,7 @@ class RecheckJob:
         listeners: by producer group; those that the settings name are added.
         clock: what "due" means.
         spark: needed only by listeners that answer with a DataFrame (SetListener).
+        hooks: told of the ends that it writes (R89).
 
     Example:
         >>> RecheckJob(store, listeners={"orders": listener}).run_once().checks.asked
@@ -69,9 +72,11 @@ class RecheckJob:
         listeners: Mapping[str, CheckListener] | None = None,
         clock: Clock | None = None,
         spark: SparkSession | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
-        """Check the listeners; nothing is asked yet. Raises: ListenerError."""
+        """Check the listeners; nothing is asked yet. Raises: ListenerError, HookError."""
         self._store = store
+        self._hooks = Hooks(hooks)
         self._spark = spark
         self._clock: Clock = clock or SystemClock()
         self._listeners = all_listeners(store.config, listeners)
@@ -84,8 +89,9 @@ class RecheckJob:
         its listener answers for a set. Raises: StorageError, ListenerError.
         """
         checks = CheckRound(
-            self._store, listeners=self._listeners, clock=self._clock, spark=self._spark
-        )
+            self._store, listeners=self._listeners, clock=self._clock, spark=self._spark,
+            hooks=self._hooks,
+        )  # fmt: skip
         try:
             return Recheck(self._store, checks, self._clock).run_once()
         finally:
@@ -147,8 +153,13 @@ class Recheck:
 def all_listeners(
     config: Config, listeners: Mapping[str, CheckListener] | None
 ) -> dict[str, CheckListener]:
-    """Those passed in, and those of the settings for other groups. Raises: ListenerError."""
-    given = {group: check_listener(group, it) for group, it in (listeners or {}).items()}
+    """Those passed in, and those of the settings for other groups, by their stored names.
+
+    Raises: ListenerError.
+    """
+    given = {
+        stored_name(group): check_listener(group, it) for group, it in (listeners or {}).items()
+    }
     named = {group: name for group, name in config.listeners.items() if group not in given}
     return {**load_listeners(named), **given}
 

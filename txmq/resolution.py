@@ -63,8 +63,12 @@ class Resolver:
 
     def resolution(self, transaction_id: str) -> Resolution:
         """Where one transaction stands now."""
+        return self.resolutions_of([transaction_id])[transaction_id]
+
+    def resolutions_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
+        """Where these stand now, by all that is durable; 0 commits."""
         self._op.table.refresh()
-        return self._decided([transaction_id])[transaction_id]
+        return self._decided(transaction_ids)
 
     def _contested(self, written: Sequence[OpRow]) -> list[str]:
         ids = pa.array([row.transaction_id for row in written], pa.string())

@@ -6,12 +6,14 @@ import dataclasses
 import difflib
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
 from typing import Any
 
 from txmq.errors import InvalidNameError
-from txmq.names import check_group
+from txmq.names import check_stored_group
+from txmq.namespaces import stored_name
 
 _REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SHOWN_CHARACTERS = 200
@@ -44,7 +46,7 @@ def faults_of_listeners(value: object) -> list[str]:
     """What is wrong with `listeners`: group names, references to classes, and their arguments."""
     if not isinstance(value, Mapping):
         return [f"listeners must map a producer group to {_LISTENER}"]
-    faults = []
+    faults = _double_faults("listeners", value)
     for group, listener in value.items():
         faults += _name_faults("listeners", group)
         if not _is_listener(listener):
@@ -68,7 +70,7 @@ def faults_of_groups(
     """What is wrong with `groups`: group names, keys beside `allowed`, and values by `specs`."""
     if not isinstance(value, Mapping):
         return ["groups must map a producer group to its own settings"]
-    faults = []
+    faults = _double_faults("groups", value)
     for group, own in value.items():
         faults += _name_faults("groups", group)
         if isinstance(own, Mapping):
@@ -94,10 +96,16 @@ def _override_faults(
 
 def _name_faults(key: str, group: Any) -> list[str]:
     try:
-        check_group(group)
+        check_stored_group(stored_name(group) if isinstance(group, str) else group)
     except InvalidNameError as error:
         return [f"{key}: {error}"]
     return []
+
+
+def _double_faults(key: str, value: Mapping[Any, object]) -> list[str]:
+    """A group inside a namespace has two spellings, `tenant%group` and `tenant.group`."""
+    counts = Counter(stored_name(group) for group in value if isinstance(group, str))
+    return [f"{key}: {group!r} is named twice" for group, count in counts.items() if count > 1]
 
 
 def _bound_problem(spec: dataclasses.Field[Any], value: Any) -> str | None:

@@ -196,7 +196,7 @@ class Table(PinnedTable):
             return []
         return self._chosen(lambda actions: _covering(actions, column, values))
 
-    def files_beyond(self, column: str, value: int) -> list[DataFile]:
+    def files_beyond(self, column: str, value: int | str) -> list[DataFile]:
         """Live files that may hold rows with `column` above `value`."""
         return self._chosen(lambda actions: _above(actions, column, value))
 
@@ -505,7 +505,7 @@ def _covers(smallest: Any, largest: Any, wanted: list[Any]) -> bool:
     return place < len(wanted) and bool(wanted[place] <= largest)
 
 
-def _above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any]:
+def _above(actions: pa.Table, column: str, value: int | str) -> np.ndarray[Any, Any]:
     _, high = _bounds(actions, column)
     return np.array([bound is None or bound > value for bound in high], dtype=bool)
 

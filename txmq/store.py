@@ -24,7 +24,7 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.half_log import HalfLog
-from txmq.names import SCHEDULE_TOPIC, check_group, check_readable_topic
+from txmq.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_group
 from txmq.op_log import OpLog
 from txmq.register import Register
 from txmq.remote_requests import RemoteRequests
@@ -206,7 +206,7 @@ class Store:
 
     def remote_requests(self, producer_group: str, *, create: bool = False) -> RemoteRequests:
         """Questions to the live producers of a group; see `txmq.remote_requests`."""
-        path = f"{_REMOTE}{check_group(producer_group)}"
+        path = f"{_REMOTE}{check_stored_group(producer_group)}"
         if create:
             self._create(REGISTER, path)
         return RemoteRequests(Register(self.table(REGISTER, path)))

@@ -20,7 +20,8 @@ from txmq.errors import (
     TopicExistsError,
     TopicNotFoundError,
 )
-from txmq.names import SCHEDULE_TOPIC, check_readable_topic, check_topic
+from txmq.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_topic
+from txmq.namespaces import stored_name
 from txmq.progress import ParkedTopic, Progress
 from txmq.rebuild_landing import rebuild_topic
 from txmq.settled_log import NOTHING
@@ -147,7 +148,7 @@ class Topics:
         Raises: TopicExistsError, TopicConflictError, ReservedNameError and other InvalidNameErrors,
             ConfigError (a body schema too), StorageError.
         """
-        check_topic(topic)
+        topic = _own_topic(topic)
         count = self._store.config.default_topic_queue_nums if queue_nums is None else queue_nums
         settings = TopicSettings(kind, count, reserved_time_h, body)
 
@@ -185,7 +186,7 @@ class Topics:
         Raises: TopicNotFoundError, InvalidNameError, ConfigError, BodySchemaConflictError,
             StorageError.
         """
-        check_topic(topic)
+        topic = _own_topic(topic)
 
         def altered(known: RegisteredTopics) -> RegisteredTopics:
             before = self._settings(self._checked(topic, known), known)
@@ -217,7 +218,7 @@ class Topics:
 
         Raises: TopicInUseError, TopicNotFoundError, InvalidNameError, StorageError.
         """
-        self._checked(check_topic(topic), self._store.topic_register().read())
+        topic = self._checked(_own_topic(topic), self._store.topic_register().read())
         return delete_topic(self._store, topic, self._clock, apply=apply)
 
     def rebuild(self, topic: str, *, apply: bool = False) -> TopicRebuild:
@@ -229,7 +230,7 @@ class Topics:
         Raises: TopicNotRebuiltError, PayloadMissingError, TopicNotFoundError, InvalidNameError,
             CommitConflictError, StorageError.
         """
-        name = check_readable_topic(topic)
+        name = _any_topic(topic)
         if name == SCHEDULE_TOPIC:
             rule = "the schedule holds what nothing else may hold any more; it is not rebuilt"
             raise ReservedNameError("topic", name, rule)
@@ -250,7 +251,7 @@ class Topics:
         files. Commits: 0. Raises: TopicNotFoundError, InvalidNameError, StorageError.
         """
         known, parked = self._store.topic_register().read(), self._parked()
-        name = self._checked(check_readable_topic(topic), known)
+        name = self._checked(_any_topic(topic), known)
         summary = self._summary(name, known, parked)
         log = self._store.topic_log(name, self._store.op_log().table.table_id)
         is_there = log.table.exists()
@@ -313,6 +314,16 @@ class Topics:
         raise CommitConflictError("state/topics", "other operators won every try")
 
 
+def _own_topic(topic: object) -> str:
+    """The stored name of a topic of users; one in a namespace is given as `tenant%name`."""
+    return check_stored_topic(stored_name(topic) if isinstance(topic, str) else topic)
+
+
+def _any_topic(topic: object) -> str:
+    """As `_own_topic`, for system topics too."""
+    return check_readable_topic(stored_name(topic) if isinstance(topic, str) else topic)
+
+
 def _not_found(topic: str) -> TopicNotFoundError:
     return TopicNotFoundError(topic, "is not there; see txmq topics list")
 
@@ -329,7 +340,7 @@ def _check_queues(before: TopicSettings, after: TopicSettings, *, force: bool) -
 
 def _is_system(topic: str) -> bool:
     try:
-        check_topic(topic)
+        check_stored_topic(topic)
     except InvalidNameError:
         return True
     return False

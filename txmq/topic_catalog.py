@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from txmq.body_schema import BodySchema
 from txmq.errors import TopicKindError, TopicNotFoundError
+from txmq.names import is_system_topic
 from txmq.topic_register import RegisteredTopics
 from txmq.topic_settings import TopicKind, TopicSettings, kind_problem
 
@@ -53,7 +54,9 @@ class TopicCatalog:
 
     def check_is_there(self, topic: str) -> None:
         """Raise TopicNotFoundError for an unknown topic that is not made by its first message."""
-        if self._store.config.auto_create_topic_enable or self._is_there(topic):
+        if self._store.config.auto_create_topic_enable or is_system_topic(topic):
+            return
+        if self._is_there(topic):
             return
         self.refresh()
         if not self._is_there(topic):

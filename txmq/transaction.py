@@ -19,10 +19,11 @@ from txmq.errors import (
 )
 from txmq.lifecycle import ClaimKind
 from txmq.local_transaction import LocalTransaction, SqlStatement
-from txmq.message import Message, message_id
+from txmq.message import LocalTransactionState, Message, message_id
 from txmq.message_checks import check_message
-from txmq.names import check_topic
+from txmq.names import check_readable_topic, check_topic
 from txmq.producer_commits import ProducerCommits, QueueSelector, Routed
+from txmq.producer_hooks import AskedEnd
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,6 +87,7 @@ class Transaction:
         check_message(message, commits.store.config, commits.now_ms())
         self._check_collecting()
         self._check_size(message)
+        message = message.to_stored_topic(commits.stored_topic(message.topic))
         commits.queues.check_message(message, is_transactional=True)
         self._messages.append(commits.queues.routed(message, queue_id, queue_selector))
         self._size_bytes += message.body_size_bytes
@@ -101,8 +103,10 @@ class Transaction:
             AlreadyPreparedError.
         """
         self._check_collecting()
-        send = DataFrameSend(dataframe, check_topic(topic), self._commits.queues.body_schema(topic))
-        self._commits.queues.check_dataframe(topic, dataframe.columns)
+        stored = check_readable_topic(self._commits.stored_topic(check_topic(topic)))
+        queues = self._commits.queues
+        send = DataFrameSend(dataframe, stored, queues.body_schema(stored))
+        queues.check_dataframe(stored, dataframe.columns)
         self._dataframes.append(send)
 
     def prepare(self) -> None:
@@ -223,7 +227,11 @@ class Transaction:
         """Write the end and confirm that it is the one that took effect."""
         self._check_prepared()
         self._phase = _Phase.ENDED
-        self._commits.end(self.id, kind)
+        # A transaction may be large, and most producers have no hooks.
+        messages = [each.message for each in self._messages] if self._commits.hooks else ()
+        count = None if self._dataframes else len(self._messages)
+        asked = LocalTransactionState(kind.value)
+        self._commits.end(AskedEnd(self.id, asked, messages, count))
 
     def __enter__(self) -> Self:
         """The block must call commit() or rollback()."""

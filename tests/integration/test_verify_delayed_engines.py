@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,7 @@ from tests.delayed import (
 )
 from tests.delayed import tomorrow as all_forgotten
 from tests.planted import clean_log_at
+from tests.random_store import random_store
 from tests.stores import START, HandMadeStore
 from txmq.names import SCHEDULE_TOPIC
 from txmq.verify import VerifyReport, differences, verify, verify_by_spark
@@ -140,3 +142,17 @@ def test_deliveries_whose_claims_are_cleaned_are_judged_by_the_settled_log(
     report = assert_sound(both(made.location, quick))
 
     assert report.counts["delivered"] == 6
+
+
+@pytest.mark.parametrize("taken", ["half", "nothing"])
+def test_engines_agree_on_rows_that_nobody_would_write(
+    taken: str, tmp_path: Path, quick: SparkSession
+) -> None:
+    made = random_store(str(tmp_path / "store"), Random(taken))
+    if taken == "half":
+        retained(made, "half", topic_begin={"orders": 2}, **all_forgotten())
+
+    reports = both(made.location, quick, drained=taken == "nothing")
+
+    assert differences(reports[PLAIN], reports[SPARK]) == ()
+    assert reports[PLAIN].violation_count > 100

@@ -10,7 +10,7 @@ from txmq.errors import ConfigError
 
 MARKER_TABLE = "txmq_marker"
 FORMS = "GROUP=delta:LOCATION or GROUP=database:VARIABLE or GROUP=database:VARIABLE:TABLE"
-_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+_GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*([.%][A-Za-z0-9][A-Za-z0-9_-]*)?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?", re.ASCII)
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/@]*@|[?#].*", re.DOTALL)
@@ -86,8 +86,13 @@ def _parsed(text: str) -> tuple[str, MarkerPlace]:
     kind, _, rest = place.partition(":")
     # What has another form is not shown: it may be a URL with a password.
     if _GROUP.fullmatch(group) and rest and kind == "delta":
-        return group, DeltaMarkers(rest)
+        return _stored(group), DeltaMarkers(rest)
     if _GROUP.fullmatch(group) and rest and kind == "database":
         variable, _, table = rest.partition(":")
-        return group, DatabaseMarkers(variable, table or MARKER_TABLE)
+        return _stored(group), DatabaseMarkers(variable, table or MARKER_TABLE)
     raise ConfigError([f"--business: say {FORMS}"])
+
+
+def _stored(group: str) -> str:
+    """`tenant%group` is stored with a dot."""
+    return group.replace("%", ".")

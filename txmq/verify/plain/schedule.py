@@ -35,7 +35,9 @@ def stand_ins(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.T
     if not schedule.num_rows:
         return halves.slice(0, 0)
     rows = _without_half(schedule, halves, pinned)
-    rows = rows.sort_by([("queue_id", "ascending"), ("queue_offset", "ascending")])
+    names = ("queue_offset", "queue_id")
+    order = np.lexsort([pc.fill_null(rows[name], ABSENT).to_numpy() for name in names])
+    rows = rows.take(pa.array(order))
     numbered = rows.append_column("row", pa.array(np.arange(rows.num_rows)))
     address = numbered.group_by(["transaction_id", "sequence"]).aggregate([("row", "min")])
     rows = rows.take(address["row_min"])

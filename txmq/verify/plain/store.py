@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Other services fill these, but for the schedule; their rows have other rules.
 UNREAD_PREFIXES = ("RETRY_", "DLQ_", "SCHEDULE_TOPIC_")
-_TOPIC = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
+_TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 _WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 
 

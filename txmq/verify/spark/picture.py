@@ -319,7 +319,9 @@ PLACED = """
                 OR t.by_schedule AS has_no_half,
             m.real_topic IS NOT NULL AND NOT (s.is_dead AND m.by_schedule) AS known,
             coalesce(m.by_schedule, false) AS stands_in, coalesce(m.is_delayed, false) AS waits,
-X            d.state AS delivery, d.op_version AS delivery_version, d.ordinal AS delivery_ordinal,
+            m.real_topic, e.ordinal AS end_ordinal, t.state, t.life AS last_life, t.end_version,
+            t.end_ordinal AS commit_ordinal, d.state AS delivery,
+            d.op_version AS delivery_version, d.ordinal AS delivery_ordinal,
             u.asked_us, u.due_us, u.committed_us,
             coalesce(m.agreed, false) AND NOT coalesce(
                 s.message_id = m.message_id AND s.topic = m.real_topic
