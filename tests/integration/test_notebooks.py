@@ -12,10 +12,12 @@ import pytest
 from tests import databases
 
 PROJECT = Path(__file__).parents[2]
+ROLLED_BACK = "order-44"
 DATABASE_VARIABLE = "ORDERS_DATABASE_URL"
 LIMIT_S = 240
 # What each one must say beside "0 violations".
 WITH_SPARK = {
+    "quickstart.py": ["order-42"],
     "merge_and_publish.py": [
         "the check answered: 1 committed, 0 rolled back",
         "the check answered: 0 committed, 1 rolled back",
@@ -33,23 +35,31 @@ WITH_SPARK = {
 }
 
 
-def run(notebook: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
     return subprocess.run(
-        [sys.executable, str(PROJECT / "notebooks" / notebook)],
-        env={**inherited, "PYTHONPATH": str(PROJECT), **variables},
+        [sys.executable, *command], env={**inherited, "PYTHONPATH": str(PROJECT), **variables},
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
 
 
+def path_of(notebook: str) -> str:
+    return str(PROJECT / "notebooks" / notebook)
+
+
 @pytest.mark.spark
-@pytest.mark.parametrize("notebook", WITH_SPARK)
-def test_notebook_runs_as_it_stands(notebook: str) -> None:
-    finished = run(notebook)
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_each_notebook_with_spark_runs_as_it_stands(tmp_path: Path) -> None:
+    process = "tests.integration.notebook_process"
+
+    finished = run("-m", process, str(tmp_path), *map(path_of, WITH_SPARK))
 
     assert finished.returncode == 0, finished.stderr
-    for said in [*WITH_SPARK[notebook], "0 violations"]:
-        assert said in finished.stdout
+    assert [path.read_text() for path in tmp_path.glob("*.failed")] == []
+    for notebook, lines in WITH_SPARK.items():
+        said = tmp_path.joinpath(f"{notebook}.said").read_text()
+        assert [line for line in [*lines, "0 violations"] if line not in said] == [], said
+        assert ROLLED_BACK not in said
 
 
 def test_postgres_notebook_runs_as_it_stands() -> None:
@@ -57,7 +67,9 @@ def test_postgres_notebook_runs_as_it_stands() -> None:
         pytest.skip(reason)
     with databases.running_postgres() as server:
         url = server.url().replace("postgresql+psycopg", "postgresql")
-        first, again = (run("postgres_orders.py", **{DATABASE_VARIABLE: url}) for _ in range(2))
+        first, again = (
+            run(path_of("postgres_orders.py"), **{DATABASE_VARIABLE: url}) for _ in range(2)
+        )
 
     for finished in (first, again):
         assert finished.returncode == 0, finished.stderr
@@ -67,7 +79,7 @@ def test_postgres_notebook_runs_as_it_stands() -> None:
 
 
 def test_postgres_notebook_without_a_database_says_what_to_set() -> None:
-    finished = run("postgres_orders.py")
+    finished = run(path_of("postgres_orders.py"))
 
     assert finished.returncode == 1
     assert "Set ORDERS_DATABASE_URL" in finished.stderr
