@@ -18,7 +18,7 @@ from txmq.message import LocalTransactionState, Message, message_id, new_transac
 from txmq.producer_commits import ProducerCommits, Routed
 from txmq.producer_hooks import AskedEnd, Sending
 from txmq.resolution import Resolution
-from txmq.send_results import TransactionSendResult
+from txmq.send_results import TransactionSendResult, running_future
 
 # So many local transactions a thread takes at once; their ends are written together.
 CHUNK = 64
@@ -69,7 +69,7 @@ class AsyncTransactions:
         own_id = new_transaction_id(self._commits.now_ms())
         rows = self._commits.half_rows(own_id, [routed], in_turn=True, ordinary=False)
         sending = self._commits.hooks.begin_send({own_id: [routed.message]})
-        sent = _Sent(own_id, routed.message, argument, Future(), sending)
+        sent = _Sent(own_id, routed.message, argument, running_future(), sending)
         try:
             if not self._is_started:
                 self._start()

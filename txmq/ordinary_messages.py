@@ -22,7 +22,7 @@ from txmq.message import Message, message_id, new_transaction_id
 from txmq.message_checks import check_message
 from txmq.producer_commits import ProducerCommits, QueueSelector, Routed
 from txmq.resolution import Resolution
-from txmq.send_results import SendResult
+from txmq.send_results import SendResult, running_future
 
 
 class OrdinaryMessages:
@@ -86,7 +86,7 @@ class _Send:
         self._failure: BaseException | None = None
         own = {key: [each.message for each in piece] for key, piece in self._pieces.items()}
         self._sending = commits.hooks.begin_send(own, ordinary=True)
-        self._future: Future[SendResult] = Future()
+        self._future: Future[SendResult] = running_future()
 
     def begin(self) -> Future[SendResult]:
         halves = [self._half_rows(own_id, piece) for own_id, piece in self._pieces.items()]

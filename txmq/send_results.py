@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from txmq.message import LocalTransactionState
@@ -32,3 +33,10 @@ class TransactionSendResult:
     transaction_id: str
     message_id: str
     local_transaction_state: LocalTransactionState
+
+
+def running_future() -> Future[Any]:
+    """A future that cannot be cancelled: what it stands for is on its way to a commit."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future

@@ -154,6 +154,17 @@ def test_many_share_each_commit(world: DelayWorld) -> None:
     assert world.store.op_log().table.version <= 200
 
 
+def test_send_on_its_way_cannot_be_cancelled(world: DelayWorld) -> None:
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(20)
+    ]
+    ordinary = world.producer.send_async(Message(TOPIC, b"ordinary"))
+
+    assert not any(future.cancel() for future in (*futures, ordinary))
+    assert all(future.result(30) for future in futures)
+    assert ordinary.result(30).message_ids
+
+
 def test_close_ends_all_that_is_on_its_way(world: DelayWorld) -> None:
     futures = [
         world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(300)
