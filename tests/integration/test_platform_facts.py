@@ -499,6 +499,20 @@ def spark_append(
 
 
 @pytest.mark.spark
+def test_local_session_writes_checkpoints_without_a_program_for_each_file(
+    spark: Any, tmp_path: Path
+) -> None:
+    """By the default way, each rename of a small file starts `readlink` four times."""
+    managers = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    folder = spark._jvm.org.apache.hadoop.fs.Path(str(tmp_path))
+    settings = spark._jsparkSession.sessionState().newHadoopConf()
+
+    made = managers.CheckpointFileManager.create(folder, settings)
+
+    assert made.getClass().getSimpleName() == "FileSystemBasedCheckpointFileManager"
+    assert made.isLocal()
+
+
 def test_mark_of_spark_is_read_by_delta_rs(spark: SparkSession, location: str) -> None:
     spark_append(spark, location, 2, "job", 1)
 
