@@ -103,9 +103,9 @@ class Brokers:
     def _start(self, number: int) -> None:
         self.starts += 1
         mark = self.folder / f"ready-{self.starts}"
-        log = (self.folder / f"broker-{self.starts}.log").open("wb")
         command = ["tests.mix.broker", self.location, str(mark), self.spark]
-        self.running[number] = started(command, log), mark
+        with (self.folder / f"broker-{self.starts}.log").open("wb") as log:
+            self.running[number] = started(command, log), mark
 
 
 def started(command: Sequence[str], log: Any) -> subprocess.Popen[bytes]:
@@ -195,7 +195,7 @@ def drain(store: Store) -> None:
 
 
 def compared(store: Store, journals: Sequence[Path], kills: int, seconds: float) -> Outcome:
-    noted = [json.loads(line) for path in journals for line in path.open(encoding="utf-8")]
+    noted = [json.loads(line) for path in journals for line in path.read_text("utf-8").splitlines()]
     shown = [row for topic in TOPICS for row in rows_of(store, topic)]
     counts = Counter(row["message_id"] for row in shown)
     expected = {note["id"]: note for note in noted if note["fate"] == SHOWN}

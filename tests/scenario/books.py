@@ -64,14 +64,17 @@ class Books:
         return LocalTransactionState.COMMIT if is_paid else LocalTransactionState.ROLLBACK
 
 
-def sell(store: Store, books: Books, count: int, first: int = 0) -> None:
+def sell(
+    store: Store, books: Books, count: int, first: int = 0, delay_s: int | None = None
+) -> None:
     """Orders of two messages each; every third is called off, every seventh is left open."""
     with TransactionProducer(store, producer_group=GROUP) as producer:
         for number in range(first, first + count):
             body = b"order %d" % number
             transaction = producer.begin_transaction()
             for topic in TOPICS:
-                transaction.send(Message(topic, body, keys=f"order-{number}"))
+                key = f"order-{number}"
+                transaction.send(Message(topic, body, keys=key, delay_s=delay_s))
             transaction.prepare()
             if number % 3 == 2:
                 transaction.rollback()

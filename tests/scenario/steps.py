@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.scenario.books import GROUP, TOPICS, Books, sell, sell_frame
+from txmq.delay_service import DelayService
 from txmq.fail_points import FailPoint
 from txmq.maintenance import Maintenance
 from txmq.message import Message
@@ -60,12 +61,16 @@ STEPS = {
     FailPoint.CHECKS_ANSWERED: Step("checker"),
     FailPoint.CHECKS_COMMITTED: Step("checker"),
     FailPoint.LEASE_RETURNED: Step("checker"),
+    FailPoint.DUE_MESSAGES_FOUND: Step("deliverer"),
+    FailPoint.DELIVERIES_CLAIMED: Step("deliverer"),
+    FailPoint.DELAY_PROGRESS_KEPT: Step("deliverer"),
     FailPoint.FILES_MERGED: Step("maintainer"),
     FailPoint.FILES_REPLACED: Step("maintainer"),
     FailPoint.LOG_CLEANED: Step("maintainer"),
     FailPoint.EXPIRY_CLAIMED: Step("retirer"),
     FailPoint.DAYS_FORGOTTEN: Step("retirer"),
     FailPoint.HALF_DAYS_REMOVED: Step("retirer"),
+    FailPoint.DUE_DAYS_REMOVED: Step("schedule retirer"),
 }
 WITH_SPARK = ("frame producer", "running publisher")
 
@@ -91,15 +96,21 @@ def act(actor: str, location: str, books: Books) -> None:
             Publisher(store).run_once()
         case "checker":
             RecheckJob(store, listeners={GROUP: books}).run_once()
+        case "deliverer":
+            deliver(store)
         case "maintainer":
             Maintenance(store).run_once()
             maintain(store, days_ahead=0.5)
-        case "retirer":
-            leave_open(store)
-            Publisher(store).run_once()
-            maintain(store, days_ahead=5)
-            Publisher(store).run_once()
-            maintain(store, days_ahead=5)
+        case _:
+            retire(store)
+
+
+def retire(store: Store) -> None:
+    """Days go by in which what is open expires, and all that has ended is forgotten."""
+    leave_open(store)
+    for _ in range(2):
+        Publisher(store).run_once()
+        maintain(store, days_ahead=5)
 
 
 def maintain(store: Store, days_ahead: float) -> None:
@@ -107,6 +118,13 @@ def maintain(store: Store, days_ahead: float) -> None:
     clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
     clock.advance(days_ahead * 86_400)
     Maintenance(store, clock=clock).run_once()
+
+
+def deliver(store: Store) -> None:
+    """All that is due, and then how far that was."""
+    service = DelayService(store)
+    service.run_once()
+    service._keep_progress()
 
 
 def leave_open(store: Store) -> None:

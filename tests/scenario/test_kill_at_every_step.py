@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,23 @@ def end_all(store: Store, books: Books) -> None:
 
 def prepare(store: Store, books: Books, actor: str) -> None:
     """What must be there before the process that is killed begins."""
-    if actor.endswith(("publisher", "checker", "maintainer", "retirer")):
+    if actor.endswith(("publisher", "checker", "maintainer")) or actor == "retirer":
         sell(store, books, ORDERS)
     if actor in ("maintainer", "retirer"):
         end_all(store, books)
+    if actor in ("deliverer", "schedule retirer"):
+        sell(store, books, ORDERS, delay_s=1)
+        end_all(store, books)
+        # They are due by the machine's clock, which the process that is killed goes by.
+        wait_until(lambda: is_all_due(store))
+    if actor == "schedule retirer":
+        drain(store, books)
+
+
+def is_all_due(store: Store) -> bool:
+    schedule = store.schedule_log().refresh().table
+    due = schedule.read(schedule.files(), ("deliver_timestamp",))["deliver_timestamp"]
+    return max(due.to_pylist()) <= datetime.now(UTC)
 
 
 def test_every_fail_point_has_a_story() -> None:

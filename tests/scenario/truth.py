@@ -20,14 +20,13 @@ def drain(store: Store, books: Books) -> None:
 
 
 def run_until_all_is_done(store: Store, broker: Broker) -> None:
-    """Work until nothing is pending, nothing is behind and no topic is parked."""
+    """Work until nothing is pending, nothing waits or is behind and no topic is parked."""
 
     def is_done() -> bool:
         broker.run_once()
         now = Admin(store).status()
-        return (now.open, now.settled.op_versions, now.published.op_versions, now.parked) == (
-            0, 0, 0, (),
-        )  # fmt: skip
+        behind = now.settled.op_versions + now.published.op_versions
+        return (now.open, now.scheduled, behind, now.parked) == (0, 0, 0, ())
 
     wait_until(is_done)
 
