@@ -115,31 +115,41 @@ def started(command: Sequence[str], log: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def run(folder: Path, *, messages: int, seed: int, kills: int, spark: str) -> Outcome:
-    """Send, kill, wait until all is due, and compare."""
+@dataclass(frozen=True)
+class Plan:
+    """How many messages are sent in how long, and how often a broker is killed meanwhile."""
+
+    messages: int
+    seconds: float
+    kills: int
+    seed: int = 1
+    spark: str = "with"
+
+
+def run(folder: Path, plan: Plan) -> Outcome:
+    """Send, kill meanwhile, wait until all is due, and compare."""
     store = Store.create(folder / "store", Config(**SETTINGS))
-    brokers = Brokers(folder, store.location, spark, random.Random(seed))
+    brokers = Brokers(folder, store.location, plan.spark, random.Random(plan.seed))
+    journals = [folder / f"journal-{number}" for number in range(SENDERS)]
     begin_s = time.monotonic()
     with ExitStack() as stack:
         stack.callback(brokers.stop)
         wait_for(brokers)
-        journals = [folder / f"journal-{number}" for number in range(SENDERS)]
-        senders = [
-            started(
-                ["tests.mix.sender", store.location, str(journal), f"{seed}-{number}",
-                 str(messages // SENDERS)], None,
-            )
-            for number, journal in enumerate(journals)
-        ]  # fmt: skip
+        senders = [_sender(store, journal, plan) for journal in journals]
         for sender in senders:
             stack.callback(sender.kill)
-        torment(brokers, senders, kills)
+        torment(brokers, senders, plan)
         assert [sender.wait() for sender in senders] == [0] * SENDERS
         # What is still to come comes by the brokers, or its lateness would say nothing.
         wait_until_delivered(store, brokers)
     drain(store)
-    seconds = time.monotonic() - begin_s
-    return compared(store, journals, brokers.kills, seconds)
+    return compared(store, journals, brokers.kills, time.monotonic() - begin_s)
+
+
+def _sender(store: Store, journal: Path, plan: Plan) -> subprocess.Popen[bytes]:
+    seed, count = f"{plan.seed}-{journal.name}", str(plan.messages // SENDERS)
+    command = ["tests.mix.sender", store.location, str(journal), seed, count, str(plan.seconds)]
+    return started(command, None)
 
 
 def wait_for(brokers: Brokers) -> None:
@@ -148,13 +158,13 @@ def wait_for(brokers: Brokers) -> None:
         time.sleep(POLL_S)
 
 
-def torment(brokers: Brokers, senders: Sequence[subprocess.Popen[bytes]], kills: int) -> None:
-    """A kill every few seconds while there are senders, and after them until there were enough."""
-    while any(sender.poll() is None for sender in senders) or brokers.kills < kills:
-        wait_for(brokers)
-        pause_s = brokers.draw.uniform(0.5, 4.0)
-        if brokers.kills < kills:
-            time.sleep(pause_s)
+def torment(brokers: Brokers, senders: Sequence[subprocess.Popen[bytes]], plan: Plan) -> None:
+    """Kills at random over the time in which there are senders."""
+    begun_s = time.monotonic()
+    moments_s = sorted(brokers.draw.uniform(0, plan.seconds) for _ in range(plan.kills))
+    while any(sender.poll() is None for sender in senders) or brokers.kills < plan.kills:
+        brokers.keep()
+        if brokers.kills < plan.kills and time.monotonic() > begun_s + moments_s[brokers.kills]:
             brokers.kill_one()
         time.sleep(POLL_S)
 

@@ -1,4 +1,4 @@
-"""A process that sends: `python -m tests.mix.sender LOCATION JOURNAL SEED COUNT`."""
+"""A process that sends: `python -m tests.mix.sender LOCATION JOURNAL SEED COUNT SECONDS`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -67,7 +68,9 @@ class Sender:
         self._draw = random.Random(seed)
         self._number = 0
 
-    def send(self, count: int) -> None:
+    def send(self, count: int, seconds: float) -> None:
+        """Evenly over the time: lateness says nothing where all wait for a processor."""
+        begun_s = time.monotonic()
         ways: list[Callable[[], None]] = [
             self._one, self._batch, self._burst, self._transaction, self._asynchronous,
             self._delayed, self._recalled,
@@ -75,6 +78,8 @@ class Sender:
         weights = [3, 4, 2, 4, 2, 4, 2]
         while self._number < count:
             self._draw.choices(ways, weights)[0]()
+            ahead_s = begun_s + seconds * self._number / count - time.monotonic()
+            time.sleep(max(0.0, ahead_s))
 
     def _message(self, topic: str | None = None, **delay: Any) -> Message:
         self._number += 1
@@ -167,7 +172,7 @@ def without_key(message: Message) -> Message:
     return Message(message.topic, message.body, delay_s=1 if message.is_delayed else None)
 
 
-def main(location: str, journal: str, seed: str, count: str) -> None:
+def main(location: str, journal: str, seed: str, count: str, seconds: str) -> None:
     notes = Journal(Path(journal))
     with (
         TransactionProducer(
@@ -176,7 +181,7 @@ def main(location: str, journal: str, seed: str, count: str) -> None:
         ThreadPoolExecutor(THREADS) as pool,
     ):
         senders = [Sender(producer, notes, f"{seed}/{number}") for number in range(THREADS)]
-        list(pool.map(lambda sender: sender.send(int(count) // THREADS), senders))
+        list(pool.map(lambda one: one.send(int(count) // THREADS, float(seconds)), senders))
 
 
 if __name__ == "__main__":
