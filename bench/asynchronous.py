@@ -21,7 +21,7 @@ from txmq.store import Store
 
 THREADS = 8
 WARM_UP = 5_000
-WINDOW = 2_000
+WINDOW = 1_000
 # RocketMQ on the same kind of machine: 8 threads, flushed later.
 ROCKETMQ_PER_S = 11_500.0
 Sent = Future[TransactionSendResult] | Future[SendResult]

@@ -73,7 +73,9 @@ class AsyncTransactions:
         try:
             if not self._is_started:
                 self._start()
-            self._commits.prepare_then(rows, lambda error: self._prepared(sent, error))
+            self._commits.prepare_then(
+                rows, lambda error: self._prepared(sent, error), is_patient=True
+            )
         except TxmqError as error:
             sending.done(error)
             raise
@@ -129,7 +131,9 @@ class AsyncTransactions:
         try:
             if ends:
                 self._commits.end_then(
-                    ends, lambda answers, error: self._ended(known, answers, error)
+                    ends,
+                    lambda answers, error: self._ended(known, answers, error),
+                    is_patient=True,
                 )
         except TxmqError as error:
             self._ended(known, (), error)

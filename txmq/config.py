@@ -144,7 +144,7 @@ class Config:
         0.1, "how often the delay service looks for due messages", at_least=0.001
     )
     delay_horizon_s: float = setting(
-        600.0, "messages due within this are kept in memory by the delay service", at_least=1.0
+        3600.0, "messages due within this are kept in memory by the delay service", at_least=1.0
     )
     committer: str = setting("delta-rs", "who writes Delta's log; fixed at creation",
                              one_of=COMMITTERS)  # fmt: skip
@@ -173,6 +173,10 @@ class Config:
     group_commit_max_rows: int = setting(
         10_000, "rows that the threads of one process share in a commit", at_least=1
     )
+    group_commit_linger_ms: float = setting(
+        20.0, "asynchronous sends gather so long to share a commit; nobody waits for them",
+        at_least=0.0, at_most=10_000.0,
+    )  # fmt: skip
     back_pressure_for_async_send_num: int = setting(
         10_000, "sends of a producer that wait for a commit; the next one is held up", at_least=1
     )

@@ -39,7 +39,7 @@ class DueMessages:
 
     def __len__(self) -> int:
         """How many wait."""
-        return sum(part.left.num_rows for part in self._parts)
+        return sum(part.rows.num_rows - part.taken for part in self._parts)
 
     def add(self, rows: pa.Table) -> None:
         """Messages in any order."""

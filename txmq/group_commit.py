@@ -35,14 +35,17 @@ class GroupCommitter(Generic[Row, Answer]):
         name: str,
         max_rows: int,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        linger_s: float = 0.0,
     ) -> None:
         """`commit` makes rows durable and answers each of them; it runs in one thread only.
 
-        Where `max_waiting` callers' rows are not taken yet, the next caller waits.
+        Where `max_waiting` callers' rows are not taken yet, the next caller waits. Rows of patient
+        callers alone gather for `linger_s` first: a commit costs as much as thousands of rows.
         """
         self._commit = commit
         self._name = name
         self._max_rows, self._max_waiting = max_rows, max_waiting
+        self._linger_s, self._is_urgent = linger_s, threading.Event()
         self._waiting: deque[tuple[list[Row], Done[Answer]]] = deque()
         lock = threading.Lock()
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
@@ -63,7 +66,7 @@ class GroupCommitter(Generic[Row, Answer]):
         self.submit_then(rows, done)
         return future
 
-    def submit_then(self, rows: list[Row], done: Done[Answer]) -> None:
+    def submit_then(self, rows: list[Row], done: Done[Answer], *, is_patient: bool = False) -> None:
         """As `submit`; `done` is called in the committing thread, so it must be short."""
         # A lock that was held while the process forked is never released in the child.
         self._check_process()
@@ -71,6 +74,8 @@ class GroupCommitter(Generic[Row, Answer]):
             self._wait_for_room()
             self.check_usable()
             self._waiting.append((rows, done))
+            if not is_patient or len(self._waiting) >= self._max_waiting:
+                self._is_urgent.set()
             self._start()
             self._has_rows.notify()
 
@@ -84,6 +89,7 @@ class GroupCommitter(Generic[Row, Answer]):
             return
         with self._has_rows:
             self._closed = True
+            self._is_urgent.set()
             self._has_rows.notify()
             self._has_room.notify_all()
         if self._thread is not None:
@@ -120,6 +126,11 @@ class GroupCommitter(Generic[Row, Answer]):
     def _next_group(self) -> list[tuple[list[Row], Done[Answer]]]:
         with self._has_rows:
             self._has_rows.wait_for(lambda: self._waiting or self._closed)
+        if self._linger_s:
+            # Nobody has to be woken for each row that comes meanwhile.
+            self._is_urgent.wait(self._linger_s)
+        with self._has_rows:
+            self._is_urgent.clear()
             group: list[tuple[list[Row], Done[Answer]]] = []
             count = 0
             while self._waiting and (

@@ -37,6 +37,8 @@ class OrdinaryMessages:
         messages: object,
         queue_id: int | None = None,
         queue_selector: QueueSelector | None = None,
+        *,
+        is_patient: bool = False,
     ) -> Future[SendResult]:
         """Two commits, shared with others; the future fails where nothing will be shown.
 
@@ -44,7 +46,7 @@ class OrdinaryMessages:
         """
         routed = self._routed(messages, queue_id, queue_selector)
         self._commits.check_open()
-        return _Send(self._commits, list(self._pieces(routed))).begin()
+        return _Send(self._commits, list(self._pieces(routed)), is_patient=is_patient).begin()
 
     def _routed(
         self, messages: object, queue_id: int | None, queue_selector: QueueSelector | None
@@ -78,8 +80,10 @@ class _Send:
     So a batch of several pieces is acknowledged as a whole, or not at all.
     """
 
-    def __init__(self, commits: ProducerCommits, pieces: Sequence[list[Routed]]) -> None:
-        self._commits = commits
+    def __init__(
+        self, commits: ProducerCommits, pieces: Sequence[list[Routed]], *, is_patient: bool
+    ) -> None:
+        self._commits, self._is_patient = commits, is_patient
         now_ms = commits.now_ms()
         self._pieces = {new_transaction_id(now_ms): piece for piece in pieces}
         self._left, self._lock = len(pieces), Lock()
@@ -92,7 +96,7 @@ class _Send:
         halves = [self._half_rows(own_id, piece) for own_id, piece in self._pieces.items()]
         for rows in halves:
             try:
-                self._commits.prepare_then(rows, self._prepared)
+                self._commits.prepare_then(rows, self._prepared, is_patient=self._is_patient)
             except TxmqError as error:
                 # Closed meanwhile: the pieces before this one are rolled back by the check.
                 self._prepared(error)
@@ -116,7 +120,9 @@ class _Send:
     def _end(self) -> None:
         try:
             self._commits.end_then(
-                [(transaction_id, ClaimKind.COMMIT) for transaction_id in self._pieces], self._ended
+                [(transaction_id, ClaimKind.COMMIT) for transaction_id in self._pieces],
+                self._ended,
+                is_patient=self._is_patient,
             )
         except TxmqError as error:
             self._fail(error)

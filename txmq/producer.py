@@ -136,7 +136,7 @@ class TransactionProducer:
             AlreadyResolvedError where it took longer than `transaction_timeout_s` and the check
             rolled it back: send it again.
         """
-        return self.send_async(messages, queue_id=queue_id, queue_selector=queue_selector).result()
+        return self._ordinary.send(messages, queue_id, queue_selector, is_patient=False).result()
 
     def send_async(
         self,
@@ -150,7 +150,7 @@ class TransactionProducer:
         Waits only where `back_pressure_for_async_send_num` sends wait for a commit. Callbacks of
         the future run in a committing thread and must be short.
         """
-        return self._ordinary.send(messages, queue_id, queue_selector)
+        return self._ordinary.send(messages, queue_id, queue_selector, is_patient=True)
 
     def recall(self, message_id: str) -> None:
         """Take back a delayed message before it is due, by any producer of its group; one commit.

@@ -30,7 +30,7 @@ from txmq.errors import (
     shown,
 )
 from txmq.fail_points import FailPoint, reached
-from txmq.group_commit import GroupCommitter
+from txmq.group_commit import Answer, GroupCommitter, Row
 from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
 from txmq.hooks import Hooks
 from txmq.idempotency import IdempotencyKey
@@ -133,10 +133,18 @@ class ProducerCommits:
             self._logs.halves.submit(rows).result()
 
     def prepare_then(
-        self, rows: list[HalfRow], done: Callable[[BaseException | None], None]
+        self,
+        rows: list[HalfRow],
+        done: Callable[[BaseException | None], None],
+        *,
+        is_patient: bool,
     ) -> None:
-        """Make rows durable; `done` is called by the thread that commits them."""
-        self._logs.halves.submit_then(rows, lambda _, error: done(error))
+        """Make rows durable; `done` is called by the thread that commits them.
+
+        Rows of patient callers alone gather for `group_commit_linger_ms` first.
+        """
+        halves = self._logs.halves
+        halves.submit_then(rows, lambda _, error: done(error), is_patient=is_patient)
 
     def prepare_dataframes(
         self,
@@ -175,10 +183,12 @@ class ProducerCommits:
         self,
         ends: Sequence[tuple[str, ClaimKind]],
         done: Callable[[Sequence[Resolution], BaseException | None], None],
+        *,
+        is_patient: bool,
     ) -> None:
         """Ends of several transactions in one commit; `done` is told where each of them stands."""
         rows = [self._end_row(transaction_id, kind) for transaction_id, kind in ends]
-        self._logs.ends.submit_then(rows, done)
+        self._logs.ends.submit_then(rows, done, is_patient=is_patient)
 
     def recall(self, transaction_id: str, sequence: int) -> None:
         """Claim that a delayed message is never to be delivered: one commit, shared.
@@ -364,7 +374,7 @@ class _LogCommits:
     def __init__(self, store: Store, producer_group: str) -> None:
         session = uuid.uuid4()
         self._half, self._op = store.half_log(), store.op_log()
-        self._store = store
+        self._store, self._producer_group = store, producer_group
         self.client_id = str(session)
         self._session = f"txmq-producer/{session}"
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
@@ -376,20 +386,26 @@ class _LogCommits:
         self.queue_id = session.int % store.config.half_queues
         self._resolver: Resolver | None = None
         self._numbers = itertools.count(1)
-        limits = {
-            "max_rows": store.config.group_commit_max_rows,
-            "max_waiting": store.config.back_pressure_for_async_send_num,
-        }
-        self.halves: GroupCommitter[HalfRow, None] = GroupCommitter(
-            self._commit_halves, name=f"txmq-half-{producer_group}", **limits
+        self.halves: GroupCommitter[HalfRow, None] = self._committer(
+            self._commit_halves, "txmq-half"
         )
-        self.ends: GroupCommitter[OpRow, Resolution] = GroupCommitter(
-            self._commit_ends, name=f"txmq-op-{producer_group}", **limits
-        )
+        self.ends: GroupCommitter[OpRow, Resolution] = self._committer(self._commit_ends, "txmq-op")
         # Recalls are few; a thread and a handle of their own keep the ends' look simple.
         self._recall_op: OpLog | None = None
-        self.recalls: GroupCommitter[OpRow, None] = GroupCommitter(
-            self._commit_recalls, name=f"txmq-recall-{producer_group}", **limits
+        self.recalls: GroupCommitter[OpRow, None] = self._committer(
+            self._commit_recalls, "txmq-recall"
+        )
+
+    def _committer(
+        self, commit: Callable[[list[Row]], Sequence[Answer]], name: str
+    ) -> GroupCommitter[Row, Answer]:
+        config = self._store.config
+        return GroupCommitter(
+            commit,
+            name=f"{name}-{self._producer_group}",
+            max_rows=config.group_commit_max_rows,
+            max_waiting=config.back_pressure_for_async_send_num,
+            linger_s=config.group_commit_linger_ms / 1000,
         )
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ def test_send_that_took_too_long_is_told_that_the_check_was_first(world: DelayWo
     commits = world.producer._commits
     waiting = commits.prepare_then
 
-    def slow(rows: list[tuple[object, ...]], done: object) -> None:
+    def slow(rows: list[tuple[object, ...]], done: object, *, is_patient: bool) -> None:
         """The check runs between the half and its end."""
 
         def after(error: BaseException | None) -> None:
@@ -98,7 +98,7 @@ def test_send_that_took_too_long_is_told_that_the_check_was_first(world: DelayWo
             RecheckJob(world.store, clock=world.clock).run_once()
             done(error)  # type: ignore[operator]
 
-        waiting(rows, after)
+        waiting(rows, after, is_patient=is_patient)
 
     commits.prepare_then = slow  # type: ignore[method-assign,assignment]
     with pytest.raises(AlreadyResolvedError):
