@@ -23,6 +23,8 @@ class ScheduleLog:
         """Hold a table of our own; nothing is opened yet."""
         self.table = table
         self.is_there = False
+        # Listing files costs milliseconds, and those of a version never change.
+        self._files: dict[int, list[DataFile]] = {}
 
     def refresh(self) -> ScheduleLog:
         """Move to the newest version; the object itself is returned."""
@@ -51,14 +53,23 @@ class ScheduleLog:
         """The due dates of all messages in it; 0 reads."""
         if not self.is_there:
             return set()
-        return {file.partition["due_date"] for file in self.table.files()}
+        return {file.partition["due_date"] for file in self._all_files()}
 
     def read(self, day: date, after: int, columns: Sequence[str]) -> pa.Table:
         """Columns of the messages of one due date, of files with claims beyond `after`.
 
         Rows of earlier claims may be among them.
         """
-        files = self.table.files_beyond("op_version", after) if self.is_there else []
+        is_all = not self.is_there or after < 0
+        files = self._all_files() if is_all else self.table.files_beyond("op_version", after)
         return self.table.read(
             [each for each in files if each.partition["due_date"] == day], columns
         )
+
+    def _all_files(self) -> list[DataFile]:
+        if not self.is_there:
+            return []
+        version = self.table.version
+        if version not in self._files:
+            self._files = {version: self.table.files()}
+        return self._files[version]
