@@ -16,6 +16,7 @@ from txmq.clock import timestamp
 from txmq.grouping import (
     Groups,
     Integers,
+    equal_pairs,
     find_pairs,
     first_of_each,
     flags,
@@ -89,12 +90,23 @@ def are_ended(
     facts = settled.deliveries_of(ids)
     if through is not None:
         facts = facts.filter(pc.less_equal(facts["op_version"], through))
-    row, sequence = list_items(facts["sequences"])
-    place = integers(pc.index_in(facts["transaction_id"], value_set=ids), NOT_FOUND)[row]
-    own = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
-    at = find_pairs((own, integers(messages["sequence"], NOT_FOUND)), (place, sequence))
-    is_ended: npt.NDArray[np.bool_] = at != NOT_FOUND
-    return is_ended
+    return _are_among(_addresses(messages, ids), facts, ids)
+
+
+def _addresses(messages: pa.Table, ids: pa.Array) -> tuple[Integers, Integers]:
+    """The number of each message's transaction in `ids`, and its sequence."""
+    place = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
+    return place, integers(messages["sequence"], NOT_FOUND)
+
+
+def _are_among(
+    addresses: tuple[Integers, Integers], deliveries: pa.Table, ids: pa.Array
+) -> npt.NDArray[np.bool_]:
+    """Which messages are named by facts about delayed messages."""
+    row, sequence = list_items(deliveries["sequences"])
+    place = integers(pc.index_in(deliveries["transaction_id"], value_set=ids), NOT_FOUND)[row]
+    is_among: npt.NDArray[np.bool_] = find_pairs(addresses, (place, sequence)) != NOT_FOUND
+    return is_among
 
 
 def settle_deliveries(
@@ -117,9 +129,13 @@ def settle_deliveries(
     by_id = Groups.of(claims["transaction_id"])
     messages = delayed_messages(half, schedule, by_id.keys)
     commits = _commits(by_id.keys, ends, settled)
-    named = _named(claims, by_id.place, messages, by_id.keys)
-    named = named.filter(_fits(named, claims, messages, by_id.keys, commits))
-    named = named.filter(~_ended(named, settled.deliveries_of(by_id.keys), by_id.keys))
+    addresses = _addresses(messages, by_id.keys)
+    named = _named(claims, by_id, addresses)
+    at = find_pairs((named.place, named.sequence), addresses)
+    groups = messages["producer_group"].take(pa.array(at, mask=at == NOT_FOUND))
+    named = named.filter(_fits(named, claims, groups, commits))
+    deliveries = settled.deliveries_of(by_id.keys)
+    named = named.filter(~_are_among((named.place, named.sequence), deliveries, by_id.keys))
     return _facts(claims, _first(named, claims), commits, now_ms)
 
 
@@ -139,16 +155,14 @@ def _commits(ids: pa.Array, ends: pa.Table, settled: SettledLog) -> _Commits:
     )
 
 
-def _named(claims: pa.Table, place: Integers, messages: pa.Table, ids: pa.Array) -> _Named:
+def _named(claims: pa.Table, by_id: Groups, addresses: tuple[Integers, Integers]) -> _Named:
     """Each message that each claim names; a claim without sequences names all of them."""
     listed, sequence = list_items(claims["sequences"])
-    some = _Named(listed, place[listed], sequence)
+    some = _Named(listed, by_id.place[listed], sequence)
     for_all = np.flatnonzero(flags(pc.is_null(claims["sequences"])))
-    owner = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
-    claim, message = _beside(place[for_all], owner)
-    every = _Named(
-        for_all[claim], owner[message], integers(messages["sequence"], NOT_FOUND)[message]
-    )
+    owner, every_sequence = addresses
+    claim, message = equal_pairs(by_id.place[for_all], owner, len(by_id.keys))
+    every = _Named(for_all[claim], owner[message], every_sequence[message])
     return _Named(
         np.concatenate([some.claim, every.claim]),
         np.concatenate([some.place, every.place]),
@@ -156,24 +170,14 @@ def _named(claims: pa.Table, place: Integers, messages: pa.Table, ids: pa.Array)
     )
 
 
-def _beside(left: Integers, right: Integers) -> tuple[Integers, Integers]:
-    """Row numbers of all pairs of equal values."""
-    order = np.argsort(right, kind="stable")
-    begin, end = (np.searchsorted(right[order], left, side=side) for side in ("left", "right"))
-    times = end - begin
-    nth = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-    return np.repeat(np.arange(len(left)), times), order[np.repeat(begin, times) + nth]
-
-
 def _fits(
-    named: _Named, claims: pa.Table, messages: pa.Table, ids: pa.Array, commits: _Commits
+    named: _Named, claims: pa.Table, groups: pa.ChunkedArray, commits: _Commits
 ) -> npt.NDArray[np.bool_]:
-    """Whether the message is a delayed one of the claim's group, committed before the claim."""
-    owner = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
-    known = (owner, integers(messages["sequence"], NOT_FOUND))
-    at = find_pairs((named.place, named.sequence), known)
-    group = messages["producer_group"].take(pa.array(at, mask=at == NOT_FOUND))
-    same = pc.equal(claims["producer_group"].take(pa.array(named.claim)), group)
+    """Whether the message is a delayed one of the claim's group, committed before the claim.
+
+    `groups` are those of the delayed messages that are named; null where it is none.
+    """
+    same = pc.equal(claims["producer_group"].take(pa.array(named.claim)), groups)
     version = integers(claims["_commit_version"], 0)[named.claim]
     ordinal = integers(claims["ordinal"], 0)[named.claim]
     committed = commits.op_version[named.place]
@@ -183,14 +187,6 @@ def _fits(
     is_own = flags(pc.fill_null(same, False))  # noqa: FBT003
     fits: npt.NDArray[np.bool_] = is_own & is_later & commits.is_there[named.place]
     return fits
-
-
-def _ended(named: _Named, deliveries: pa.Table, ids: pa.Array) -> npt.NDArray[np.bool_]:
-    row, sequence = list_items(deliveries["sequences"])
-    owner = integers(pc.index_in(deliveries["transaction_id"], value_set=ids), NOT_FOUND)[row]
-    found = find_pairs((named.place, named.sequence), (owner, sequence))
-    is_there: npt.NDArray[np.bool_] = found != NOT_FOUND
-    return is_there
 
 
 def _first(named: _Named, claims: pa.Table) -> _Named:

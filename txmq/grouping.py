@@ -108,6 +108,16 @@ def find_pairs(wanted: tuple[Integers, Integers], known: tuple[Integers, Integer
     return np.where(keys[order][at] == wanted_keys, order[at], -1)
 
 
+def equal_pairs(left: Integers, right: Integers, groups: int) -> tuple[Integers, Integers]:
+    """Row numbers of all pairs of equal values, both of them numbers of `groups` groups."""
+    order = np.argsort(right, kind="stable")
+    counts = np.bincount(right, minlength=groups)
+    begin = np.cumsum(counts) - counts
+    times = counts[left]
+    nth = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    return np.repeat(np.arange(len(left)), times), order[np.repeat(begin[left], times) + nth]
+
+
 def list_items(column: Any) -> tuple[Integers, Integers]:
     """The row number and the value of each item of a column of lists of whole numbers."""
     lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

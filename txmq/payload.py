@@ -33,6 +33,7 @@ from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageErr
 from txmq.grouping import (
     Groups,
     Integers,
+    equal_pairs,
     find_pairs,
     first_of_each,
     flags,
@@ -242,7 +243,8 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     """One row for each showing of a message: a discarded life and a later commit are two."""
     carries = flags(pc.is_valid(halves["real_topic"]))
     rows, numbers = np.flatnonzero(carries), place[carries]
-    fact, row = _pairs(by_id, numbers, rows)
+    message, fact = equal_pairs(numbers, by_id.place, len(by_id.keys))
+    row = rows[message]
     sequence = integers(halves["sequence"], -1)[row]
     rank = integers(facts["rank"], 0)[fact]
     order = np.lexsort((sequence, rank))
@@ -267,16 +269,6 @@ def _topics_and_times(halves: pa.Table, facts: pa.Table) -> tuple[Any, Any]:
     due = pc.coalesce(halves["deliver_timestamp"], pc.add(facts["settled_timestamp"], pause))
     never = pa.scalar(None, MICROSECONDS_UTC)
     return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, never)
-
-
-def _pairs(by_id: Groups, numbers: Integers, rows: Integers) -> tuple[Integers, Integers]:
-    """Each message beside each fact of its transaction: their row numbers."""
-    order = np.argsort(by_id.place, kind="stable")
-    counts = by_id.count()
-    begin = np.cumsum(counts) - counts
-    times = counts[numbers]
-    nth = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-    return order[np.repeat(begin[numbers], times) + nth], np.repeat(rows, times)
 
 
 def _rank(facts: pa.Table) -> Integers:

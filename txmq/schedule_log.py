@@ -45,10 +45,6 @@ class ScheduleLog:
             ).empty_table()
         return self.table.rows_of("transaction_id", transaction_ids, MESSAGE_COLUMNS)
 
-    def files_holding(self, transaction_ids: pa.Array) -> list[DataFile]:
-        """Live files that may hold messages of these transactions."""
-        return self.table.files_holding("transaction_id", transaction_ids) if self.is_there else []
-
     def due_dates(self) -> set[date]:
         """The due dates of all messages in it; 0 reads."""
         if not self.is_there:
