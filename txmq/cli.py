@@ -27,6 +27,7 @@ from txmq.cli_shared import (
     list_console,
     location_and,
     print_json,
+    print_result,
     say,
 )
 from txmq.cli_topics import add_topic_commands
@@ -171,10 +172,7 @@ def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = 
     """Ask the listeners of the settings about all that is due, once; for schedulers."""
     store = Store.open(location, None if config is None else Config.from_yaml(config))
     result = RecheckJob(store).run_once()
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        console().print(recheck_view(result))
+    print_result(result, recheck_view, as_json=as_json)
 
 
 @app.command()
@@ -182,10 +180,7 @@ def maintenance(location: Location, config: ConfigFile = None, *, as_json: AsJso
     """Compact, clean and retire what nobody needs, once; for schedulers. `serve` does it too."""
     store = Store.open(location, None if config is None else Config.from_yaml(config))
     result = Maintenance(store).run_once()
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        console().print(maintenance_view(result))
+    print_result(result, maintenance_view, as_json=as_json)
     if result.failed:
         raise typer.Exit(1)
 
@@ -217,10 +212,7 @@ def show(
     """Show everything about one transaction, in order of time. Bodies are never shown."""
     location, own_id = location_and(location, transaction_id, "TRANSACTION_ID")
     life = Admin(Store.open(location)).transaction(own_id)
-    if as_json:
-        print_json(life.to_dict())
-    else:
-        console().print(life_view(life))
+    print_result(life, life_view, as_json=as_json)
 
 
 @app.command("open")
@@ -442,10 +434,7 @@ def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
 
 
 def _show_claim(result: OperatorResult, *, as_json: bool) -> None:
-    if as_json:
-        print_json(result.to_dict())
-    else:
-        console().print(operator_view(result))
+    print_result(result, operator_view, as_json=as_json)
 
 
 def _stored(group: str | None) -> str | None:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 LOCATION_VARIABLE = "TXMQ_LOCATION"
 PIPED_WIDTH = 240
+
+
+class Result(Protocol):
+    """What has plain values, for JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain values."""
+        ...
+
+
+Found = TypeVar("Found", bound=Result)
 
 Location = Annotated[
     str,
@@ -29,6 +41,14 @@ def location_and(location: str, word: str | None, what: str) -> tuple[str, str]:
 def print_json(values: dict[str, Any], indent: int | None = 2) -> None:
     """One JSON document."""
     typer.echo(json.dumps(values, indent=indent))
+
+
+def print_result(found: Found, view: Callable[[Found], RenderableType], *, as_json: bool) -> None:
+    """What a command found, for a program or for a person."""
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        console().print(view(found))
 
 
 def say(text: str) -> None:

@@ -12,7 +12,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from txmq.cli_shared import AsJson, Location, console, list_console, location_and, print_json
+from txmq.cli_shared import (
+    AsJson,
+    Location,
+    console,
+    list_console,
+    location_and,
+    print_json,
+    print_result,
+)
 from txmq.errors import ConfigError
 from txmq.namespaces import shown_name
 from txmq.store import Store
@@ -80,10 +88,7 @@ def describe(location: Location, topic: TopicName = None, *, as_json: AsJson = F
     """Show all about one topic: settings, size, queues, oldest and newest message."""
     location, name = location_and(location, topic, "TOPIC")
     found = Topics(Store.open(location)).describe(name)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        console().print(_description_view(found))
+    print_result(found, _description_view, as_json=as_json)
 
 
 @topics_app.command("alter")
@@ -124,10 +129,7 @@ def delete(
     """Take a topic and its messages away; without --apply only show what would go."""
     location, name = location_and(location, topic, "TOPIC")
     found = Topics(Store.open(location)).delete(name, apply=apply)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        console().print(_deletion_view(found))
+    print_result(found, _deletion_view, as_json=as_json)
 
 
 def rebuild_topic(
@@ -136,10 +138,7 @@ def rebuild_topic(
     """Set a topic right by what half and settled say; without --apply only show what is wrong."""
     location, name = location_and(location, topic, "TOPIC")
     found = Topics(Store.open(location)).rebuild(name, apply=apply)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        console().print(_rebuild_view(found))
+    print_result(found, _rebuild_view, as_json=as_json)
 
 
 # --- options -------------------------------------------------------------------------------------
