@@ -350,6 +350,9 @@ def _check_deliver_timestamp(moment: object) -> None:
     except OverflowError:
         problem = "is no time of the years 1 to 9999 in UTC"
         raise InvalidDelayError("deliver_timestamp", problem) from None
+    except Exception as error:
+        problem = f"has a time zone that cannot say its offset ({type(error).__name__})"
+        raise InvalidDelayError("deliver_timestamp", problem) from error
     if not is_aware:
         problem = "has no time zone; write datetime(..., tzinfo=UTC)"
         raise InvalidDelayError("deliver_timestamp", problem)

@@ -285,6 +285,9 @@ class QueueChoice:
         count = self._catalog.queue_count(message.topic)
         if queue_selector is not None:
             _check_one_choice(message, queue_id)
+            if not callable(queue_selector):
+                problem = f"must be callable, not {type(queue_selector).__name__}"
+                raise InvalidQueueError("queue_selector", problem)
             queue_id = queue_selector(_as_sent(message), count)
         _check_one_choice(message, None)
         return Routed(message, _checked_queue(queue_id, count))

@@ -6,7 +6,7 @@ import pickle
 import uuid
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
 
@@ -271,9 +271,18 @@ def test_level_0_is_no_delay(delay: dict[str, object]) -> None:
     assert not Message("orders", b"", **delay).is_delayed  # type: ignore[arg-type]
 
 
+class Nowhere(tzinfo):
+    """A time zone of somebody's own, which is broken."""
+
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        message = "no offset"
+        raise RuntimeError(message)
+
+
 @pytest.mark.parametrize(
     "delay",
     [
+        {"deliver_timestamp": datetime(2026, 1, 1, tzinfo=Nowhere())},
         {"delay_level": -1}, {"delay_level": True}, {"delay_level": "5s"}, {"delay_level": 1.0},
         {"delay_level": float("nan")}, {"delay_level": 10**18}, {"delay_s": -1},
         {"delay_s": 0.5}, {"delay_s": float("inf")}, {"delay_s": "5s"}, {"delay_s": 10**18},
@@ -283,7 +292,7 @@ def test_level_0_is_no_delay(delay: dict[str, object]) -> None:
         {"delay_level": 1, "deliver_timestamp": SOON}, {"delay_level": 1, "delay_s": 1},
         {"delay_s": 1, "deliver_timestamp": SOON},
     ],
-    ids=str,
+    ids=" ".join,
 )  # fmt: skip
 def test_delays_that_cannot_be_kept_are_refused(delay: dict[str, object]) -> None:
     with pytest.raises(InvalidDelayError):

@@ -313,3 +313,5 @@ def test_queue_and_key_or_selector_cannot_both_be_given(world: DelayWorld) -> No
         world.producer.send(Message(TOPIC, b"", sharding_key="k"), queue_id=1)
     with pytest.raises(InvalidQueueError, match="pass one"):
         world.producer.send(Message(TOPIC, b""), queue_id=1, queue_selector=lambda *_: 1)
+    with pytest.raises(InvalidQueueError, match="callable"):
+        world.producer.send(Message(TOPIC, b""), queue_selector=1)  # type: ignore[arg-type]
