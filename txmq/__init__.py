@@ -7,7 +7,8 @@ from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.check_service import CheckService
 from txmq.cloud_events import attributes_of, cloud_event
 from txmq.config import Config
-from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.consumer import Consumer
+from txmq.consumer_rules import ConsumeFromWhere
 from txmq.database_listener import DatabaseListener
 from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService

@@ -207,6 +207,9 @@ class Config:
     checkpoint_interval: int = setting(
         25, "commits between two checkpoints of a table's log; fixed at creation", at_least=1
     )
+    consumer_lease_s: float = setting(
+        10.0, "another member of a consumer group takes over after this silence", at_least=0.3
+    )
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={

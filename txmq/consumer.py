@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
+from txmq.consumer_rules import ConsumeFromWhere
+from txmq.errors import ConfigError
 from txmq.names import check_group, check_namespace, check_readable_topic, check_stored_group
 from txmq.namespaces import wrapped
 
@@ -12,13 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from txmq.store import Store
-
-
-class ConsumeFromWhere(enum.Enum):
-    """Where a new checkpoint begins (R106); an old checkpoint goes on where it was."""
-
-    FIRST_OFFSET = "first"
-    LAST_OFFSET = "last"
 
 
 class Consumer:
@@ -57,8 +51,10 @@ class Consumer:
 
         Compaction and retention do not disturb it: rows that leave a topic are not news.
 
-        Raises: TopicNotFoundError before the first committed message.
+        Raises: TopicNotFoundError before the first committed message; ConfigError.
         """
+        if from_where is ConsumeFromWhere.TIMESTAMP:
+            raise ConfigError(["from_where of a stream must be FIRST_OFFSET or LAST_OFFSET"])
         location = self.store.topic_location(self._stored(topic))
         reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
         if from_where is ConsumeFromWhere.LAST_OFFSET:

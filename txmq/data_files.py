@@ -205,11 +205,29 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
     )
 
 
-def _column_statistics(metadata: pq.FileMetaData, name: str) -> Iterator[Any]:
+def row_group_ranges(
+    metadata: pq.FileMetaData, row_group: int, columns: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Smallest and largest values of those `columns` whose statistics say them."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    for name in columns:
+        index = _column_index(metadata, name)
+        own = None if index is None else metadata.row_group(row_group).column(index).statistics
+        if own is not None and own.has_min_max:
+            low[name], high[name] = own.min, own.max
+    return low, high
+
+
+def _column_index(metadata: pq.FileMetaData, name: str) -> int | None:
     names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    if name not in names:
+    return names.index(name) if name in names else None
+
+
+def _column_statistics(metadata: pq.FileMetaData, name: str) -> Iterator[Any]:
+    index = _column_index(metadata, name)
+    if index is None:
         return
-    index = names.index(name)
     for group in range(metadata.num_row_groups):
         stats = metadata.row_group(group).column(index).statistics
         if stats is not None:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from txmq.delta_table import PinnedTable
 from txmq.fail_points import FailPoint, reached
-from txmq.storage import Table
+from txmq.storage import DataFile, FilePart, Table
 
 LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
@@ -52,6 +52,49 @@ class LogCleaned:
 
     commits: int = 0
     data_files: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitNews:
+    """What a commit says to those who follow a table.
+
+    Attributes:
+        added: files with new rows; compaction adds none.
+        has_removed: whether rows were taken away.
+        marks: what it was committed under.
+    """
+
+    added: tuple[FilePart, ...]
+    has_removed: bool
+    marks: Mapping[str, int]
+
+
+def commit_news(table: PinnedTable, version: int) -> CommitNews | None:
+    """What one commit brought, read from its file alone; None where that was cleaned away."""
+    content = table.commit_bytes(version)
+    if content is None:
+        return None
+    actions = [json.loads(line) for line in content.splitlines()]
+    added = [_added(own) for own in _each(actions, "add") if own["dataChange"]]
+    has_removed = any(own["dataChange"] for own in _each(actions, "remove"))
+    marks = {own["appId"]: int(own["version"]) for own in _each(actions, "txn")}
+    return CommitNews(tuple(added), has_removed, marks)
+
+
+def _each(actions: Iterable[Mapping[str, Any]], kind: str) -> Iterator[dict[str, Any]]:
+    return (action[kind] for action in actions if kind in action)
+
+
+def _added(action: Mapping[str, Any]) -> FilePart:
+    told: dict[str, Any] = json.loads(action.get("stats") or "{}")
+    file = DataFile(
+        unquote(action["path"]),
+        told.get("numRecords", 0),
+        action["size"],
+        action["partitionValues"],
+        action["modificationTime"],
+    )
+    return FilePart(file, told.get("minValues", {}), told.get("maxValues", {}))
 
 
 def log_files(table: PinnedTable) -> LogFiles:

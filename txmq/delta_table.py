@@ -128,7 +128,11 @@ class PinnedTable:
 
     def has_news(self) -> bool:
         """Whether a version after this one exists; one look at one file name."""
-        path = f"_delta_log/{self.version + 1:020d}.json"
+        return self.has_commit(self.version + 1)
+
+    def has_commit(self, version: int) -> bool:
+        """Whether the commit file of a version is there; one look at one file name."""
+        path = f"_delta_log/{version:020d}.json"
         return self.filesystem.get_file_info(path).type is not pa_fs.FileType.NotFound
 
     @property

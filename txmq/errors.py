@@ -449,3 +449,93 @@ class EnvironmentProblemError(TxmqError):
         """`next_step` is a sentence a person can follow."""
         self.what, self.next_step = what, next_step
         super().__init__(f"{what}. {next_step}")
+
+
+# --- consumers -------------------------------------------------------------------------------
+
+
+class ConsumerGroupConflictError(TxmqError, ValueError):
+    """Members of a group differ in what they read; all of them must say the same."""
+
+    def __init__(self, group: str, stored: str, given: str) -> None:
+        """`stored` is what the members that live read, `given` what this one would."""
+        self.group, self.stored, self.given = group, stored, given
+        super().__init__(
+            f"consumer_group {shown(group)} reads {stored}, not {given}: use the same settings, "
+            "another group, or end the other members first"
+        )
+
+
+class ConsumerGroupNotFoundError(TxmqError):
+    """No consumer has ever joined a group of this name."""
+
+    def __init__(self, group: str) -> None:
+        """The name may be mistyped."""
+        self.group = group
+        super().__init__(f"consumer_group {shown(group)} is not there; check the name")
+
+
+class ConsumerGroupInUseError(TxmqError):
+    """Members of the group live; its offsets are theirs."""
+
+    retryable = True
+
+    def __init__(self, group: str, members: Sequence[str]) -> None:
+        """`members` are those whose lease is not over."""
+        self.group, self.members = group, tuple(members)
+        super().__init__(
+            f"consumer_group {shown(group)} has {len(self.members)} members that live; "
+            "close them, wait for the end of their leases, or force it"
+        )
+
+
+class MessagesExpiredError(TxmqError):
+    """Retention was faster than a consumer: messages that it has not read are gone."""
+
+    def __init__(  # noqa: PLR0913 - each is a field
+        self, topic: str, queue_id: int, *, next_offset: int, first_offset: int, missed: int
+    ) -> None:
+        """`missed` messages before `first_offset` are gone; nothing was skipped."""
+        self.topic, self.queue_id = topic, queue_id
+        self.next_offset, self.first_offset, self.missed = next_offset, first_offset, missed
+        super().__init__(
+            f"topic {shown(topic)}, queue {queue_id}: {missed:,} messages from offset "
+            f"{next_offset:,} on are gone; to go on without them, seek to {first_offset:,}"
+        )
+
+
+class OffsetOutOfRangeError(TxmqError, ValueError):
+    """A queue has no message of this offset, and will not have one next."""
+
+    def __init__(  # noqa: PLR0913 - each is a field
+        self, topic: str, queue_id: int, *, offset: int, first_offset: int, end_offset: int
+    ) -> None:
+        """Offsets from `first_offset` to `end_offset`, that of the next message, can be read."""
+        self.topic, self.queue_id, self.offset = topic, queue_id, offset
+        self.first_offset, self.end_offset = first_offset, end_offset
+        super().__init__(
+            f"topic {shown(topic)}, queue {queue_id}: offset {shown(offset)} is not from "
+            f"{first_offset:,} to {end_offset:,}; seek to one that is"
+        )
+
+
+class QueueNotOwnedError(TxmqError):
+    """A queue belongs to another member of the group now."""
+
+    retryable = True
+
+    def __init__(self, topic: str, queue_id: int) -> None:
+        """The group shares its queues out anew when members come and go."""
+        self.topic, self.queue_id = topic, queue_id
+        super().__init__(
+            f"topic {shown(topic)}, queue {shown(queue_id)} is not read by this member; "
+            "look at `assignment`"
+        )
+
+
+class ConcurrentUseError(TxmqError):
+    """A consumer is used by two threads at the same time."""
+
+    def __init__(self) -> None:
+        """Nothing was done."""
+        super().__init__("a consumer is for one thread at a time; make one for each thread")

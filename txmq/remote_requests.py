@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from txmq.errors import CommitRefusedError
-from txmq.register import Register
+from txmq.register import Register, SharedValue
 
 MEMBER_SILENCE_MAX_S = 3600.0
-SWAP_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,43 +123,12 @@ class Requests:
         return {name: ms for name, ms in self.members.items() if ms >= oldest_ms}
 
 
-class RemoteRequests:
+class RemoteRequests(SharedValue[Requests]):
     """The requests of one group in the store. Not safe for several threads."""
 
     def __init__(self, register: Register) -> None:
         """The register is `state/remote_<group>`; a member's first join makes it."""
-        self._register = register
-
-    @property
-    def exists(self) -> bool:
-        """Whether any producer of the group has ever joined."""
-        return self._register.table.exists()
-
-    def has_news(self) -> bool:
-        """One look at one file name."""
-        return self._register.table.has_news()
-
-    def read(self) -> Requests:
-        """The newest value; 0 commits."""
-        return _from_value(self._register.read().value)
-
-    def change(self, change: Callable[[Requests], Requests], now_ms: int) -> Requests:
-        """Swap what `change` makes of the newest value: one commit, none if it is the same.
-
-        Raises: CommitRefusedError where others were faster all the time.
-        """
-        for _ in range(SWAP_ATTEMPTS):
-            seen = self._register.read()
-            before = _from_value(seen.value)
-            after = change(before)
-            if after == before:
-                return before
-            try:
-                self._register.swap(seen, _to_value(after), now_ms)
-            except CommitRefusedError:
-                continue
-            return after
-        raise CommitRefusedError("remote requests", f"others were faster {SWAP_ATTEMPTS} times")
+        super().__init__(register, "remote requests", _from_value, _to_value)
 
 
 def _to_value(requests: Requests) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from deltalake import DeltaTable, Field, Schema, WriterProperties, write_deltala
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from txmq.data_files import NewFile, write_file
+from txmq.data_files import NewFile, row_group_ranges, write_file
 from txmq.delta_table import (
     PinnedTable,
+    Result,
     commit_properties,
     pause,
     read_again,
@@ -71,6 +72,16 @@ class FileRange:
     file: DataFile
     low: Any
     high: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilePart:
+    """A data file, or one row group of it, with the ranges of some columns where they are known."""
+
+    file: DataFile
+    low: Mapping[str, Any]
+    high: Mapping[str, Any]
+    row_group: int | None = None
 
 
 class Table(PinnedTable):
@@ -211,6 +222,48 @@ class Table(PinnedTable):
         files = self._as_files(actions)
         return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
 
+    def parts(self, columns: Sequence[str]) -> list[FilePart]:
+        """All live files, each with its ranges of `columns`."""
+        actions = self._actions()
+        bounds = {name: _bounds(actions, name) for name in columns}
+        return [
+            FilePart(
+                file,
+                {name: low[number] for name, (low, _) in bounds.items()},
+                {name: high[number] for name, (_, high) in bounds.items()},
+            )
+            for number, file in enumerate(self._as_files(actions))
+        ]
+
+    def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:
+        """The row groups of a file with their ranges of `columns`; None where the file is gone."""
+        return self._unless_gone(lambda: self._row_groups(part, columns))
+
+    def _row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart]:
+        with self.filesystem.open_input_file(part.file.path) as source:
+            metadata = pq.ParquetFile(source).metadata
+        found = []
+        for number in range(metadata.num_row_groups):
+            low, high = row_group_ranges(metadata, number, columns)
+            found.append(FilePart(part.file, {**part.low, **low}, {**part.high, **high}, number))
+        return found
+
+    def read_part(self, part: FilePart, columns: Sequence[str]) -> pa.Table | None:
+        """The rows of a file or of one of its row groups; None where the file is gone."""
+        schema = self._columns_of(columns)
+        stored = [name for name in columns if name not in self.schema.partition_by]
+        found = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
+        return None if found is None else _with_partition(found, part.file, schema)
+
+    def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
+        def looked() -> Result | None:
+            try:
+                return read()
+            except FileNotFoundError:
+                return None
+
+        return read_again(self.name, looked)
+
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
         actions = self._actions()
         return self._as_files(actions.filter(pa.array(keep(actions))))
@@ -295,10 +348,15 @@ class Table(PinnedTable):
     def _stored_again(self, file: DataFile, stored: list[str]) -> pa.Table:
         return read_again(self.name, lambda: self._stored(file, stored))
 
-    def _stored(self, file: DataFile, stored: list[str]) -> pa.Table:
+    def _stored(
+        self, file: DataFile, stored: list[str], row_group: int | None = None
+    ) -> pa.Table:
+        use_threads = file.size_bytes > LARGE_FILE_BYTES
         with self.filesystem.open_input_file(file.path) as source:
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            return parquet.read(stored, use_threads=file.size_bytes > LARGE_FILE_BYTES)
+            if row_group is None:
+                return parquet.read(stored, use_threads=use_threads)
+            return parquet.read_row_group(row_group, stored, use_threads=use_threads)
 
     def batches(
         self, file: DataFile, columns: Sequence[str], rows: int

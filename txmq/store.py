@@ -12,6 +12,7 @@ import pyarrow.fs as pa_fs
 from txmq.body_schema import BodySchema
 from txmq.clock import Clock, SystemClock
 from txmq.config import FIXED_KEYS, Config
+from txmq.consumer_group import ConsumerGroup
 from txmq.delta_table import rooted_filesystem
 from txmq.errors import (
     CommitRefusedError,
@@ -60,6 +61,7 @@ REGISTERS = ("config", "publisher", "check_lease", "maintenance")
 OPTIONAL_REGISTERS = ("delay", "topics")
 _PREFIX = "remote_"
 _REMOTE = f"state/{_PREFIX}"
+_GROUP_PREFIX = "group_"
 _TOPICS = "topics/"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 # Each start of a service has a checkpoint of its own there, which no other start reads.
@@ -213,14 +215,29 @@ class Store:
 
     def remote_groups(self) -> list[str]:
         """Producer groups whose producers have ever answered checks."""
+        return self._groups(_PREFIX)
+
+    def consumer_group(self, consumer_group: str, *, create: bool = False) -> ConsumerGroup:
+        """Members and offsets of a consumer group by its stored name; see `consumer_rules`."""
+        name = check_stored_group(consumer_group, "consumer_group")
+        path = f"state/{_GROUP_PREFIX}{name}"
+        if create:
+            self._create(REGISTER, path)
+        return ConsumerGroup(name, Register(self.table(REGISTER, path)))
+
+    def consumer_groups(self) -> list[str]:
+        """Stored names of the consumer groups that a member has ever joined."""
+        return self._groups(_GROUP_PREFIX)
+
+    def _groups(self, prefix: str) -> list[str]:
         names = self._folders("state")
-        return [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
     def _registers(self) -> list[str]:
         there = set(self._folders("state"))
         optional = [name for name in OPTIONAL_REGISTERS if name in there]
-        remote = [_PREFIX + group for group in self.remote_groups()]
-        return [f"state/{name}" for name in (*REGISTERS, *optional, *remote)]
+        groups = [name for name in sorted(there) if name.startswith((_PREFIX, _GROUP_PREFIX))]
+        return [f"state/{name}" for name in (*REGISTERS, *optional, *groups)]
 
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""

@@ -1,0 +1,42 @@
+"""A consumer group in the store: `state/group_<group>`, changed by compare-and-swap alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from txmq.consumer_rules import GroupState
+from txmq.errors import StoreFormatError
+from txmq.register import Register, SharedValue
+
+RETRY_PREFIX = "RETRY_"
+DEAD_LETTER_PREFIX = "DLQ_"
+
+
+class ConsumerGroup(SharedValue[GroupState]):
+    """The state of one group. Not safe for several threads.
+
+    It needs no hold on VACUUM or on the clean-up of logs: members read it anew.
+    """
+
+    def __init__(self, name: str, register: Register) -> None:
+        """`name` is the stored name; the first join makes the table."""
+        super().__init__(register, f"state/group_{name}", self._read, GroupState.to_value)
+        self.name = name
+
+    @property
+    def retry_topic(self) -> str:
+        """Where messages wait that a member could not handle (R107)."""
+        return RETRY_PREFIX + self.name
+
+    @property
+    def dead_letter_topic(self) -> str:
+        """Where messages end that no member could handle (R108)."""
+        return DEAD_LETTER_PREFIX + self.name
+
+    def _read(self, value: Mapping[str, Any]) -> GroupState:
+        try:
+            return GroupState.from_value(value)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            problem = f"cannot be read as a consumer group ({type(error).__name__})"
+            raise StoreFormatError(self._name, problem) from error
