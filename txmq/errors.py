@@ -449,3 +449,28 @@ class EnvironmentProblemError(TxmqError):
         """`next_step` is a sentence a person can follow."""
         self.what, self.next_step = what, next_step
         super().__init__(f"{what}. {next_step}")
+
+
+# --- filters, retries, effects ----------------------------------------------------------------
+
+
+class InvalidFilterError(TxmqError, ValueError):
+    """A filter cannot be read; nothing was read with it."""
+
+    def __init__(self, text: object, problem: str, position: int) -> None:
+        """`position` is the place in the filter, counted from 0."""
+        self.filter, self.problem, self.position = shown(text), problem, position
+        super().__init__(f"filter {self.filter} is refused at position {position}: it {problem}")
+
+
+class InvalidFilterTypeError(InvalidFilterError, TypeError):
+    """A filter is no text at all."""
+
+
+class InboxError(TxmqError):
+    """An inbox cannot say whether an effect took place; nothing was changed."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        """`where` is the table, `problem` says what to do."""
+        self.where, self.problem = where, problem
+        super().__init__(f"inbox {where}: {problem}")
