@@ -539,3 +539,28 @@ class ConcurrentUseError(TxmqError):
     def __init__(self) -> None:
         """Nothing was done."""
         super().__init__("a consumer is for one thread at a time; make one for each thread")
+
+
+# --- filters, retries, effects ----------------------------------------------------------------
+
+
+class InvalidFilterError(TxmqError, ValueError):
+    """A filter cannot be read; nothing was read with it."""
+
+    def __init__(self, text: object, problem: str, position: int) -> None:
+        """`position` is the place in the filter, counted from 0."""
+        self.filter, self.problem, self.position = shown(text), problem, position
+        super().__init__(f"filter {self.filter} is refused at position {position}: it {problem}")
+
+
+class InvalidFilterTypeError(InvalidFilterError, TypeError):
+    """A filter is no text at all."""
+
+
+class InboxError(TxmqError):
+    """An inbox cannot say whether an effect took place; nothing was changed."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        """`where` is the table, `problem` says what to do."""
+        self.where, self.problem = where, problem
+        super().__init__(f"inbox {where}: {problem}")
