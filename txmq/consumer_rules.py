@@ -33,6 +33,13 @@ class ConsumeFromWhere(enum.Enum):
     TIMESTAMP = "timestamp"
 
 
+class ConsumeStatus(enum.Enum):
+    """What a handler says of a message; RECONSUME_LATER sends it back (R107)."""
+
+    SUCCESS = "SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
+
 class TopicQueue(NamedTuple):
     """One queue of one topic."""
 
@@ -231,13 +238,22 @@ class GroupState:
         """
         if self.is_broadcasting or not self.is_member(me):
             return self
-        own = sorted(self.held_by(me), key=_by_queue)
-        surplus = len(own) - self.share_of(me.member_id)
-        if surplus > 0:
-            idle = [queue for queue in own if queue not in busy]
+        surplus = len(self.surplus_of(me))
+        if surplus:
+            idle = [queue for queue in self._own(me) if queue not in busy]
             return self.given_up(idle[-surplus:])
         free = [queue for queue in self.all_queues() if queue not in self.owners]
-        return self._taken(me.member_id, free[:-surplus] if surplus else [])
+        return self._taken(me.member_id, free[: self.share_of(me.member_id) - len(self._own(me))])
+
+    def surplus_of(self, me: Owner) -> list[TopicQueue]:
+        """Queues of a member above its share, which it gives up as soon as it can."""
+        if self.is_broadcasting or not self.is_member(me):
+            return []
+        own = self._own(me)
+        return own[self.share_of(me.member_id) :]
+
+    def _own(self, me: Owner) -> list[TopicQueue]:
+        return sorted(self.held_by(me), key=_by_queue)
 
     def given_up(self, queues: Collection[TopicQueue]) -> GroupState:
         """The same with these queues free."""

@@ -492,7 +492,7 @@ class ConsumerGroupInUseError(TxmqError):
 class MessagesExpiredError(TxmqError):
     """Retention was faster than a consumer: messages that it has not read are gone."""
 
-    def __init__(  # noqa: PLR0913 - each is a field
+    def __init__(
         self, topic: str, queue_id: int, *, next_offset: int, first_offset: int, missed: int
     ) -> None:
         """`missed` messages before `first_offset` are gone; nothing was skipped."""
@@ -507,8 +507,8 @@ class MessagesExpiredError(TxmqError):
 class OffsetOutOfRangeError(TxmqError, ValueError):
     """A queue has no message of this offset, and will not have one next."""
 
-    def __init__(  # noqa: PLR0913 - each is a field
-        self, topic: str, queue_id: int, *, offset: int, first_offset: int, end_offset: int
+    def __init__(
+        self, topic: str, queue_id: int, *, offset: object, first_offset: int, end_offset: int
     ) -> None:
         """Offsets from `first_offset` to `end_offset`, that of the next message, can be read."""
         self.topic, self.queue_id, self.offset = topic, queue_id, offset

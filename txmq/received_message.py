@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from txmq.namespaces import unwrapped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # What a message that was sent back says of the one that it stands for.
 RETRY_TOPIC = "RETRY_TOPIC"

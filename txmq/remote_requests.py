@@ -6,7 +6,7 @@ same moment, and what was computed from an older value changes nothing. Pure but
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 

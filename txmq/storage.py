@@ -348,9 +348,7 @@ class Table(PinnedTable):
     def _stored_again(self, file: DataFile, stored: list[str]) -> pa.Table:
         return read_again(self.name, lambda: self._stored(file, stored))
 
-    def _stored(
-        self, file: DataFile, stored: list[str], row_group: int | None = None
-    ) -> pa.Table:
+    def _stored(self, file: DataFile, stored: list[str], row_group: int | None = None) -> pa.Table:
         use_threads = file.size_bytes > LARGE_FILE_BYTES
         with self.filesystem.open_input_file(file.path) as source:
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")

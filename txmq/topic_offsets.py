@@ -35,7 +35,8 @@ class TopicOffsets:
 
     def end(self, queues: Iterable[int]) -> dict[int, int]:
         """The offset that the next message of each queue gets; kept beyond retention."""
-        return {queue: 0 if self._table is None else end_offset(self._table, queue) for queue in queues}
+        table = self._table
+        return {queue: 0 if table is None else end_offset(table, queue) for queue in queues}
 
     def first(self, queues: Iterable[int]) -> dict[int, int]:
         """The smallest offset of each queue that is there; the next one where none is."""
@@ -46,7 +47,7 @@ class TopicOffsets:
         return {**ends, **live_offsets(self._table.parts(PLACE_COLUMNS), self._table, wanted)}
 
     def at(self, queues: Iterable[int], moment_ms: int) -> dict[int, int]:
-        """The first offset of each queue that was stored at a moment or later; else the next one."""
+        """The first offset of each queue that was stored at a moment or later; else the next."""
         ends = self.end(queues)
         if self._table is None:
             return ends

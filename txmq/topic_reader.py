@@ -1,8 +1,8 @@
 """Reading one topic queue by queue, strictly in the order of offsets, as its log grows.
 
-Offsets have no gaps, so a row is handed out only if it is the next one. Where a file is gone, or rows
-were taken away, the reader plans again from the newest version, by offsets: it needs no hold on
-VACUUM, on compaction or on the clean-up of the log.
+Offsets have no gaps, so a row is handed out only if it is the next one. Where a file is gone, or
+rows were taken away, the reader plans again from the newest version, by offsets: it needs no hold
+on VACUUM, on compaction or on the clean-up of the log.
 """
 
 from __future__ import annotations
@@ -83,9 +83,7 @@ class _Places:
         order = np.lexsort((offsets, queue_ids))
         names, first = np.unique(queue_ids[order], return_index=True)
         parts = np.split(order, first[1:])
-        return cls(
-            {int(name): (offsets[own], own) for name, own in zip(names, parts, strict=True)}
-        )
+        return cls({int(name): (offsets[own], own) for name, own in zip(names, parts, strict=True)})
 
     def run(self, queue_id: int, offset: int) -> Integers | None:
         """Rows with the offsets from this one on, as far as they follow each other."""
@@ -131,8 +129,8 @@ class TopicReader:
         self.topic = topic
         self.ends: dict[int, int] = {}
         self._store, self._filter, self._namespace = store, message_filter, namespace
-        self._table: Table | None = None
-        self._version = NONE
+        self._table: Table = store.table_at(f"topics/{topic}")
+        self._version, self._is_surely_absent = NONE, False
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
         self._places: OrderedDict[FilePart, _Places] = OrderedDict()
@@ -147,16 +145,12 @@ class TopicReader:
 
     def look(self) -> bool:
         """Whether there is news: one look at one file name if not."""
-        table = self._table or self._appeared()
-        if table is None:
-            return False
         if self._version == NONE:
-            self._plan()
-            return True
+            return self._looked_for_table()
         is_new = False
-        while table.has_commit(self._version + 1):
+        while self._table.has_commit(self._version + 1):
             is_new = True
-            news = commit_news(table, self._version + 1)
+            news = commit_news(self._table, self._version + 1)
             if news is None or news.has_removed or REBUILD_MARK in news.marks:
                 self._plan()
                 break
@@ -166,28 +160,24 @@ class TopicReader:
 
     def look_closely(self) -> None:
         """Find what one file name does not tell: a log that was cleaned, or made anew."""
-        if self._table is None:
-            table = self._topic_table()
-            self._table = table if table.exists() else None
-        elif self._version != NONE and not self._table.has_commit(self._version):
-            self._reopen(self._table)
+        if self._version == NONE:
+            self._is_surely_absent = False
+        elif not self._table.has_commit(self._version):
+            try:
+                self._table.reopen()
+            except StoreNotFoundError:
+                self._forget_all()
+            else:
+                self._plan()
 
-    def _reopen(self, table: Table) -> None:
-        try:
-            table.reopen()
-        except StoreNotFoundError:
-            self._forget_all()
-        else:
+    def _looked_for_table(self) -> bool:
+        # The first commit of an old table may have been cleaned away, but not of one made since.
+        if self._is_surely_absent and not self._table.has_commit(0):
+            return False
+        self._is_surely_absent = not self._table.exists()
+        if not self._is_surely_absent:
             self._plan()
-
-    def _appeared(self) -> Table | None:
-        table = self._topic_table()
-        if table.has_commit(0) and table.exists():
-            self._table = table
-        return self._table
-
-    def _topic_table(self) -> Table:
-        return self._store.table_at(f"topics/{self.topic}")
+        return not self._is_surely_absent
 
     def _follow(self, news: CommitNews) -> None:
         self._parts += sorted(news.added, key=lowest_offset)
@@ -197,22 +187,20 @@ class TopicReader:
 
     def _plan(self) -> None:
         """All live files of the newest version, and the next offset of each queue."""
-        table = self._table
-        if table is None:
-            return
         try:
-            table.refresh()
+            self._table.refresh()
         except StoreNotFoundError:
             self._forget_all()
             return
-        self._version = table.version
-        self._parts = sorted(table.parts(PLACE_COLUMNS), key=lowest_offset)
+        self._version = self._table.version
+        self._parts = sorted(self._table.parts(PLACE_COLUMNS), key=lowest_offset)
         self._hints = {}
-        queues = {*range(queue_count(table)), *self.ends}
-        self.ends = {queue: end_offset(table, queue) for queue in queues}
+        queues = {*range(queue_count(self._table)), *self.ends}
+        self.ends = {queue: end_offset(self._table, queue) for queue in queues}
 
     def _forget_all(self) -> None:
-        self._table, self._version = None, NONE
+        self._table = self._store.table_at(f"topics/{self.topic}")
+        self._version, self._is_surely_absent = NONE, False
         self.ends, self._parts, self._hints = {}, [], {}
         self._places.clear()
         self._decoded.clear()
@@ -242,13 +230,16 @@ class TopicReader:
         if run is None:
             self._plan()
             run = self._find(queue_id, offset)
-        return self._missing(queue_id, offset) if run is None else run
+        if run is None:
+            self._check_not_expired(queue_id, offset)
+        return run
 
     def _beyond(self, queue_id: int, offset: int) -> Run | None:
         """Another member may have read what we have not seen, or retention has left nothing."""
         self.look_closely()
         self.ends.setdefault(queue_id, 0)
-        self._plan()
+        if self._version != NONE or self.look():
+            self._plan()
         end = self.ends.get(queue_id, 0)
         if offset <= end:
             return self.read(queue_id, offset)
@@ -256,9 +247,9 @@ class TopicReader:
             self.topic, queue_id, offset=offset, first_offset=0, end_offset=end
         )
 
-    def _missing(self, queue_id: int, offset: int) -> None:
+    def _check_not_expired(self, queue_id: int, offset: int) -> None:
         end = self.ends.get(queue_id, 0)
-        if self._table is None or offset >= end:
+        if self._version == NONE or offset >= end:
             return
         parts = self._table.parts(PLACE_COLUMNS)
         first = live_offsets(parts, self._table, {queue_id: offset}).get(queue_id, end)
@@ -294,7 +285,7 @@ class TopicReader:
 
     def _split(self, part: FilePart) -> Sequence[FilePart]:
         """The row groups of a large file, in its place from now on."""
-        if self._table is None or not _is_to_split(part):
+        if not _is_to_split(part):
             return (part,)
         groups = self._table.row_groups(part, PLACE_COLUMNS)
         if groups is None:
@@ -328,14 +319,14 @@ class TopicReader:
 
     def _rows_with_places(self, part: FilePart) -> pa.Table | None:
         if part.file.size_bytes > SMALL_FILE_BYTES:
-            return None if self._table is None else self._table.read_part(part, PLACE_COLUMNS)
+            return self._table.read_part(part, PLACE_COLUMNS)
         decoded = self._decoded_of(part)
         return None if decoded is None else decoded.rows
 
     def _decoded_of(self, part: FilePart) -> _Decoded | None:
         found = self._decoded.get(part)
         if found is None:
-            rows = None if self._table is None else self._table.read_part(part, MESSAGE_COLUMNS)
+            rows = self._table.read_part(part, MESSAGE_COLUMNS)
             if rows is None:
                 return None
             found = self._decoded[part] = _Decoded.of(rows.combine_chunks(), self._filter)
