@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from functools import reduce
 from typing import TYPE_CHECKING
 
-from txmq.consumer_rules import ConsumeFromWhere
-from txmq.errors import ConfigError
+from txmq.clock import timestamp
+from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode
+from txmq.consumer_start import OffsetsByTopic, StartPoint
+from txmq.message_filter import MessageFilter
 from txmq.names import check_group, check_namespace, check_readable_topic, check_stored_group
 from txmq.namespaces import wrapped
+from txmq.pull_consumer import Topics, filters_by_topic
+from txmq.spark_batches import (
+    BATCH_MESSAGES,
+    BatchHandler,
+    RangeConsumer,
+    SparkBatches,
+    without_namespace,
+)
+from txmq.stream_failures import typed_stream_error
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from txmq.store import Store
 
@@ -35,32 +51,118 @@ class Consumer:
         """Check the names; 0 commits."""
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
-        own = wrapped(check_group(consumer_group, "consumer_group"), self.namespace)
+        self._own_group = check_group(consumer_group, "consumer_group")
+        own = wrapped(self._own_group, self.namespace)
         self.consumer_group = check_stored_group(own, "consumer_group")
 
     def read_stream(
         self,
-        topic: str,
+        topics: Topics,
         *,
         spark: SparkSession,
-        from_where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
+        from_where: ConsumeFromWhere | OffsetsByTopic = ConsumeFromWhere.FIRST_OFFSET,
+        from_timestamp: datetime | None = None,
     ) -> DataFrame:
-        """The messages of a topic as a streaming DataFrame; columns as TOPIC in schemas.py.
+        """The messages of topics as a streaming DataFrame; columns as TOPIC in schemas.py.
 
-        Inside a namespace `topic` and `producer_group` are without it.
+        Inside a namespace `topic` and `producer_group` are without it. Of several topics, typed
+        columns are null where a topic has them not.
 
         Compaction and retention do not disturb it: rows that leave a topic are not news.
 
-        Raises: TopicNotFoundError before the first committed message; ConfigError.
+        Args:
+            topics: one, several, or each with a filter, as `parse_filter` takes them.
+            spark: a session, also of Spark Connect.
+            from_where: where a new checkpoint begins (R106); an old one goes on where it was.
+                With a moment or offsets Spark reads all that is there and leaves out what is older.
+            from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
+
+        Raises: TopicNotFoundError before the first committed message; InvalidFilterError,
+            ConfigError.
         """
-        if from_where is ConsumeFromWhere.TIMESTAMP:
-            raise ConfigError(["from_where of a stream must be FIRST_OFFSET or LAST_OFFSET"])
-        location = self.store.topic_location(self._stored(topic))
+        start = StartPoint.of(from_where, from_timestamp)
+        given = start.offsets or {}
+        offsets = {self._stored(topic): own for topic, own in given.items()}
+        filters = filters_by_topic(topics)
+        parts = [
+            self._stream(self._stored(topic), own, spark, start, offsets)
+            for topic, own in filters.items()
+        ]
+        rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+        return rows if self.namespace is None else without_namespace(rows, self.namespace)
+
+    def _stream(
+        self,
+        topic: str,
+        message_filter: MessageFilter,
+        spark: SparkSession,
+        start: StartPoint,
+        offsets: OffsetsByTopic,
+    ) -> DataFrame:
+        location = self.store.topic_location(topic)
         reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
-        if from_where is ConsumeFromWhere.LAST_OFFSET:
+        if start.where is ConsumeFromWhere.LAST_OFFSET:
             reader = reader.option("startingVersion", "latest")
         rows = reader.load(location)
-        return rows if self.namespace is None else _without_namespace(rows, self.namespace)
+        if start.moment_ms is not None:
+            rows = rows.where(rows["store_timestamp"] >= timestamp(start.moment_ms))
+        for queue_id, offset in offsets.get(topic, {}).items():
+            rows = rows.where((rows["queue_id"] != queue_id) | (rows["queue_offset"] >= offset))
+        return rows if message_filter.is_all else rows.where(message_filter.column())
+
+    def subscribe(  # noqa: PLR0913 - what a member is told once
+        self,
+        topics: Topics,
+        handler: BatchHandler,
+        *,
+        spark: SparkSession,
+        max_messages: int = BATCH_MESSAGES,
+        from_where: ConsumeFromWhere | OffsetsByTopic = ConsumeFromWhere.FIRST_OFFSET,
+        from_timestamp: datetime | None = None,
+        mode: ConsumeMode = ConsumeMode.CLUSTERING,
+        member_id: str | None = None,
+    ) -> SparkBatches:
+        """Become a member of the group whose handler gets DataFrames; see SparkBatches.
+
+        `run_once()` of what it returns drains what is there, `start()` goes on, `close()` leaves.
+        For a handler that takes message by message use PullConsumer: both share one group.
+
+        Args:
+            topics: one, several, or each with a filter.
+            handler: called with a DataFrame of at most `max_messages` messages, from one thread;
+                None or ConsumeStatus.SUCCESS is well, RECONSUME_LATER and exceptions are failures.
+            spark: a session, also of Spark Connect.
+            max_messages: of one batch.
+            from_where: where a group begins that has no offsets yet (R106).
+            from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
+            mode: CLUSTERING shares the queues, in BROADCASTING each member reads all of them.
+            member_id: names this member; needed in BROADCASTING.
+
+        Raises: as PullConsumer.
+        """
+        consumer = RangeConsumer(
+            self.store, consumer_group=self._own_group, topics=topics, from_where=from_where,
+            from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=self.namespace,
+        )  # fmt: skip
+        return SparkBatches(consumer, handler, spark, max_messages)
+
+    def wait(self, query: StreamingQuery, timeout_s: float | None = None) -> bool:
+        """Wait for a query that reads topics; whether it ended.
+
+        Raises: ReaderOvertakenError where retention or clean-up took what it had not read;
+            CheckpointMismatchError where its checkpoint is that of another topic;
+            CheckpointCorruptError; any other failure as Spark raises it.
+        """
+        try:
+            return (
+                bool(query.awaitTermination(math.ceil(timeout_s))) if timeout_s else _ended(query)
+            )
+        except Exception as error:
+            typed = typed_stream_error(error)
+            if typed is None:
+                raise
+            raise typed from error
+        return True
 
     def checkpoint_location(self, topic: str) -> str:
         """A place for the checkpoint of this group's stream of one topic."""
@@ -69,12 +171,3 @@ class Consumer:
 
     def _stored(self, topic: str) -> str:
         return check_readable_topic(wrapped(check_readable_topic(topic), self.namespace))
-
-
-def _without_namespace(rows: DataFrame, namespace: str) -> DataFrame:
-    import pyspark.sql.functions as F  # noqa: N812
-
-    # As `namespaces.unwrapped`; names have no other special characters.
-    pattern = rf"^(RETRY_|DLQ_)?{namespace}\."
-    names = ("topic", "producer_group")
-    return rows.withColumns({name: F.regexp_replace(name, pattern, "$1") for name in names})

@@ -116,6 +116,11 @@ class Places:
         busy = self.busy()
         return {queue: end for queue, end in self.commits().items() if queue not in busy}
 
+    def hand_out(self, queue: TopicQueue, end: int) -> None:
+        """All up to before an offset is in the hands of the caller."""
+        self._places[queue].go_to(end)
+        self._places[queue].is_dirty = True
+
     def note_committed(self, commits: Commits, refused: Collection[TopicQueue]) -> None:
         """The group knows these offsets now."""
         for queue, (epoch, offset) in commits.items():

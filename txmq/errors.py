@@ -564,3 +564,33 @@ class InboxError(TxmqError):
         """`where` is the table, `problem` says what to do."""
         self.where, self.problem = where, problem
         super().__init__(f"inbox {where}: {problem}")
+
+
+# --- streams over topics ---------------------------------------------------------------------
+
+
+class ReaderOvertakenError(TxmqError):
+    """Retention or clean-up took what a stream over a topic had still to read; nothing is skipped.
+
+    `version` is the version of the topic that it could not read, where Spark says it.
+    """
+
+    def __init__(self, version: int | None) -> None:
+        """Begin anew with another checkpoint, from where the group shall go on."""
+        self.version = version
+        place = "" if version is None else f" from version {version} on"
+        super().__init__(
+            f"messages that the stream had not read{place} are gone by retention or clean-up; "
+            "to go on without them, begin with a new checkpoint"
+        )
+
+
+class CheckpointMismatchError(TxmqError):
+    """The checkpoint of a stream is that of another topic, or of a topic that was made anew."""
+
+    def __init__(self) -> None:
+        """Each topic and group needs its own."""
+        super().__init__(
+            "the checkpoint belongs to another topic, or the topic was made anew; "
+            "use a new checkpoint, as Consumer.checkpoint_location names it"
+        )

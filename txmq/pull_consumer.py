@@ -176,19 +176,7 @@ class PullConsumer:
         self._places.follow(self._member.held)
 
     def _filters(self, topics: Topics) -> dict[str, MessageFilter]:
-        named: Mapping[str, Filter | None]
-        if isinstance(topics, Mapping):
-            named = topics
-        elif isinstance(topics, str):
-            named = {topics: None}
-        else:
-            named = dict.fromkeys(_several(topics))
-        if not named:
-            raise ConfigError(["topics must name one topic at least"])
-        return {
-            self._stored(topic): parse_filter(ALL if own is None else own)
-            for topic, own in named.items()
-        }
+        return {self._stored(topic): own for topic, own in filters_by_topic(topics).items()}
 
     def _start_point(
         self, from_where: ConsumeFromWhere | OffsetsByTopic, from_timestamp: datetime | None
@@ -588,6 +576,20 @@ def _failure_of(handler: Handler, message: ReceivedMessage) -> str | None:
     if status is ConsumeStatus.RECONSUME_LATER:
         return ConsumeStatus.RECONSUME_LATER.value
     return f"the handler returned {type(status).__name__}, which is no ConsumeStatus"
+
+
+def filters_by_topic(topics: Topics) -> dict[str, MessageFilter]:
+    """Topics as they were passed, each with its filter. Raises: ConfigError, InvalidFilterError."""
+    named: Mapping[str, Filter | None]
+    if isinstance(topics, Mapping):
+        named = topics
+    elif isinstance(topics, str):
+        named = {topics: None}
+    else:
+        named = dict.fromkeys(_several(topics))
+    if not named:
+        raise ConfigError(["topics must name one topic at least"])
+    return {topic: parse_filter(ALL if own is None else own) for topic, own in named.items()}
 
 
 def _several(topics: object) -> Iterable[str]:
