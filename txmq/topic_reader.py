@@ -222,9 +222,10 @@ class TopicReader:
 
         Raises: MessagesExpiredError where retention took it, OffsetOutOfRangeError, StorageError.
         """
-        if offset == self.ends.get(queue_id, 0):
+        end = self._end(queue_id)
+        if offset == end:
             return None
-        if offset > self.ends.get(queue_id, 0):
+        if offset > end:
             return self._beyond(queue_id, offset)
         run = self._find(queue_id, offset)
         if run is None:
@@ -234,13 +235,18 @@ class TopicReader:
             self._check_not_expired(queue_id, offset)
         return run
 
+    def _end(self, queue_id: int) -> int:
+        """The next offset; of a queue without a file, the table alone knows it."""
+        if queue_id not in self.ends and self._version != NONE:
+            self.ends[queue_id] = end_offset(self._table, queue_id)
+        return self.ends.get(queue_id, 0)
+
     def _beyond(self, queue_id: int, offset: int) -> Run | None:
         """Another member may have read what we have not seen, or retention has left nothing."""
         self.look_closely()
-        self.ends.setdefault(queue_id, 0)
         if self._version != NONE or self.look():
             self._plan()
-        end = self.ends.get(queue_id, 0)
+        end = self._end(queue_id)
         if offset <= end:
             return self.read(queue_id, offset)
         raise OffsetOutOfRangeError(
