@@ -154,9 +154,9 @@ class Consumer:
             CheckpointCorruptError; any other failure as Spark raises it.
         """
         try:
-            return (
-                bool(query.awaitTermination(math.ceil(timeout_s))) if timeout_s else _ended(query)
-            )
+            if timeout_s is not None:
+                return bool(query.awaitTermination(math.ceil(timeout_s)))
+            query.awaitTermination()
         except Exception as error:
             typed = typed_stream_error(error)
             if typed is None:
