@@ -18,6 +18,7 @@ from rich.live import Live
 from typer.core import TyperGroup
 
 from txmq.admin import Admin
+from txmq.cli_groups import add_group_commands
 from txmq.cli_messages import add_message_commands
 from txmq.cli_shared import (
     AsJson,
@@ -123,6 +124,7 @@ app = typer.Typer(
 discarded_app = typer.Typer(no_args_is_help=True, help="Transactions that nobody asks about.")
 app.add_typer(discarded_app, name="discarded")
 add_message_commands(app)
+add_group_commands(app)
 add_topic_commands(app)
 
 
