@@ -165,7 +165,10 @@ class PullConsumer:
         self._places, self._has_raised = Places(), False
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         self._handle: ConsumerHandle | None = None
-        self._group = store.consumer_group(self.consumer_group, create=True)
+        self._group = store.consumer_group(self.consumer_group)
+        if not self._group.exists:
+            start.check(store, filters)
+            self._group = store.consumer_group(self.consumer_group, create=True)
         settings = GroupSettings(self.mode, {name: own.text for name, own in filters.items()})
         self._member = GroupMember(
             store, self._group, settings, start,
