@@ -24,12 +24,21 @@ class SentBack:
 
     messages: list[tuple[bytes, str, int]] = field(default_factory=list)
     failing: int = 0
+    replays: list[int] = field(default_factory=list)
 
-    def send_back(self, message: ReceivedMessage, *, reason: str, delay_level: int = 0) -> None:
+    def send_back(
+        self,
+        message: ReceivedMessage,
+        *,
+        reason: str | BaseException,
+        delay_level: int = 0,
+        replay: int = 0,
+    ) -> None:
         if self.failing:
             self.failing -= 1
-            raise OSError(reason)
-        self.messages.append((message.body, reason, delay_level))
+            raise OSError(str(reason))
+        self.messages.append((message.body, repr(reason), delay_level))
+        self.replays.append(replay)
 
 
 class ConsumerWorld(DelayWorld):
@@ -47,11 +56,12 @@ class ConsumerWorld(DelayWorld):
         *,
         group: str = BILLING,
         clock: ManualClock | None = None,
+        sends_back: Any = None,
         **more: Any,
     ) -> PullConsumer:
         made = PullConsumer(
             self.store, consumer_group=group, topics=topics, clock=clock or self.clock,
-            sends_back=self.sent_back, **more,
+            sends_back=sends_back or self.sent_back, **more,
         )  # fmt: skip
         self.consumers.append(made)
         return made

@@ -223,6 +223,10 @@ class Config:
             "doc": "other check settings of a producer group: group: {transaction_check_max: 3}"
         },
     )
+    max_reconsume_times: int = setting(
+        16, "tries of a consumer group before a message is a dead letter (R108)",
+        at_least=0, at_most=10_000,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check each key, then the pairs, and raise all faults together."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 from txmq.delay_levels import MAX_DELAY_S
 from txmq.errors import (
@@ -47,10 +47,14 @@ RESERVED_PROPERTIES = frozenset(
         "MAX_OFFSET",
         "BUYER_ID",
         "ORIGIN_MESSAGE_ID",
+        "ORIGIN_QUEUE_ID",
+        "ORIGIN_QUEUE_OFFSET",
         "TRANSFER_FLAG",
         "CORRECTION_FLAG",
         "MQ2_FLAG",
         "RECONSUME_TIME",
+        "RECONSUME_TIMES",
+        "RECONSUME_REASON",
         "MSG_REGION",
         "TRACE_ON",
         "UNIQ_KEY",
@@ -163,11 +167,21 @@ class Message:
         """
         if topic == self.topic:
             return self
-        own = object.__new__(type(self))
-        for spec in fields(self):
-            object.__setattr__(own, spec.name, getattr(self, spec.name))
-        # The constructor takes only names that users may send to.
-        object.__setattr__(own, "topic", check_readable_topic(topic))
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return self.as_stored(**{**values, "topic": topic})
+
+    @classmethod
+    def as_stored(cls, *, topic: str, body: bytes, **values: Any) -> Message:
+        """A message from values that were checked when they were first sent.
+
+        The constructor takes only what users may send: no internal topic, no property of ours.
+        Raises: InvalidNameError.
+        """
+        own = object.__new__(cls)
+        given = {**values, "topic": check_readable_topic(topic), "body": body}
+        given["properties"] = MappingProxyType(dict(values.get("properties") or {}))
+        for spec in fields(cls):
+            object.__setattr__(own, spec.name, given.get(spec.name))
         return own
 
     @property

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -46,6 +45,7 @@ from txmq.message_filter import MessageFilter, parse_filter
 from txmq.names import check_group, check_namespace, check_readable_topic, check_stored_group
 from txmq.namespaces import unwrapped, wrapped
 from txmq.received_message import ReceivedMessage
+from txmq.send_back import SendBack
 from txmq.service import ThreadHandle
 from txmq.store import Store
 from txmq.topic_offsets import TopicOffsets
@@ -69,9 +69,16 @@ _Unreadable = (MessagesExpiredError, OffsetOutOfRangeError)
 
 
 class SendsBack(Protocol):
-    """Where messages go that could not be handled; `txmq.send_back.SendBack` is one."""
+    """Where messages go that could not be handled; SendBack, or a test's own."""
 
-    def send_back(self, message: ReceivedMessage, *, reason: str, delay_level: int = 0) -> object:
+    def send_back(
+        self,
+        message: ReceivedMessage,
+        *,
+        reason: str | BaseException,
+        delay_level: int = 0,
+        replay: int = 0,
+    ) -> object:
         """Durable on return."""
         ...
 
@@ -158,7 +165,7 @@ class PullConsumer:
         self.clock: Clock = clock or SystemClock()
         filters = self._filters(topics)
         start = self._start_point(from_where, from_timestamp)
-        self._sends_back = sends_back
+        self._sends_back = sends_back or SendBack(store, self.consumer_group, self.clock)
         self._pid, self._is_closed, self._using = os.getpid(), False, threading.Lock()
         self._paused: set[TopicQueue] = set()
         self._paused_topics: set[str] = set()
@@ -323,14 +330,16 @@ class PullConsumer:
         for topic, reader in self._readers.items():
             reader.forget_before(self._places.offsets(topic))
 
-    def send_back(self, message: ReceivedMessage, *, reason: str, delay_level: int = 0) -> None:
+    def send_back(
+        self, message: ReceivedMessage, *, reason: str | BaseException, delay_level: int = 0
+    ) -> None:
         """Have a message come again later, or end among the dead letters (R107, R108).
 
         It is durable on return and counts as handled. In BROADCASTING it is dropped (R109).
 
         Args:
             message: what `poll` handed out.
-            reason: why; no body, for operators read it.
+            reason: why, in a line without the body; of an exception its class is kept.
             delay_level: when it comes again, above 0; 0 for longer each time; below 0 never.
 
         Raises: as `TransactionProducer.send`; ClosedError, ConcurrentUseError.
@@ -338,13 +347,15 @@ class PullConsumer:
         with self._use():
             self._send_back(message, reason, delay_level)
 
-    def _send_back(self, message: ReceivedMessage, reason: str, delay_level: int = 0) -> None:
+    def _send_back(
+        self, message: ReceivedMessage, reason: str | BaseException, delay_level: int = 0
+    ) -> None:
         if self.mode is ConsumeMode.BROADCASTING:
-            logger.warning("group %s: %r is dropped: %s", self.consumer_group, message, reason)
+            logger.warning("group %s: %r is dropped", self.consumer_group, message)
             return
-        if self._sends_back is None:
-            self._sends_back = send_back_of(self.store, self.consumer_group, self.clock)
-        self._sends_back.send_back(message, reason=reason, delay_level=delay_level)
+        queue = TopicQueue(self._stored(message.topic), message.queue_id)
+        replay = self._member.held.replays.get(queue, 0)
+        self._sends_back.send_back(message, reason=reason, delay_level=delay_level, replay=replay)
 
     # --- pushing ----------------------------------------------------------------------------
 
@@ -573,19 +584,13 @@ class ConsumerHandle(ThreadHandle):
             logger.warning("the last messages come again: %s", error)
 
 
-def send_back_of(store: Store, consumer_group: str, clock: Clock) -> SendsBack:
-    """What sends messages back to the retry topic of a group."""
-    made: SendsBack = import_module("txmq.send_back").SendBack(store, consumer_group, clock)
-    return made
-
-
-def _failure_of(handler: Handler, message: ReceivedMessage) -> str | None:
+def _failure_of(handler: Handler, message: ReceivedMessage) -> str | BaseException | None:
     """Why a message was not handled; None where it was."""
     try:
         status = handler(message)
     except Exception as error:  # noqa: BLE001 - a handler may fail in any way
         logger.warning("%r is sent back: %s", message, type(error).__name__)
-        return f"{type(error).__name__}: {error}"
+        return error
     if status is None or status is ConsumeStatus.SUCCESS:
         return None
     if status is ConsumeStatus.RECONSUME_LATER:

@@ -26,6 +26,13 @@ def signed_reason(reason: object) -> str:
     return f"by {_os_user()}: {text}"
 
 
+def one_line(text: str) -> str:
+    """What a program says, fit to be kept: one bounded line without control characters."""
+    # Cut first, for it may be of any size.
+    kept = (each if _is_plain(each) else " " for each in text[:MAX_REASON_CHARACTERS])
+    return " ".join("".join(kept).split())
+
+
 def _is_plain(text: str) -> bool:
     return all(unicodedata.category(character) not in _REFUSED_CATEGORIES for character in text)
 

@@ -24,6 +24,7 @@ from txmq.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_topic
 from txmq.namespaces import stored_name
 from txmq.progress import ParkedTopic, Progress
 from txmq.rebuild_landing import rebuild_topic
+from txmq.retry_topics import is_group_topic
 from txmq.settled_log import NOTHING
 from txmq.storage import DataFile, FileRange, Table
 from txmq.store import Store
@@ -288,7 +289,8 @@ class Topics:
         return table.files() if table.exists() else []
 
     def _settings(self, topic: str, known: RegisteredTopics) -> TopicSettings:
-        default = TopicSettings(TopicKind.UNSPECIFIED, self._store.config.default_topic_queue_nums)
+        count = 1 if is_group_topic(topic) else self._store.config.default_topic_queue_nums
+        default = TopicSettings(TopicKind.UNSPECIFIED, count)
         return known.settings.get(topic, default)
 
     def _checked(self, topic: str, known: RegisteredTopics) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from txmq.body_schema import BodySchema
 from txmq.errors import TopicKindError, TopicNotFoundError
 from txmq.names import is_system_topic
+from txmq.retry_topics import is_group_topic
 from txmq.topic_register import RegisteredTopics
 from txmq.topic_settings import TopicKind, TopicSettings, kind_problem
 
@@ -42,6 +43,8 @@ class TopicCatalog:
 
     def queue_count(self, topic: str) -> int:
         """How many queues a topic has, or would have."""
+        if is_group_topic(topic):
+            return 1
         settings = self.settings(topic)
         if settings is None:
             return self._store.config.default_topic_queue_nums

@@ -80,10 +80,15 @@ def test_lateness_is_a_number_and_counts_from_the_commit(made: HandMadeStore) ->
 
 
 def test_nobody_else_s_topics_of_that_name_are_read(made: HandMadeStore) -> None:
-    made.publish("RETRY_group", *halves(1, "orders"), op_version=1)
     made.publish(f"{SCHEDULE_TOPIC}_2", *halves(1, "orders"), op_version=1)
 
-    assert assert_clean(made).unread == ("RETRY_group", f"{SCHEDULE_TOPIC}_2")
+    assert assert_clean(made).unread == (f"{SCHEDULE_TOPIC}_2",)
+
+
+def test_topics_of_consumer_groups_are_judged_as_all_others(empty: HandMadeStore) -> None:
+    empty.publish("RETRY_group", *halves(1, "RETRY_group"), op_version=1)
+
+    assert not verify(empty.location).is_clean
 
 
 def test_the_first_of_deliver_and_recall_wins_for_each_message(empty: HandMadeStore) -> None:

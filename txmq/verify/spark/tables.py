@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DEAD_LETTERS = "TRANS_CHECK_MAX_TIME_TOPIC"
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
-# Other services fill these; their rows have other rules.
-OTHERS = re.compile(r"(RETRY_|DLQ_|SCHEDULE_TOPIC_(?!XXXX$)).*")
+# Of these names only the schedule is one of txmq.
+OTHERS = re.compile(r"SCHEDULE_TOPIC_(?!XXXX$).*")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 # Before every time, and small enough to stand in a query.
 NEVER = -9_000_000_000_000_000_000
