@@ -11,6 +11,7 @@ from tests.delay_world import TOPIC, DelayWorld
 from txmq.consumer_rules import TopicQueue
 from txmq.pull_consumer import PullConsumer
 from txmq.received_message import ReceivedMessage
+from txmq.send_back import FailedMessage
 from txmq.testing import ManualClock
 from txmq.topic_admin import Topics
 
@@ -26,19 +27,13 @@ class SentBack:
     failing: int = 0
     replays: list[int] = field(default_factory=list)
 
-    def send_back(
-        self,
-        message: ReceivedMessage,
-        *,
-        reason: str | BaseException,
-        delay_level: int = 0,
-        replay: int = 0,
-    ) -> None:
+    def send_back_all(self, failed: Sequence[FailedMessage]) -> None:
         if self.failing:
             self.failing -= 1
-            raise OSError(str(reason))
-        self.messages.append((message.body, repr(reason), delay_level))
-        self.replays.append(replay)
+            raise OSError("no disk")
+        for each in failed:
+            self.messages.append((each.message.body, repr(each.reason), each.delay_level))
+            self.replays.append(each.replay)
 
 
 class ConsumerWorld(DelayWorld):

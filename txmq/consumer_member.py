@@ -266,11 +266,8 @@ class GroupMember:
         return start.offsets_in(self._store, topic, queues)
 
     def _queues(self) -> dict[str, int]:
-        seen = self._seen_queues()
-        return {topic: max(self._known_queues(topic), seen.get(topic, 0)) for topic in self.topics}
-
-    def _known_queues(self, topic: str) -> int:
-        return 1 if topic == self._group.retry_topic else self._catalog.queue_count(topic)
+        seen, known = self._seen_queues(), self._catalog.queue_count
+        return {topic: max(known(topic), seen.get(topic, 0)) for topic in self.topics}
 
     def _adopt(self, state: GroupState) -> None:
         """What the newest value says of us; `held` changes as a whole."""
