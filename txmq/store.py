@@ -59,6 +59,7 @@ REGISTERS = ("config", "publisher", "check_lease", "maintenance")
 # Made with their first value.
 OPTIONAL_REGISTERS = ("delay", "topics")
 _PREFIX = "remote_"
+_DEAD_LETTERS = "dead_letters_"
 _REMOTE = f"state/{_PREFIX}"
 _TOPICS = "topics/"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
@@ -216,11 +217,19 @@ class Store:
         names = self._folders("state")
         return [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
 
+    def dead_letter_register(self, consumer_group: str) -> Register | None:
+        """What operators did with a group's dead letters; None where they did nothing yet."""
+        return self.optional_register(_dead_letter_name(consumer_group))
+
+    def made_dead_letter_register(self, consumer_group: str) -> Register:
+        """The same, made where it is not there."""
+        return self.made_register(_dead_letter_name(consumer_group))
+
     def _registers(self) -> list[str]:
-        there = set(self._folders("state"))
+        there = self._folders("state")
         optional = [name for name in OPTIONAL_REGISTERS if name in there]
-        remote = [_PREFIX + group for group in self.remote_groups()]
-        return [f"state/{name}" for name in (*REGISTERS, *optional, *remote)]
+        of_groups = [name for name in there if name.startswith((_PREFIX, _DEAD_LETTERS))]
+        return [f"state/{name}" for name in (*REGISTERS, *optional, *of_groups)]
 
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
@@ -339,6 +348,10 @@ def _checked(path: str, text: str) -> str:
         problem = "must name a folder, without % \\ ^ | [ ] and control characters"
         raise ConfigError([f"location {shown(text)} {problem}"])
     return path
+
+
+def _dead_letter_name(consumer_group: str) -> str:
+    return _DEAD_LETTERS + check_stored_group(consumer_group, "consumer_group")
 
 
 def _topic_schema(topic: str) -> TableSchema:
