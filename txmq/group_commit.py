@@ -15,8 +15,6 @@ from txmq.errors import ClosedError
 DEFAULT_MAX_WAITING = 100_000
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
-# Called by the committing thread: the answers, or why there are none.
-Done = Callable[[Sequence[Answer], BaseException | None], None]
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +37,14 @@ class GroupCommitter(Generic[Row, Answer]):
     ) -> None:
         """`commit` makes rows durable and answers each of them; it runs in one thread only.
 
-        Where `max_waiting` callers' rows are not taken yet, the next caller waits. Rows of patient
-        callers alone gather for `linger_s` first: a commit costs as much as thousands of rows.
+        Where `max_waiting` callers' rows are not taken yet, the next caller waits. With `linger_s`
+        rows gather so long before each commit: it costs as much as thousands of rows.
         """
         self._commit = commit
         self._name = name
         self._max_rows, self._max_waiting = max_rows, max_waiting
         self._linger_s, self._is_urgent = linger_s, threading.Event()
-        self._waiting: deque[tuple[list[Row], Done[Answer]]] = deque()
+        self._waiting: deque[_Entry[Row, Answer]] = deque()
         lock = threading.Lock()
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
@@ -56,28 +54,29 @@ class GroupCommitter(Generic[Row, Answer]):
     def submit(self, rows: list[Row]) -> Future[list[Answer]]:
         """Put rows into the next commit; all of them go into one."""
         future: Future[list[Answer]] = Future()
-
-        def done(answers: Sequence[Answer], error: BaseException | None) -> None:
-            if error is None:
-                future.set_result(list(answers))
-            else:
-                future.set_exception(error)
-
-        self.submit_then(rows, done)
+        self._enter([(rows, len(rows), future)])
         return future
 
-    def submit_then(self, rows: list[Row], done: Done[Answer], *, is_patient: bool = False) -> None:
-        """As `submit`; `done` is called in the committing thread, so it must be short."""
+    def put(self, rows: Sequence[Row], sizes: Sequence[int]) -> None:
+        """Put rows that `commit` itself answers into the next commits, in their order.
+
+        `sizes` are what each of them counts against `max_rows`.
+        """
+        self._enter([([row], size, None) for row, size in zip(rows, sizes, strict=True)])
+
+    def _enter(self, entries: Sequence[_Entry[Row, Answer]]) -> None:
         # A lock that was held while the process forked is never released in the child.
         self._check_process()
         with self._has_rows:
             self._wait_for_room()
             self.check_usable()
-            self._waiting.append((rows, done))
-            if not is_patient or len(self._waiting) >= self._max_waiting:
+            was_idle = not self._waiting
+            self._waiting.extend(entries)
+            if len(self._waiting) >= self._max_waiting:
                 self._is_urgent.set()
-            self._start()
-            self._has_rows.notify()
+            if was_idle:
+                self._start()
+                self._has_rows.notify()
 
     def _wait_for_room(self) -> None:
         while len(self._waiting) >= self._max_waiting and not self._closed:
@@ -85,7 +84,7 @@ class GroupCommitter(Generic[Row, Answer]):
 
     def close(self) -> None:
         """Commit what waits, then end the thread; in a forked process there is nothing to do."""
-        if self._pid != os.getpid():
+        if not self.is_of_this_process:
             return
         with self._has_rows:
             self._closed = True
@@ -102,8 +101,13 @@ class GroupCommitter(Generic[Row, Answer]):
             message = f"{self._name} is closed; make a new producer"
             raise ClosedError(message)
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether it was made here, and not before a fork."""
+        return self._pid == os.getpid()
+
     def _check_process(self) -> None:
-        if self._pid != os.getpid():
+        if not self.is_of_this_process:
             message = f"{self._name} belongs to the process before the fork; make a new producer"
             raise ClosedError(message)
 
@@ -114,44 +118,47 @@ class GroupCommitter(Generic[Row, Answer]):
 
     def _run(self) -> None:
         while group := self._next_group():
-            rows = [row for entry, _ in group for row in entry]
+            rows = [row for entry, _, _ in group for row in entry]
             try:
                 answers = list(self._commit(rows))
             except BaseException as error:  # noqa: BLE001 - each caller gets it
-                for _, done in group:
-                    _tell(done, (), error)
+                _fail(group, error, self._name)
             else:
                 _answer(group, answers)
 
-    def _next_group(self) -> list[tuple[list[Row], Done[Answer]]]:
+    def _next_group(self) -> list[_Entry[Row, Answer]]:
         with self._has_rows:
             self._has_rows.wait_for(lambda: self._waiting or self._closed)
         if self._linger_s:
             # Nobody has to be woken for each row that comes meanwhile.
             self._is_urgent.wait(self._linger_s)
         with self._has_rows:
-            self._is_urgent.clear()
-            group: list[tuple[list[Row], Done[Answer]]] = []
+            if not self._closed:
+                self._is_urgent.clear()
+            group: list[_Entry[Row, Answer]] = []
             count = 0
-            while self._waiting and (
-                not group or count + len(self._waiting[0][0]) <= self._max_rows
-            ):
+            while self._waiting and (not group or count + self._waiting[0][1] <= self._max_rows):
                 group.append(self._waiting.popleft())
-                count += len(group[-1][0])
+                count += group[-1][1]
             self._has_room.notify_all()
             return group
 
 
-def _answer(group: list[tuple[list[Row], Done[Answer]]], answers: list[Answer]) -> None:
+# Rows of one caller, what they count, and who waits for their answers.
+_Entry = tuple[Sequence[Row], int, Future[list[Answer]] | None]
+
+
+def _answer(group: Sequence[_Entry[Row, Answer]], answers: list[Answer]) -> None:
     position = 0
-    for rows, done in group:
-        _tell(done, answers[position : position + len(rows)], None)
+    for rows, _, future in group:
+        if future is not None:
+            future.set_result(answers[position : position + len(rows)])
         position += len(rows)
 
 
-def _tell(done: Done[Answer], answers: Sequence[Answer], error: BaseException | None) -> None:
-    try:
-        done(answers, error)
-    except Exception:
-        # The others of this commit must hear of it too.
-        logger.exception("what follows a commit failed")
+def _fail(group: Sequence[_Entry[Row, Answer]], error: BaseException, name: str) -> None:
+    for _, _, future in group:
+        if future is not None:
+            future.set_exception(error)
+    if any(future is None for _, _, future in group):
+        logger.error("%s: what was put has no answer", name, exc_info=error)

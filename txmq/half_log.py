@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,7 @@ _NO_PROPERTIES: list[tuple[str, str]] = []
 HalfRow = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HalfOrigin:
+class HalfOrigin(NamedTuple):
     """What the rows of one transaction share."""
 
     transaction_id: str

@@ -8,9 +8,9 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.body_schema import BodySchema
 from txmq.clock import Clock
@@ -38,8 +38,9 @@ from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionSta
 from txmq.message import Message, message_id
 from txmq.namespaces import namespace_of, unwrapped, wrapped
 from txmq.op_log import OpLog, OpRow, op_table
-from txmq.producer_hooks import AskedEnd, ProducerHooks
+from txmq.producer_hooks import AskedEnd, ProducerHooks, Sending
 from txmq.resolution import Resolution, Resolver
+from txmq.send_results import SendResult
 from txmq.storage import Table
 from txmq.topic_catalog import TopicCatalog
 
@@ -86,10 +87,6 @@ class ProducerCommits:
         """Wait for commits on their way."""
         self._logs.close()
 
-    def close_halves(self) -> None:
-        """Wait for halves on their way; ends are taken still."""
-        self._logs.halves.close()
-
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
         resolver = self._logs.new_resolver()
@@ -113,12 +110,12 @@ class ProducerCommits:
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
     def half_rows(
-        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool, ordinary: bool
+        self, piece: Piece, *, in_turn: bool = True, ordinary: bool = False
     ) -> list[HalfRow]:
         """The rows of a transaction that is sent message by message; nothing is written."""
-        messages = [each.message for each in routed]
-        queues = self.queues.queues_of(routed, in_turn=in_turn)
-        origin = self._origin(transaction_id, messages, ordinary=ordinary)
+        messages = [each.message for each in piece.routed]
+        queues = self.queues.queues_of(piece.routed, in_turn=in_turn)
+        origin = self._origin(piece.transaction_id, messages, ordinary=ordinary)
         return half_rows(origin, messages, queues, len(messages))
 
     def prepare(
@@ -128,23 +125,22 @@ class ProducerCommits:
 
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
-        rows = self.half_rows(transaction_id, routed, in_turn=in_turn, ordinary=False)
+        rows = self.half_rows(Piece(transaction_id, routed), in_turn=in_turn)
         with self.hooks.sending(transaction_id, [each.message for each in routed]):
-            self._logs.halves.submit(rows).result()
+            self.append_halves([rows])
 
-    def prepare_then(
-        self,
-        rows: list[HalfRow],
-        done: Callable[[BaseException | None], None],
-        *,
-        is_patient: bool,
-    ) -> None:
-        """Make rows durable; `done` is called by the thread that commits them.
+    def append_halves(self, transactions: Sequence[list[HalfRow]]) -> None:
+        """Rows of transactions, each in one commit, shared; returns when all are durable."""
+        on_their_way = [self._logs.halves.submit(rows) for rows in transactions]
+        for each in on_their_way:
+            each.result()
 
-        Rows of patient callers alone gather for `group_commit_linger_ms` first.
-        """
-        halves = self._logs.halves
-        halves.submit_then(rows, lambda _, error: done(error), is_patient=is_patient)
+    def begin_send(self, pieces: Sequence[Piece], *, ordinary: bool) -> Sending:
+        """Tell the hooks. Raises: SendForbiddenError."""
+        if not self.hooks:
+            return self.hooks.untold
+        own = {key: [each.message for each in routed] for key, routed in pieces}
+        return self.hooks.begin_send(own, ordinary=ordinary)
 
     def prepare_dataframes(
         self,
@@ -179,16 +175,14 @@ class ProducerCommits:
             raise
         self.hooks.ended(end, found, begun_s=begun_s)
 
-    def end_then(
-        self,
-        ends: Sequence[tuple[str, ClaimKind]],
-        done: Callable[[Sequence[Resolution], BaseException | None], None],
-        *,
-        is_patient: bool,
-    ) -> None:
-        """Ends of several transactions in one commit; `done` is told where each of them stands."""
-        rows = [self._end_row(transaction_id, kind) for transaction_id, kind in ends]
-        self._logs.ends.submit_then(rows, done, is_patient=is_patient)
+    def append_ends(self, ends: Sequence[tuple[str, ClaimKind]]) -> Sequence[Resolution]:
+        """Ends of several transactions in one commit, shared; where each of them stands then."""
+        if not ends:
+            return ()
+        now_ms, source = self._clock.now_ms(), ClaimSource.PRODUCER
+        group = self.producer_group
+        rows = [OpRow(own_id, kind, group, source, now_ms) for own_id, kind in ends]
+        return self._logs.ends.submit(rows).result()
 
     def recall(self, transaction_id: str, sequence: int) -> None:
         """Claim that a delayed message is never to be delivered: one commit, shared.
@@ -241,12 +235,28 @@ class ProducerCommits:
 QueueSelector = Callable[[Message, int], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
 
     message: Message
     queue_id: int | None = None
+
+
+class Piece(NamedTuple):
+    """One transaction and the messages that are sent in it."""
+
+    transaction_id: str
+    routed: Sequence[Routed]
+
+
+def send_result(pieces: Sequence[Piece]) -> SendResult:
+    """The addresses of messages that were sent without a local transaction."""
+    ids = [
+        message_id(piece.transaction_id, sequence)
+        for piece in pieces
+        for sequence in range(len(piece.routed))
+    ]
+    return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
 
 
 class QueueChoice:
@@ -407,8 +417,6 @@ class _LogCommits:
             commit,
             name=f"{name}-{self._producer_group}",
             max_rows=config.group_commit_max_rows,
-            max_waiting=config.back_pressure_for_async_send_num,
-            linger_s=config.group_commit_linger_ms / 1000,
         )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,8 +58,7 @@ class Resolver:
         contested = self._contested(written)
         decided = self._decided(contested) if contested else {}
         return [
-            decided.get(row.transaction_id) or Resolution(end_asked_for(row.kind), row.source.value)
-            for row in written
+            decided.get(row.transaction_id) or _uncontested(row.kind, row.source) for row in written
         ]
 
     def resolution(self, transaction_id: str) -> Resolution:
@@ -93,6 +93,11 @@ class Resolver:
             )
             for transaction_id in transaction_ids
         }
+
+
+@cache
+def _uncontested(kind: ClaimKind, source: ClaimSource) -> Resolution:
+    return Resolution(end_asked_for(kind), source.value)
 
 
 def _settled(facts: pa.Table) -> dict[str, tuple[Standing, str]]:
