@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from txmq.group_commit import GroupCommitter
-from txmq.half_log import HalfRow
+from txmq.half_log import HalfTransaction
 from txmq.lifecycle import ClaimKind
 from txmq.message import LocalTransactionState, Message, message_id, new_transaction_id
 from txmq.producer_commits import Piece, ProducerCommits, Routed, send_result
@@ -106,7 +106,7 @@ class AsyncSends:
 
     def _put(self, sent: _Sent, size: int) -> None:
         try:
-            self._halves.put((sent,), (size,))
+            self._halves.put(sent, size)
         except BaseException as error:
             sent.sending.done(error)
             raise
@@ -129,35 +129,35 @@ class AsyncSends:
             # R6: without a half there is no local transaction.
             for sent in chunk:
                 sent.future.set_exception(error)
-            return ()
+            return [None] * len(chunk)
         ordinary = [_Executed(sent, _COMMIT) for sent in chunk if sent.execute is None]
         if ordinary:
             self._executed(ordinary)
         self._local.put([sent for sent in chunk if sent.execute is not None])
-        return ()
+        return [None] * len(chunk)
 
     def _failure_of_halves(self, chunk: list[_Sent]) -> BaseException | None:
         try:
-            self._commits.append_halves(list(self._rows(chunk)))
+            self._commits.append_halves(list(self._commits_of(chunk)))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             return error
         return None
 
-    def _rows(self, chunk: list[_Sent]) -> Iterator[list[HalfRow]]:
+    def _commits_of(self, chunk: list[_Sent]) -> Iterator[list[HalfTransaction]]:
         """What goes into one commit each: a batch of several pieces may be too large for one."""
-        together: list[HalfRow] = []
+        together: list[HalfTransaction] = []
         for sent in chunk:
             for piece in sent.pieces:
-                rows = self._commits.half_rows(piece, ordinary=sent.execute is None)
+                half = self._commits.half_of(piece, ordinary=sent.execute is None)
                 if len(sent.pieces) == 1:
-                    together += rows
+                    together.append(half)
                 else:
-                    yield rows
+                    yield [half]
         if together:
             yield together
 
     def _executed(self, executed: Sequence[_Executed]) -> None:
-        self._ends.put(executed, [len(each.sent.pieces) for each in executed])
+        self._ends.put_all(executed, [len(each.sent.pieces) for each in executed])
 
     def _end(self, executed: list[_Executed]) -> Sequence[None]:
         known = [each for each in executed if each.state in _END_KINDS]
@@ -175,13 +175,13 @@ class AsyncSends:
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             for each in known:
                 self._finish(each, [], error)
-            return ()
+            return [None] * len(executed)
         position = 0
         for each in known:
             count = len(each.sent.pieces)
             self._finish(each, found[position : position + count], None)
             position += count
-        return ()
+        return [None] * len(executed)
 
     def _finish(
         self, executed: _Executed, found: Sequence[Resolution], error: BaseException | None

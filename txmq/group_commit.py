@@ -13,13 +13,13 @@ from typing import Generic, TypeVar
 from txmq.errors import ClosedError
 
 DEFAULT_MAX_WAITING = 100_000
-Row = TypeVar("Row")
+Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
 
-class GroupCommitter(Generic[Row, Answer]):
+class GroupCommitter(Generic[Item, Answer]):
     """One thread that commits for all others.
 
     While one commit is on its way the next callers gather, so commits grow with the load and a
@@ -28,43 +28,44 @@ class GroupCommitter(Generic[Row, Answer]):
 
     def __init__(
         self,
-        commit: Callable[[list[Row]], Sequence[Answer]],
+        commit: Callable[[list[Item]], Sequence[Answer]],
         *,
         name: str,
         max_rows: int,
         max_waiting: int = DEFAULT_MAX_WAITING,
         linger_s: float = 0.0,
     ) -> None:
-        """`commit` makes rows durable and answers each of them; it runs in one thread only.
+        """`commit` makes items durable and answers each of them; it runs in one thread only.
 
-        Where `max_waiting` callers' rows are not taken yet, the next caller waits. With `linger_s`
-        rows gather so long before each commit: it costs as much as thousands of rows.
+        Where `max_waiting` items are not taken yet, the next caller waits. With `linger_s` they
+        gather so long before each commit: it costs as much as thousands of rows.
         """
         self._commit = commit
         self._name = name
         self._max_rows, self._max_waiting = max_rows, max_waiting
         self._linger_s, self._is_urgent = linger_s, threading.Event()
-        self._waiting: deque[_Entry[Row, Answer]] = deque()
+        self._waiting: deque[_Entry[Item, Answer]] = deque()
         lock = threading.Lock()
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._pid = os.getpid()
 
-    def submit(self, rows: list[Row]) -> Future[list[Answer]]:
-        """Put rows into the next commit; all of them go into one."""
-        future: Future[list[Answer]] = Future()
-        self._enter([(rows, len(rows), future)])
+    def submit(self, item: Item, rows: int) -> Future[Answer]:
+        """Put an item of so many rows into the next commit."""
+        future: Future[Answer] = Future()
+        self._enter(((item, rows, future),))
         return future
 
-    def put(self, rows: Sequence[Row], sizes: Sequence[int]) -> None:
-        """Put rows that `commit` itself answers into the next commits, in their order.
+    def put(self, item: Item, rows: int) -> None:
+        """As `submit`, for an item that `commit` answers by itself."""
+        self._enter(((item, rows, None),))
 
-        `sizes` are what each of them counts against `max_rows`.
-        """
-        self._enter([([row], size, None) for row, size in zip(rows, sizes, strict=True)])
+    def put_all(self, items: Sequence[Item], rows: Sequence[int]) -> None:
+        """As `put`, for several at once, in their order."""
+        self._enter([(item, count, None) for item, count in zip(items, rows, strict=True)])
 
-    def _enter(self, entries: Sequence[_Entry[Row, Answer]]) -> None:
+    def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         # A lock that was held while the process forked is never released in the child.
         self._check_process()
         with self._has_rows:
@@ -118,15 +119,16 @@ class GroupCommitter(Generic[Row, Answer]):
 
     def _run(self) -> None:
         while group := self._next_group():
-            rows = [row for entry, _, _ in group for row in entry]
             try:
-                answers = list(self._commit(rows))
+                answers = self._commit([item for item, _, _ in group])
             except BaseException as error:  # noqa: BLE001 - each caller gets it
                 _fail(group, error, self._name)
             else:
                 _answer(group, answers)
+            # Nothing of them is kept while the next ones gather.
+            del group
 
-    def _next_group(self) -> list[_Entry[Row, Answer]]:
+    def _next_group(self) -> list[_Entry[Item, Answer]]:
         with self._has_rows:
             self._has_rows.wait_for(lambda: self._waiting or self._closed)
         if self._linger_s:
@@ -135,7 +137,7 @@ class GroupCommitter(Generic[Row, Answer]):
         with self._has_rows:
             if not self._closed:
                 self._is_urgent.clear()
-            group: list[_Entry[Row, Answer]] = []
+            group: list[_Entry[Item, Answer]] = []
             count = 0
             while self._waiting and (not group or count + self._waiting[0][1] <= self._max_rows):
                 group.append(self._waiting.popleft())
@@ -144,19 +146,17 @@ class GroupCommitter(Generic[Row, Answer]):
             return group
 
 
-# Rows of one caller, what they count, and who waits for their answers.
-_Entry = tuple[Sequence[Row], int, Future[list[Answer]] | None]
+# An item, its rows, and who waits for its answer.
+_Entry = tuple[Item, int, Future[Answer] | None]
 
 
-def _answer(group: Sequence[_Entry[Row, Answer]], answers: list[Answer]) -> None:
-    position = 0
-    for rows, _, future in group:
+def _answer(group: Sequence[_Entry[Item, Answer]], answers: Sequence[Answer]) -> None:
+    for (_, _, future), answer in zip(group, answers, strict=True):
         if future is not None:
-            future.set_result(answers[position : position + len(rows)])
-        position += len(rows)
+            future.set_result(answer)
 
 
-def _fail(group: Sequence[_Entry[Row, Answer]], error: BaseException, name: str) -> None:
+def _fail(group: Sequence[_Entry[Item, Answer]], error: BaseException, name: str) -> None:
     for _, _, future in group:
         if future is not None:
             future.set_exception(error)

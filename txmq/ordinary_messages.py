@@ -48,7 +48,7 @@ class OrdinaryMessages:
 
     def _send(self, pieces: Sequence[Piece]) -> None:
         self._commits.append_halves(
-            [self._commits.half_rows(piece, ordinary=True) for piece in pieces]
+            [[self._commits.half_of(piece, ordinary=True)] for piece in pieces]
         )
         ends = [(piece.transaction_id, ClaimKind.COMMIT) for piece in pieces]
         for (own_id, kind), found in zip(ends, self._commits.append_ends(ends), strict=True):

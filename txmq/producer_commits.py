@@ -8,8 +8,8 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.body_schema import BodySchema
@@ -30,14 +30,14 @@ from txmq.errors import (
     shown,
 )
 from txmq.fail_points import FailPoint, reached
-from txmq.group_commit import Answer, GroupCommitter, Row
-from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
+from txmq.group_commit import Answer, GroupCommitter, Item
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.hooks import Hooks
 from txmq.idempotency import IdempotencyKey
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message import Message, message_id
 from txmq.namespaces import namespace_of, unwrapped, wrapped
-from txmq.op_log import OpLog, OpRow, op_table
+from txmq.op_log import OpLog, OpRow, end_table
 from txmq.producer_hooks import AskedEnd, ProducerHooks, Sending
 from txmq.resolution import Resolution, Resolver
 from txmq.send_results import SendResult
@@ -45,11 +45,10 @@ from txmq.storage import Table
 from txmq.topic_catalog import TopicCatalog
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from txmq.store import Store
 
 REOPEN_AFTER_COMMITS = 100
+Ends = Sequence[tuple[str, ClaimKind]]
 _TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
@@ -69,7 +68,7 @@ class ProducerCommits:
         # Asked for each message, and made of strings.
         self._delay_levels_s = store.config.delay_levels_s
         self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
-        self._logs = _LogCommits(store, producer_group)
+        self._logs = _LogCommits(store, producer_group, clock)
 
     def now_ms(self) -> int:
         """The producer's clock."""
@@ -109,14 +108,14 @@ class ProducerCommits:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
-    def half_rows(
+    def half_of(
         self, piece: Piece, *, in_turn: bool = True, ordinary: bool = False
-    ) -> list[HalfRow]:
-        """The rows of a transaction that is sent message by message; nothing is written."""
+    ) -> HalfTransaction:
+        """The halves of a transaction that is sent message by message; nothing is written."""
         messages = [each.message for each in piece.routed]
         queues = self.queues.queues_of(piece.routed, in_turn=in_turn)
         origin = self._origin(piece.transaction_id, messages, ordinary=ordinary)
-        return half_rows(origin, messages, queues, len(messages))
+        return HalfTransaction(origin, messages, queues, len(messages))
 
     def prepare(
         self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool = True
@@ -125,13 +124,16 @@ class ProducerCommits:
 
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
-        rows = self.half_rows(Piece(transaction_id, routed), in_turn=in_turn)
+        half = self.half_of(Piece(transaction_id, routed), in_turn=in_turn)
         with self.hooks.sending(transaction_id, [each.message for each in routed]):
-            self.append_halves([rows])
+            self.append_halves([[half]])
 
-    def append_halves(self, transactions: Sequence[list[HalfRow]]) -> None:
-        """Rows of transactions, each in one commit, shared; returns when all are durable."""
-        on_their_way = [self._logs.halves.submit(rows) for rows in transactions]
+    def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> None:
+        """Transactions, each list in one commit, shared; returns when all are durable."""
+        on_their_way = [
+            self._logs.halves.submit(halves, sum([half.rows for half in halves]))
+            for halves in commits
+        ]
         for each in on_their_way:
             each.result()
 
@@ -157,7 +159,7 @@ class ProducerCommits:
         limits_of = partial(self.queues.send_limits, now_ms=self.now_ms())
         with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
             self._logs.commit_dataframes(
-                origin, sends, limits_of, lambda count: half_rows(origin, messages, queues, count)
+                HalfTransaction(origin, messages, queues, len(messages)), sends, limits_of
             )
 
     def end(self, end: AskedEnd) -> None:
@@ -167,8 +169,7 @@ class ProducerCommits:
         """
         begun_s, found = time.monotonic(), None
         try:
-            row = self._end_row(end.transaction_id, end.kind)
-            found = self._logs.ends.submit([row]).result()[0]
+            (found,) = self.append_ends([(end.transaction_id, end.kind)])
             found.confirm(end.transaction_id, end.kind)
         except BaseException as error:
             self.hooks.ended(end, found, error, begun_s)
@@ -179,10 +180,7 @@ class ProducerCommits:
         """Ends of several transactions in one commit, shared; where each of them stands then."""
         if not ends:
             return ()
-        now_ms, source = self._clock.now_ms(), ClaimSource.PRODUCER
-        group = self.producer_group
-        rows = [OpRow(own_id, kind, group, source, now_ms) for own_id, kind in ends]
-        return self._logs.ends.submit(rows).result()
+        return self._logs.ends.submit(ends, len(ends)).result()
 
     def recall(self, transaction_id: str, sequence: int) -> None:
         """Claim that a delayed message is never to be delivered: one commit, shared.
@@ -191,8 +189,11 @@ class ProducerCommits:
         """
         if self._recalled(transaction_id, sequence):
             return
-        row = replace(self._end_row(transaction_id, ClaimKind.RECALL), sequences=(sequence,))
-        self._logs.recalls.submit([row]).result()
+        row = OpRow(
+            transaction_id, ClaimKind.RECALL, self.producer_group, ClaimSource.PRODUCER,
+            self.now_ms(), sequences=(sequence,),
+        )  # fmt: skip
+        self._logs.recalls.submit(row, 1).result()
         self._recalled(transaction_id, sequence)
 
     def _recalled(self, transaction_id: str, sequence: int) -> bool:
@@ -205,10 +206,6 @@ class ProducerCommits:
             state = standing.delivery or standing.state
             raise NotRecalledError(own_id, state.value, problem)
         return standing.delivery is DeliveryState.RECALLED
-
-    def _end_row(self, transaction_id: str, kind: ClaimKind) -> OpRow:
-        now_ms = self._clock.now_ms()
-        return OpRow(transaction_id, kind, self.producer_group, ClaimSource.PRODUCER, now_ms)
 
     @property
     def client_id(self) -> str:
@@ -384,8 +381,9 @@ def _checked_queue(queue_id: object, count: int) -> int:
 class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
-    def __init__(self, store: Store, producer_group: str) -> None:
+    def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
         session = uuid.uuid4()
+        self._clock = clock
         self._half, self._op = store.half_log(), store.op_log()
         self._store, self._producer_group = store, producer_group
         self.client_id = str(session)
@@ -399,10 +397,12 @@ class _LogCommits:
         self.queue_id = session.int % store.config.half_queues
         self._resolver: Resolver | None = None
         self._numbers = itertools.count(1)
-        self.halves: GroupCommitter[HalfRow, None] = self._committer(
+        self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
             self._commit_halves, "txmq-half"
         )
-        self.ends: GroupCommitter[OpRow, Resolution] = self._committer(self._commit_ends, "txmq-op")
+        self.ends: GroupCommitter[Ends, list[Resolution]] = self._committer(
+            self._commit_ends, "txmq-op"
+        )
         # Recalls are few; a thread and a handle of their own keep the ends' look simple.
         self._recall_op: OpLog | None = None
         self.recalls: GroupCommitter[OpRow, None] = self._committer(
@@ -410,8 +410,8 @@ class _LogCommits:
         )
 
     def _committer(
-        self, commit: Callable[[list[Row]], Sequence[Answer]], name: str
-    ) -> GroupCommitter[Row, Answer]:
+        self, commit: Callable[[list[Item]], Sequence[Answer]], name: str
+    ) -> GroupCommitter[Item, Answer]:
         config = self._store.config
         return GroupCommitter(
             commit,
@@ -424,55 +424,55 @@ class _LogCommits:
         self.ends.close()
         self.recalls.close()
 
-    def _commit_halves(self, rows: list[HalfRow]) -> list[None]:
-        self._append_halves(half_table(rows))
-        return [None] * len(rows)
-
-    def _append_halves(self, rows: pa.Table) -> None:
+    def _commit_halves(self, items: list[Sequence[HalfTransaction]]) -> list[None]:
+        rows = half_table(chain.from_iterable(items))
         number = next(self._numbers)
         reached(FailPoint.HALF_READY)
         self._half.table.append(rows, app_id=self._session, number=number)
         reached(FailPoint.HALF_COMMITTED)
         _reopen_sometimes(self._half.table, number)
+        return [None] * len(items)
 
     def commit_dataframes(
         self,
-        origin: HalfOrigin,
+        own: HalfTransaction,
         sends: Sequence[DataFrameSend],
         limits_of: Callable[[str], SendLimits],
-        message_rows: Callable[[int], list[HalfRow]],
     ) -> None:
         """All halves of a transaction with DataFrames, one commit; the head is written last."""
         half = self._store.half_log().table
-        message_count = len(message_rows(0))
-        first = max(message_count, 1)
+        first = own.rows
         files = [
             file
             for place, send in enumerate(sends)
             for file in send.write(
-                half, origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
+                half, own.origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
             )
         ]
-        count = message_count + sum(file.num_records for file in files)
+        count = own.message_count + sum(file.num_records for file in files)
         if count == 0:
             raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
-        head = half.new_files(half_table(message_rows(count) or [head_row(origin, count)]))
+        head = half.new_files(half_table([own._replace(message_count=count)]))
         reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
             number = next(self._numbers)
             half.append_files([*files, *head], app_id=self._frame_session, number=number)
         reached(FailPoint.FRAMES_COMMITTED)
 
-    def _commit_ends(self, rows: list[OpRow]) -> list[Resolution]:
+    def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
         number = next(self._numbers)
-        table = op_table(rows, self.queue_id)
+        ends = list(chain.from_iterable(items))
+        rows = end_table(
+            ends, producer_group=self._producer_group, queue_id=self.queue_id,
+            now_ms=self._clock.now_ms(),
+        )  # fmt: skip
         reached(FailPoint.END_READY)
-        self._op.table.append(table, app_id=self._session, number=number)
+        self._op.table.append(rows, app_id=self._session, number=number)
         reached(FailPoint.END_COMMITTED)
-        answers = self._looker().resolutions(rows)
+        answers = iter(self._looker().resolutions(ends))
         reached(FailPoint.END_CONFIRMED)
         _reopen_sometimes(self._op.table, number)
-        return answers
+        return [list(islice(answers, len(item))) for item in items]
 
     def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
         if self._recall_op is None:

@@ -18,7 +18,7 @@ from txmq.errors import (
     StorageError,
     TopicConflictError,
 )
-from txmq.half_log import HalfRow
+from txmq.half_log import HalfTransaction
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.recheck import RecheckJob
@@ -91,7 +91,7 @@ def test_send_that_took_too_long_is_told_that_the_check_was_first(world: DelayWo
     commits = world.producer._commits
     quick = commits.append_halves
 
-    def slow(transactions: Sequence[list[HalfRow]]) -> None:
+    def slow(transactions: Sequence[Sequence[HalfTransaction]]) -> None:
         """The check runs between the half and its end."""
         quick(transactions)
         world.clock.advance(60)
