@@ -8,9 +8,12 @@ from txmq.check_service import CheckService
 from txmq.cloud_events import attributes_of, cloud_event
 from txmq.config import Config
 from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.database_inbox import DatabaseInbox
 from txmq.database_listener import DatabaseListener
+from txmq.dead_letters import DeadLetters
 from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService
+from txmq.delta_inbox import DeltaInbox
 from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
 from txmq.hooks import (
@@ -25,12 +28,14 @@ from txmq.jdbc_listener import JdbcListener
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
+from txmq.message_filter import MessageFilter, parse_filter
 from txmq.message_query import FoundMessage, MessageQuery
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
 from txmq.query_listener import QueryListener
 from txmq.recheck import RecheckJob
+from txmq.send_back import SendBack
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
 from txmq.topic_admin import Topics
@@ -54,9 +59,12 @@ __all__ = [
     "Config",
     "ConsumeFromWhere",
     "Consumer",
+    "DatabaseInbox",
     "DatabaseListener",
+    "DeadLetters",
     "DelayLevel",
     "DelayService",
+    "DeltaInbox",
     "DeltaListener",
     "EndContext",
     "EndTransactionHook",
@@ -67,11 +75,13 @@ __all__ = [
     "LocalTransactionState",
     "Maintenance",
     "Message",
+    "MessageFilter",
     "MessageQuery",
     "Operator",
     "Publisher",
     "QueryListener",
     "RecheckJob",
+    "SendBack",
     "SendContext",
     "SendMessageHook",
     "SendResult",
@@ -89,6 +99,7 @@ __all__ = [
     "__version__",
     "attributes_of",
     "cloud_event",
+    "parse_filter",
     "run_until_signal",
     "verify",
     "with_trace_context",
