@@ -13,8 +13,10 @@ from txmq.consumer_lag import ConsumerLag
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
 from txmq.database_inbox import DatabaseInbox, inbox_table_ddl
 from txmq.database_listener import DatabaseListener
+from txmq.dead_letters import DeadLetters
 from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService
+from txmq.delta_inbox import DeltaInbox
 from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
 from txmq.hooks import (
@@ -38,6 +40,7 @@ from txmq.pull_consumer import PullConsumer
 from txmq.query_listener import QueryListener
 from txmq.received_message import ReceivedMessage
 from txmq.recheck import RecheckJob
+from txmq.send_back import SendBack
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
 from txmq.topic_admin import Topics
@@ -67,8 +70,10 @@ __all__ = [
     "ConsumerLag",
     "DatabaseInbox",
     "DatabaseListener",
+    "DeadLetters",
     "DelayLevel",
     "DelayService",
+    "DeltaInbox",
     "DeltaListener",
     "EndContext",
     "EndTransactionHook",
@@ -87,6 +92,7 @@ __all__ = [
     "QueryListener",
     "ReceivedMessage",
     "RecheckJob",
+    "SendBack",
     "SendContext",
     "SendMessageHook",
     "SendResult",
