@@ -8,7 +8,9 @@ from txmq.check_service import CheckService
 from txmq.cloud_events import attributes_of, cloud_event
 from txmq.config import Config
 from txmq.consumer import Consumer
-from txmq.consumer_rules import ConsumeFromWhere
+from txmq.consumer_groups import ConsumerGroups
+from txmq.consumer_lag import ConsumerLag
+from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
 from txmq.database_listener import DatabaseListener
 from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService
@@ -30,7 +32,9 @@ from txmq.message_query import FoundMessage, MessageQuery
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
+from txmq.pull_consumer import PullConsumer
 from txmq.query_listener import QueryListener
+from txmq.received_message import ReceivedMessage
 from txmq.recheck import RecheckJob
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
@@ -54,7 +58,11 @@ __all__ = [
     "CheckService",
     "Config",
     "ConsumeFromWhere",
+    "ConsumeMode",
+    "ConsumeStatus",
     "Consumer",
+    "ConsumerGroups",
+    "ConsumerLag",
     "DatabaseListener",
     "DelayLevel",
     "DelayService",
@@ -71,7 +79,9 @@ __all__ = [
     "MessageQuery",
     "Operator",
     "Publisher",
+    "PullConsumer",
     "QueryListener",
+    "ReceivedMessage",
     "RecheckJob",
     "SendContext",
     "SendMessageHook",
