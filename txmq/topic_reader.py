@@ -335,7 +335,7 @@ class TopicReader:
             rows = self._table.read_part(part, MESSAGE_COLUMNS)
             if rows is None:
                 return None
-            found = self._decoded[part] = _Decoded.of(rows.combine_chunks(), self._filter)
+            found = self._decoded[part] = _Decoded.of(_in_order(part, rows), self._filter)
             self._let_go()
         self._decoded.move_to_end(part)
         return found
@@ -350,8 +350,16 @@ def _is_to_split(part: FilePart) -> bool:
     return part.row_group is None and part.file.size_bytes > LARGE_FILE_BYTES
 
 
+def _in_order(part: FilePart, rows: pa.Table) -> pa.Table:
+    """Rows of a small part queue by queue, so that each run of it is a view."""
+    if part.file.size_bytes > SMALL_FILE_BYTES:
+        return rows.combine_chunks()
+    queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+    return rows.take(pa.array(np.lexsort((offsets, queue_ids)))).combine_chunks()
+
+
 def _taken(decoded: _Decoded, rows: Integers) -> pa.Table:
     """Some rows; copied where a view would keep much more in memory."""
-    if decoded.size_bytes <= SMALL_FILE_BYTES and len(rows) and (np.diff(rows) == 1).all():
+    if decoded.size_bytes <= LARGE_FILE_BYTES and len(rows) and (np.diff(rows) == 1).all():
         return decoded.rows.slice(int(rows[0]), len(rows))
     return decoded.rows.take(pa.array(rows))
