@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
@@ -13,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from bench.messages import GROUP, QUEUES, TOPIC, one_message_transactions, random_body
-from bench.outcome import Bar, Outcome, alternate, percentile
+from bench.outcome import Bar, Outcome, percentile
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from txmq.consumer_rules import ConsumeFromWhere
@@ -27,6 +28,7 @@ from txmq.store import Store
 GROUPS = 10
 ROUND_MESSAGES = 200
 WARM_UP_ROUNDS = 5
+BLOCK_ROUNDS = 5
 PAUSE_S = 0.05
 IDLE_S = 3.0
 WAIT_S = 60.0
@@ -61,7 +63,7 @@ def _latency(sizes: Sizes, folder: Path) -> Outcome:
 
 def _latencies_ms(sizes: Sizes, folder: Path) -> list[float]:
     """From the time of the topic's commit file to the return of poll(), in another process."""
-    with _sending(folder) as (store, send), _other_process(_poller, store.location) as told:
+    with _sending(folder) as (store, send), _other_process(_poller, store.location) as (told, _):
         log = Path(store.location) / "topics" / TOPIC / "_delta_log"
         found = []
         for number in range(sizes.single_messages + WARM_UP_ROUNDS):
@@ -93,7 +95,10 @@ def _backlog(sizes: Sizes, folder: Path, max_messages: int) -> Outcome:
     rates, commits = [], 0
     for number in range(sizes.rounds + 1):
         group = f"backlog-{max_messages}-{number}"
-        with _other_process(_drainer, store.location, group, max_messages, sizes.consumed) as told:
+        with _other_process(_drainer, store.location, group, max_messages, sizes.consumed) as (
+            told,
+            _,
+        ):
             rate, commits = told.get(timeout=WAIT_S * 10)
             rates.append(rate)
     facts = {
@@ -161,7 +166,7 @@ def _steady(sizes: Sizes, folder: Path) -> list[Outcome]:
 
 def _steady_round(sizes: Sizes, folder: Path) -> tuple[float, float]:
     with _sending(folder) as (store, send):
-        with _other_process(_handlers, store.location, 1) as told:
+        with _other_process(_handlers, store.location, 1) as (told, _):
             table = store.table_at(f"state/group_{GROUP}-0")
             before = table.version
             for _ in range(sizes.published_rounds):
@@ -209,35 +214,37 @@ def _looked_at(message: ReceivedMessage) -> None:
 
 
 def _publishing(sizes: Sizes, folder: Path) -> Outcome:
-    sides: dict[str, Callable[[], float]] = {
-        "alone": partial(_publishing_s, sizes, folder, 0),
-        "beside": partial(_publishing_s, sizes, folder, GROUPS),
-    }
-    samples = alternate(sides, sizes.rounds)
+    samples = [_publishing_s(sizes, folder) for _ in range(sizes.rounds)]
     return Outcome(
         "consumers", f"publishing beside {GROUPS} groups / alone", "s a round",
-        samples["beside"], samples["alone"], Bar(1.05, at_most=True),
+        [beside for beside, _ in samples], [alone for _, alone in samples],
+        Bar(1.05, at_most=True),
         facts={"messages_a_round": ROUND_MESSAGES, "rounds": sizes.published_rounds},
     )  # fmt: skip
 
 
-def _publishing_s(sizes: Sizes, folder: Path, groups: int) -> float:
-    """Seconds of a round: send, settle and publish; at a pace that one core can keep."""
-    with _sending(folder) as (store, send):
-        if groups == 0:
-            return _round_s(sizes, send)
-        with _other_process(_handlers, store.location, groups):
-            return _round_s(sizes, send)
+def _publishing_s(sizes: Sizes, folder: Path) -> tuple[float, float]:
+    """Seconds to send and publish, with the groups running and with them stopped, in turns."""
+    with (
+        _sending(folder) as (store, send),
+        _other_process(_handlers, store.location, GROUPS) as (_, pid),
+    ):
+        passed: dict[signal.Signals, list[float]] = {signal.SIGCONT: [], signal.SIGSTOP: []}
+        for number in range(2 * sizes.published_rounds // BLOCK_ROUNDS):
+            order = signal.SIGSTOP if number % 2 else signal.SIGCONT
+            os.kill(pid, order)
+            passed[order] += _block_s(send)
+        os.kill(pid, signal.SIGCONT)
+        return median(passed[signal.SIGCONT]), median(passed[signal.SIGSTOP])
 
 
-def _round_s(sizes: Sizes, send: Callable[[int], float]) -> float:
-    passed = []
-    for number in range(sizes.published_rounds + WARM_UP_ROUNDS):
-        passed.append(send(ROUND_MESSAGES))
-        if number < WARM_UP_ROUNDS:
-            passed.clear()
+def _block_s(send: Callable[[int], float]) -> list[float]:
+    """What waited for the groups while they were stopped is theirs before the time counts."""
+    found = []
+    for _ in range(WARM_UP_ROUNDS + BLOCK_ROUNDS):
+        found.append(send(ROUND_MESSAGES))
         time.sleep(PAUSE_S)
-    return median(passed)
+    return found[WARM_UP_ROUNDS:]
 
 
 # --- shared ---------------------------------------------------------------------------------------
@@ -262,15 +269,15 @@ def _sending(folder: Path) -> Iterator[tuple[Store, Callable[[int], float]]]:
 
 
 @contextmanager
-def _other_process(work: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """`work` in a process of its own; what it tells comes by a queue."""
+def _other_process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, int]]:
+    """`work` in a process of its own; what it tells comes by a queue. Its number comes too."""
     told, stop = SPAWN.Queue(), SPAWN.Event()
     process = SPAWN.Process(target=work, args=(*arguments, told, stop))
     process.start()
     try:
         if told.get(timeout=WAIT_S) != "ready":
             raise RuntimeError(work.__name__)
-        yield told
+        yield told, process.pid
     finally:
         stop.set()
         process.join(WAIT_S)

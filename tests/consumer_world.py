@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.delay_world import TOPIC, DelayWorld
+from txmq.clock import Clock
 from txmq.consumer_rules import TopicQueue
 from txmq.pull_consumer import PullConsumer
 from txmq.received_message import ReceivedMessage
 from txmq.send_back import FailedMessage
-from txmq.testing import ManualClock
 from txmq.topic_admin import Topics
 
 BILLING = "billing"
@@ -50,7 +50,7 @@ class ConsumerWorld(DelayWorld):
         topics: Any = TOPIC,
         *,
         group: str = BILLING,
-        clock: ManualClock | None = None,
+        clock: Clock | None = None,
         sends_back: Any = None,
         **more: Any,
     ) -> PullConsumer:
@@ -117,6 +117,3 @@ def offsets_of(world: ConsumerWorld, group: str = BILLING) -> dict[TopicQueue, i
 
 def shares(consumers: Iterable[PullConsumer]) -> list[set[TopicQueue]]:
     return [set(consumer.assignment) for consumer in consumers]
-
-
-Refused = Callable[[], object]

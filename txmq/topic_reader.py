@@ -39,7 +39,9 @@ RUN_ROWS = 1024
 LARGE_FILE_BYTES = 32 * 1024 * 1024
 # Up to here the bodies are read together with the offsets.
 SMALL_FILE_BYTES = 16 * 1024 * 1024
-KEPT_BYTES = 192 * 1024 * 1024
+KEPT_BYTES = 64 * 1024 * 1024
+# Queues may stand in different ones.
+KEPT_PARTS = 2
 KEPT_PLACES = 256
 
 
@@ -162,13 +164,14 @@ class TopicReader:
         """Find what one file name does not tell: a log that was cleaned, or made anew."""
         if self._version == NONE:
             self._is_surely_absent = False
-        elif not self._table.has_commit(self._version):
-            try:
-                self._table.reopen()
-            except StoreNotFoundError:
-                self._forget_all()
-            else:
-                self._plan()
+        elif not self._table.has_commit(self._version) or not self._is_same_table():
+            self._forget_all()
+            self.look()
+
+    def _is_same_table(self) -> bool:
+        """A table that was made anew at the same place has another id."""
+        fresh = self._store.table_at(f"topics/{self.topic}")
+        return fresh.exists() and fresh.table_id == self._table.table_id
 
     def _looked_for_table(self) -> bool:
         # The first commit of an old table may have been cleaned away, but not of one made since.
@@ -214,6 +217,8 @@ class TopicReader:
             if any(may_hold(part, queue, offset) for queue, offset in wanted.items())
         ]
         self._hints = {}
+        for part in self._decoded.keys() - set(self._parts):
+            del self._decoded[part]
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -335,14 +340,14 @@ class TopicReader:
             rows = self._table.read_part(part, MESSAGE_COLUMNS)
             if rows is None:
                 return None
-            found = self._decoded[part] = _Decoded.of(rows.combine_chunks(), self._filter)
+            found = self._decoded[part] = _Decoded.of(_in_order(part, rows), self._filter)
             self._let_go()
         self._decoded.move_to_end(part)
         return found
 
     def _let_go(self) -> None:
         size_bytes = sum(each.size_bytes for each in self._decoded.values())
-        while size_bytes > KEPT_BYTES and len(self._decoded) > 1:
+        while size_bytes > KEPT_BYTES and len(self._decoded) > KEPT_PARTS:
             size_bytes -= self._decoded.popitem(last=False)[1].size_bytes
 
 
@@ -350,8 +355,16 @@ def _is_to_split(part: FilePart) -> bool:
     return part.row_group is None and part.file.size_bytes > LARGE_FILE_BYTES
 
 
+def _in_order(part: FilePart, rows: pa.Table) -> pa.Table:
+    """Rows of a small part queue by queue, so that each run of it is a view."""
+    if part.file.size_bytes > SMALL_FILE_BYTES:
+        return rows.combine_chunks()
+    queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+    return rows.take(pa.array(np.lexsort((offsets, queue_ids)))).combine_chunks()
+
+
 def _taken(decoded: _Decoded, rows: Integers) -> pa.Table:
     """Some rows; copied where a view would keep much more in memory."""
-    if decoded.size_bytes <= SMALL_FILE_BYTES and len(rows) and (np.diff(rows) == 1).all():
+    if decoded.size_bytes <= LARGE_FILE_BYTES and len(rows) and (np.diff(rows) == 1).all():
         return decoded.rows.slice(int(rows[0]), len(rows))
     return decoded.rows.take(pa.array(rows))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.builders import table_versions
 from tests.consumer_world import BILLING, ConsumerWorld, drained
 from tests.delay_world import TOPIC
+from txmq.consumer import Consumer
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode
 from txmq.errors import (
     ClosedError,
@@ -209,6 +210,15 @@ def test_consumer_of_a_forked_process_is_refused(world: ConsumerWorld) -> None:
         consumer.poll(timeout_s=0)
 
     consumer._pid = os.getpid()
+
+
+def test_stream_cannot_begin_at_a_moment(world: ConsumerWorld) -> None:
+    world.send("m")
+    consumer = Consumer(world.store, consumer_group=BILLING)
+    no_spark: Any = None
+
+    with pytest.raises(ConfigError, match="from_where of a stream"):
+        consumer.read_stream(TOPIC, spark=no_spark, from_where=ConsumeFromWhere.TIMESTAMP)
 
 
 def test_group_value_that_is_none_is_a_typed_error(world: ConsumerWorld) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import halves
 from txmq.compaction import compact
-from txmq.delta_log import LogCleaned, LogFiles, clean_log, log_files
+from txmq.delta_log import LogCleaned, LogFiles, clean_log, commit_news, log_files
 from txmq.errors import CommitRefusedError, StorageError
 from txmq.storage import Table
 from txmq.store import Store
@@ -151,3 +151,32 @@ def test_base_is_the_last_checkpoint_that_is_not_beyond() -> None:
     files = LogFiles({}, (10, 20, 30))
 
     assert [files.base(version) for version in (5, 10, 19, 20, 99)] == [0, 10, 10, 20, 30]
+
+
+def test_commit_tells_what_it_added_and_under_which_marks(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=11)
+
+    news = commit_news(table, table.version)
+
+    assert news is not None
+    (added,) = news.added
+    assert added.low["transaction_id"] == added.high["transaction_id"]
+    assert table.read_part(added, ("message_id",)) is not None
+    assert (news.has_removed, news.marks["producer"]) == (False, 11)
+
+
+def test_compaction_is_no_news_and_a_removal_is(table: Table) -> None:
+    compaction = commit_news(table, table.version)
+    table.remove(table.files())
+    removal = commit_news(table, table.version)
+
+    assert compaction is not None
+    assert (compaction.added, compaction.has_removed) == ((), False)
+    assert removal is not None
+    assert (removal.added, removal.has_removed) == ((), True)
+
+
+def test_commit_that_was_cleaned_away_tells_nothing(table: Table) -> None:
+    clean_log(table, table.version)
+
+    assert commit_news(table, 0) is None

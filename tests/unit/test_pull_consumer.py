@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,10 +21,12 @@ from tests.consumer_world import (
     shares,
 )
 from tests.delay_world import TOPIC
-from tests.reading import commits
+from tests.reading import commits, wait_until
+from txmq.clock import SystemClock
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
 from txmq.received_message import ReceivedMessage
 from txmq.send_back import SendBack
+from txmq.testing import failing_commits
 
 RETRY = f"RETRY_{BILLING}"
 
@@ -355,6 +358,77 @@ def test_two_groups_do_not_know_of_each_other(world: ConsumerWorld) -> None:
     assert len(drained(world.consumer(group="shipping"))) == QUEUES
 
 
+def test_lease_lives_on_while_a_handler_is_slow_and_nobody_else_gets_the_message(
+    tmp_path: Path,
+) -> None:
+    world = ConsumerWorld(tmp_path, consumer_lease_s=1.0)
+    world.send_to(0, "m")
+    clock, go_on = SystemClock(), threading.Event()
+    slow = world.consumer(clock=clock)
+    handle = slow.start(lambda _: wait_for(go_on))
+    other = world.consumer(clock=clock)
+    begin_ms = clock.now_ms()
+
+    def has_lived_on() -> bool:
+        assert other.poll(timeout_s=0.1) == []
+        return slow.member_id in living_at(world, begin_ms + 2_500)
+
+    wait_until(has_lived_on)
+    go_on.set()
+    handle.stop()
+
+    assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 1
+    world.close()
+
+
+def test_member_that_has_not_asked_for_long_loses_its_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.consumer_member.CONSUME_TIMEOUT_S", 0.0)
+    world = ConsumerWorld(tmp_path, consumer_lease_s=0.5)
+    world.send_to(0, "m")
+    stuck = world.consumer(clock=SystemClock())
+    assert len(stuck.poll(timeout_s=0)) == 1
+    other = world.consumer(clock=SystemClock())
+
+    assert bodies(other.poll(timeout_s=30)) == ["m"]
+    assert stuck.commit().refused == {TopicQueue(TOPIC, 0)}
+    world.close()
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def living_at(world: ConsumerWorld, moment_ms: int) -> list[str]:
+    return world.store.consumer_group(BILLING).read().living(moment_ms)
+
+
+def test_heart_goes_on_when_a_renewal_fails(tmp_path: Path) -> None:
+    world = ConsumerWorld(tmp_path, consumer_lease_s=1.0)
+    clock = SystemClock()
+    consumer = world.consumer(clock=clock)
+    begin_ms = clock.now_ms()
+    with failing_commits(1, error=OSError("no disk"), table=f"state/group_{BILLING}") as failed:
+        wait_until(lambda: bool(failed))
+    wait_until(lambda: consumer.member_id in living_at(world, begin_ms + 1_500))
+
+    assert consumer.assignment
+    world.close()
+
+
+def test_member_whose_swaps_are_contested_commits_all_the_same(world: ConsumerWorld) -> None:
+    world.fill(1)
+    consumer = world.consumer()
+    drained(consumer)
+
+    with failing_commits(3, table=f"state/group_{BILLING}") as failed:
+        result = consumer.commit()
+
+    assert len(failed) == 3
+    assert sum(result.offsets.values()) == QUEUES
+
+
 # --- handlers -----------------------------------------------------------------------------------
 
 
@@ -451,8 +525,6 @@ def test_broadcast_drops_what_its_handler_cannot_handle(world: ConsumerWorld) ->
 
 
 def test_started_handler_is_given_what_comes_until_it_is_stopped(world: ConsumerWorld) -> None:
-    from tests.reading import wait_until
-
     seen: list[str] = []
     consumer = world.consumer()
     handle = consumer.start(lambda message: seen.append(message.body.decode()))
@@ -471,8 +543,6 @@ def test_started_handler_is_given_what_comes_until_it_is_stopped(world: Consumer
 
 
 def test_stop_in_the_middle_commits_what_was_handled_and_no_more(world: ConsumerWorld) -> None:
-    import threading
-
     world.send_to(0, *(f"m{n}" for n in range(10)))
     seen, at_third, go_on = list[str](), threading.Event(), threading.Event()
 

@@ -723,3 +723,31 @@ def test_mark_carries_the_time_without_which_spark_would_ignore_it(numbers: Tabl
 
     assert [mark["appId"] for mark in marks] == ["progress"]
     assert marks[0]["lastUpdated"] > START_MS
+
+
+def test_part_of_a_file_is_read_with_its_range(store: Store) -> None:
+    table = store.table_at("half")
+    table.append(pa.concat_tables([halves(1), halves(2)]), app_id=APP, number=1)
+
+    (part,) = table.parts(("transaction_id", "absent"))
+    groups = table.row_groups(part, ("transaction_id",))
+
+    assert part.low == {"transaction_id": transaction_id(1), "absent": None}
+    assert part.high["transaction_id"] == transaction_id(2)
+    assert groups is not None
+    assert [group.row_group for group in groups] == [0]
+    rows = table.read_part(groups[0], ("transaction_id", "queue_id"))
+    assert rows is not None
+    assert rows.to_pydict() == {
+        "transaction_id": [transaction_id(1), transaction_id(2)], "queue_id": [0, 0],
+    }  # fmt: skip
+
+
+def test_part_of_a_file_that_is_gone_is_none(store: Store) -> None:
+    table = store.table_at("half")
+    table.append(halves(1), app_id=APP, number=1)
+    (part,) = table.parts(("transaction_id",))
+    Path(table.location, part.file.path).unlink()
+
+    assert table.read_part(part, ("transaction_id",)) is None
+    assert table.row_groups(part, ("transaction_id",)) is None
