@@ -53,8 +53,8 @@ def quick(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMadeStore:
-    return delayed_store(str(tmp_path / "store"))
+def made(with_delays: HandMadeStore) -> HandMadeStore:
+    return with_delays
 
 
 @pytest.fixture(scope="module")
