@@ -16,7 +16,7 @@ demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
 
 test: lint ready ## check the code and run all tests, three at a time
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 3 --dist loadgroup
 
 unit: $(PACKAGES) ## run the tests that need no Spark
 	$(BIN)/pytest tests/unit

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from tests import reading
 from txmq.config import Config
 from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource
@@ -42,10 +43,7 @@ def wall_ms() -> int:
 
 def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Return as soon as `holds`; fail after `timeout_s`."""
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, f"waited {timeout_s} s in vain: {what}"
-        time.sleep(0.02)
+    reading.wait_until(holds, timeout_s, what)
 
 
 @dataclass

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.delayed import delayed_store
+from tests.stores import HandMadeStore, clean_store
 from txmq.service import ThreadHandle
 from txmq.store import Store
 from txmq.testing import ManualClock
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 _TESTS = Path(__file__).parent
 _TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
-# The longest first, so that two workers end at about the same time.
+# The longest first, so that all workers end at about the same time.
 _ORDER = ("scenario", "property", "integration", "contract", "benchmark", "unit")
 # Small stores: compiling a query would cost more than running it.
 _FOR_SMALL_STORES = {
@@ -44,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(item.path.parent.name)
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker("spark")
+            # Java starts and warms up in one worker, and each module makes its stores once.
+            item.add_marker(pytest.mark.xdist_group("spark"))
     items.sort(key=lambda item: _place(item.path.parent.name))
 
 
@@ -76,6 +80,28 @@ def clock() -> ManualClock:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store.create(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def clean_original(tmp_path_factory: pytest.TempPathFactory) -> HandMadeStore:
+    return clean_store(str(tmp_path_factory.mktemp("clean") / "store"))
+
+
+@pytest.fixture
+def clean(clean_original: HandMadeStore, tmp_path: Path) -> HandMadeStore:
+    """A copy of `clean_store`, for its forty commits cost more than most tests."""
+    return clean_original.copied_to(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def delayed_original(tmp_path_factory: pytest.TempPathFactory) -> HandMadeStore:
+    return delayed_store(str(tmp_path_factory.mktemp("delayed") / "store"))
+
+
+@pytest.fixture
+def with_delays(delayed_original: HandMadeStore, tmp_path: Path) -> HandMadeStore:
+    """A copy of `delayed_store`."""
+    return delayed_original.copied_to(str(tmp_path / "store"))
 
 
 @pytest.fixture(scope="session")

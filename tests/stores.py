@@ -5,7 +5,9 @@ Nothing here knows how the publisher works: every row of every table is said by 
 
 from __future__ import annotations
 
+import copy
 import json
+import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,6 +150,14 @@ class HandMadeStore:
         self.op_table_id = str(DeltaTable(f"{location}/op").metadata().id)
         self.next_offsets: dict[tuple[str, int], int] = {}
         self._followed: dict[str, int] = {}
+
+    def copied_to(self, location: str) -> HandMadeStore:
+        """The same store at another place, for a test that goes on from here."""
+        shutil.copytree(self.location, location)
+        other = copy.copy(self)
+        other.store, other.location = Store.open(location), location
+        other.next_offsets, other._followed = dict(self.next_offsets), dict(self._followed)
+        return other
 
     def prepare(self, *written: Half) -> None:
         """One commit of halves."""

@@ -85,9 +85,11 @@ class Watched:
 
     def stop(self) -> None:
         """Stop between two batches."""
-        while self.query.isActive and self.query.status["isTriggerActive"]:
-            pass
+        wait_until(lambda: not self._is_busy(), "a pause between two batches", PATIENCE_S)
         self.query.stop()
+
+    def _is_busy(self) -> bool:
+        return bool(self.query.isActive and self.query.status["isTriggerActive"])
 
     def _count_dropped(self) -> None:
         progress = self.query.lastProgress

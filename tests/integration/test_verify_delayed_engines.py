@@ -36,8 +36,8 @@ PLAIN, SPARK = "plain", "spark"
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMadeStore:
-    return delayed_store(str(tmp_path / "store"))
+def made(with_delays: HandMadeStore) -> HandMadeStore:
+    return with_delays
 
 
 @pytest.fixture(scope="module")

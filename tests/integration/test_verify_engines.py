@@ -14,7 +14,6 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from tests.planted import BUGS, GROUP, Bug, Filled, clean_log, filled, forget
-from tests.stores import clean_store
 from txmq.cli import app
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from tests.stores import HandMadeStore
 
 PLAIN, SPARK = "plain", "spark"
 IDS = [bug.name for bug in BUGS]
@@ -127,16 +128,16 @@ def test_command_finds_every_outcome_sound(
         assert counts[state] > 0
 
 
-def test_plain_engine_alone_compares_local_transactions(
-    tmp_path: Path, quick: SparkSession
+def test_rows_written_by_hand_are_sound_while_running_and_one_engine_compares_local_transactions(
+    clean: HandMadeStore, tmp_path: Path, quick: SparkSession
 ) -> None:
-    made, orders = clean_store(str(tmp_path / "store")), str(tmp_path / "orders")
+    orders = str(tmp_path / "orders")
     write_deltalake(orders, pa.table({"id": [1]}))
     assert quick.version
 
     result = CliRunner().invoke(
         app,
-        ["verify", made.location, "--engine", "both", "--json", "--business",
+        ["verify", clean.location, "--running", "--engine", "both", "--json", "--business",
          f"group=delta:{orders}"],
     )  # fmt: skip
 
@@ -145,12 +146,6 @@ def test_plain_engine_alone_compares_local_transactions(
     assert (values["is_txmq_clean"], values["is_business_clean"]) == (True, False)
     assert values[PLAIN]["business"]["faults"] == {"producer": 4}
     assert values[SPARK]["business"] is None
-
-
-def test_rows_written_by_hand_are_sound_while_running(tmp_path: Path, quick: SparkSession) -> None:
-    made = clean_store(str(tmp_path / "store"))
-
-    assert_sound(both(made.location, quick, drained=False))
 
 
 def test_what_retention_took_is_history(sound: Filled, tmp_path: Path, quick: SparkSession) -> None:

@@ -17,7 +17,6 @@ from tests.stores import (
     HandMadeStore,
     Op,
     Settled,
-    clean_store,
     halves,
     transaction_id,
 )
@@ -30,8 +29,8 @@ from txmq.testing import ManualClock
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMadeStore:
-    return clean_store(str(tmp_path / "store"))
+def made(clean: HandMadeStore) -> HandMadeStore:
+    return clean
 
 
 @pytest.fixture

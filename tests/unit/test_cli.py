@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.builders import table_versions
-from tests.stores import HandMadeStore, clean_store, halves, transaction_id
+from tests.stores import HandMadeStore, halves, transaction_id
 from txmq.cli import app
 from txmq.config import Config
 from txmq.errors import StoreNotFoundError
@@ -25,8 +25,8 @@ from txmq.testing import ManualClock
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMadeStore:
-    return clean_store(str(tmp_path / "store"))
+def made(clean: HandMadeStore) -> HandMadeStore:
+    return clean
 
 
 def run(*arguments: str, **environment: str) -> Result:

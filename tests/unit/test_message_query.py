@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from tests.stores import (
     HandMadeStore,
     Op,
     Settled,
-    clean_store,
     halves,
     transaction_id,
 )
@@ -40,8 +38,8 @@ from txmq.trace_records import TraceType
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMadeStore:
-    return clean_store(str(tmp_path / "store"))
+def made(clean: HandMadeStore) -> HandMadeStore:
+    return clean
 
 
 def query(made: HandMadeStore) -> MessageQuery:

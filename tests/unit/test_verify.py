@@ -18,7 +18,6 @@ from tests.stores import (
     HandMadeStore,
     Op,
     Settled,
-    clean_store,
     halves,
     transaction_id,
 )
@@ -28,8 +27,8 @@ from txmq.verify import VerifyReport, verify
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMadeStore:
-    return clean_store(str(tmp_path / "store"))
+def made(clean: HandMadeStore) -> HandMadeStore:
+    return clean
 
 
 @pytest.fixture

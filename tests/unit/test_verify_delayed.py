@@ -16,7 +16,6 @@ from tests.delayed import (
     DelayBug,
     committed,
     delayed,
-    delayed_store,
     deliver,
     ended,
     recall,
@@ -34,8 +33,8 @@ DAY_AFTER = (START + timedelta(days=1)).date().isoformat()
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> HandMadeStore:
-    return delayed_store(str(tmp_path / "store"))
+def made(with_delays: HandMadeStore) -> HandMadeStore:
+    return with_delays
 
 
 @pytest.fixture
