@@ -163,7 +163,7 @@ class PullConsumer:
         elif isinstance(topics, str):
             named = {topics: None}
         else:
-            named = dict.fromkeys(_several(topics))
+            named = {check_readable_topic(topic): None for topic in _several(topics)}
         if not named:
             raise ConfigError(["topics must name one topic at least"])
         return {
