@@ -11,9 +11,12 @@ from txmq.consumer import Consumer
 from txmq.consumer_groups import ConsumerGroups
 from txmq.consumer_lag import ConsumerLag
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
+from txmq.database_inbox import DatabaseInbox
 from txmq.database_listener import DatabaseListener
+from txmq.dead_letters import DeadLetters
 from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService
+from txmq.delta_inbox import DeltaInbox
 from txmq.delta_listener import DeltaListener
 from txmq.errors import TxmqError
 from txmq.hooks import (
@@ -28,6 +31,7 @@ from txmq.jdbc_listener import JdbcListener
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
+from txmq.message_filter import MessageFilter, parse_filter
 from txmq.message_query import FoundMessage, MessageQuery
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer
@@ -36,6 +40,7 @@ from txmq.pull_consumer import PullConsumer
 from txmq.query_listener import QueryListener
 from txmq.received_message import ReceivedMessage
 from txmq.recheck import RecheckJob
+from txmq.send_back import SendBack
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
 from txmq.topic_admin import Topics
@@ -63,9 +68,12 @@ __all__ = [
     "Consumer",
     "ConsumerGroups",
     "ConsumerLag",
+    "DatabaseInbox",
     "DatabaseListener",
+    "DeadLetters",
     "DelayLevel",
     "DelayService",
+    "DeltaInbox",
     "DeltaListener",
     "EndContext",
     "EndTransactionHook",
@@ -76,6 +84,7 @@ __all__ = [
     "LocalTransactionState",
     "Maintenance",
     "Message",
+    "MessageFilter",
     "MessageQuery",
     "Operator",
     "Publisher",
@@ -83,6 +92,7 @@ __all__ = [
     "QueryListener",
     "ReceivedMessage",
     "RecheckJob",
+    "SendBack",
     "SendContext",
     "SendMessageHook",
     "SendResult",
@@ -100,6 +110,7 @@ __all__ = [
     "__version__",
     "attributes_of",
     "cloud_event",
+    "parse_filter",
     "run_until_signal",
     "verify",
     "with_trace_context",

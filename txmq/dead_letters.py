@@ -179,6 +179,8 @@ class DeadLetters:
         >>> dead_letters = DeadLetters(store, "billing")
         >>> dead_letters.all()
         ()
+        >>> dead_letters.purge(Chosen(everything=True), reason="tests of June").messages
+        0
     """
 
     def __init__(self, store: Store, consumer_group: str, *, clock: Clock | None = None) -> None:

@@ -16,7 +16,13 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Transaction,
+    write_deltalake,
+)
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
@@ -175,6 +181,23 @@ class PinnedTable:
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
         self._write_transaction([], marks)
+
+    def append_rows(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        """Rows for a table of the user's and marks, only if nobody moved these marks meanwhile.
+
+        Raises: CommitRefusedError where another writer was first; StorageError.
+        """
+        if rows.num_rows:
+            self._write_rows(rows, marks, mode="append")
+        else:
+            self.commit_marks(marks)
+
+    def _write_rows(self, rows: pa.Table, marks: Mapping[str, int], **options: Any) -> None:
+        """As `_write_transaction`, but delta-rs makes the files."""
+        with translated(self.name):
+            write_deltalake(
+                self.handle, rows, commit_properties=commit_properties(marks), **options
+            )
 
     def _write_transaction(self, actions: list[Any], marks: Mapping[str, int]) -> None:
         """Through the pinned handle, so the marks read from it are the ones that are compared."""

@@ -6,7 +6,7 @@ and a COMMIT after it would show messages of a change that never was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,11 @@ from txmq.errors import (
     LocalTransactionFencedError,
     LocalTransactionMissingError,
 )
+from txmq.marked_statement import OneStatement, SqlStatement, session_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-SqlStatement = Callable[..., "DataFrame"]
 _NO_TABLE = (
     "say which table carries the marker: pass its location, or give the producer a DeltaListener"
 )
@@ -57,8 +57,10 @@ class LocalTransaction:
     def delta_sql(self, spark: SparkSession, table: str | None) -> Iterator[SqlStatement]:
         """The marker on one statement, which is confirmed when the block is left in peace."""
         marked = self._mark(table)
-        statement = _OneStatement(spark, self._id, marked.location)
-        with _session_settings(spark, marker_settings(self._id)):
+        problem = "a marker is on one statement, Spark skips the next; use the deciding one"
+        second = LocalTransactionError(self._id, marked.location, problem)
+        statement = OneStatement(spark, second)
+        with session_settings(spark, marker_settings(self._id)):
             yield statement
         self._confirm(marked)
 
@@ -112,30 +114,3 @@ class LocalTransaction:
     def _problem(self, where: str, *, is_done: bool) -> LocalTransactionError:
         kind = LocalTransactionDoneError if is_done else LocalTransactionFencedError
         return kind(self._id, where)
-
-
-class _OneStatement:
-    """`spark.sql`, once: Spark would skip a second statement with the same marker in silence."""
-
-    def __init__(self, spark: SparkSession, transaction_id: str, location: str) -> None:
-        self._spark, self._id, self._location = spark, transaction_id, location
-        self._is_used = False
-
-    def __call__(self, statement: str, args: Any = None) -> DataFrame:
-        if self._is_used:
-            problem = "a marker is on one statement, Spark skips the next; use the deciding one"
-            raise LocalTransactionError(self._id, self._location, problem)
-        self._is_used = True
-        return self._spark.sql(statement) if args is None else self._spark.sql(statement, args)
-
-
-@contextmanager
-def _session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, earlier in before.items():
-            spark.conf.unset(name) if earlier is None else spark.conf.set(name, earlier)

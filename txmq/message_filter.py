@@ -202,6 +202,12 @@ def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _numbers(texts: pa.Array) -> pa.Array:
+    """Each text is read once, however many messages have it."""
+    encoded = texts.dictionary_encode()
+    return _parsed(encoded.dictionary).take(encoded.indices)
+
+
+def _parsed(texts: pa.Array) -> pa.Array:
     is_number = pc.match_substring_regex(texts, _WHOLE_NUMBER)
     written = pc.if_else(is_number, texts, pa.scalar(None, texts.type))
     # Arrow reads no number that begins with a plus.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 REOPEN_AFTER_COMMITS = 100
 _MARK = "txmq-once/"
+_PREFERRED = {TransactionState.COMMITTED: 0, TransactionState.PENDING: 1}
 _SEND_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
@@ -126,8 +127,8 @@ class SentOnce:
         again = []
         for place, letter in waiting:
             found = [one for one in ids[place] if one in halves]
-            # Of several, one that a reader may have seen already.
-            found.sort(key=lambda one: ends[one].state is not TransactionState.COMMITTED)
+            # Of several, one that readers see already, or may see yet.
+            found.sort(key=lambda one: _PREFERRED.get(ends[one].state, len(_PREFERRED)))
             if not found:
                 look.is_new(place, letter, self._ids.new(letter, attempt, now_ms))
             elif ends[found[0]].state in _SEND_AGAIN:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Field, Schema, WriterProperties, write_deltalake
+from deltalake import DeltaTable, Field, Schema, WriterProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -24,7 +24,6 @@ from txmq.data_files import NewFile, row_group_ranges, write_file
 from txmq.delta_table import (
     PinnedTable,
     Result,
-    commit_properties,
     pause,
     read_again,
     translated,
@@ -484,11 +483,7 @@ class Table(PinnedTable):
 
     def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """As `swap`, but `rows` become all that the table holds."""
-        with translated(self.name):
-            write_deltalake(
-                self.handle, rows, mode="overwrite", writer_properties=_WRITER,
-                commit_properties=commit_properties(marks),
-            )  # fmt: skip
+        self._write_rows(rows, marks, mode="overwrite", writer_properties=_WRITER)
 
 
 # --- helpers ------------------------------------------------------------------------------------

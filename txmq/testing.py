@@ -16,7 +16,7 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from txmq import storage
+from txmq import delta_table
 from txmq.fail_points import FailPoint, arm
 
 START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
@@ -150,7 +150,7 @@ def _is_of(location: str, table: str | None) -> bool:
 @contextmanager
 def _around_commits(around: Callable[[str, Callable[[], None]], None]) -> Iterator[None]:
     """Put `around` between txmq and both of delta-rs's ways to commit."""
-    append = vars(storage)["write_deltalake"]
+    append = vars(delta_table)["write_deltalake"]
     commit_files = DeltaTable.create_write_transaction
 
     def write(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
@@ -160,7 +160,7 @@ def _around_commits(around: Callable[[str, Callable[[], None]], None]) -> Iterat
         around(handle.table_uri, lambda: commit_files(handle, *arguments, **options))
 
     with (
-        _replaced(storage, "write_deltalake", write),
+        _replaced(delta_table, "write_deltalake", write),
         _replaced(DeltaTable, "create_write_transaction", write_files),
     ):
         yield

@@ -18,7 +18,8 @@ from txmq.errors import (
     NotPreparedError,
 )
 from txmq.lifecycle import ClaimKind
-from txmq.local_transaction import LocalTransaction, SqlStatement
+from txmq.local_transaction import LocalTransaction
+from txmq.marked_statement import SqlStatement
 from txmq.message import LocalTransactionState, Message, message_id
 from txmq.message_checks import check_message
 from txmq.names import check_readable_topic, check_topic
