@@ -59,6 +59,7 @@ def world(tmp_path: Path) -> Iterator[ConsumerWorld]:
         ({"topics": 5}, ConfigError),
         ({"topics": b"orders"}, ConfigError),
         ({"topics": [TOPIC, None]}, InvalidNameError),
+        ({"topics": [[TOPIC]]}, InvalidNameError),
         ({"topics": {TOPIC: "a ||"}}, InvalidFilterError),
         ({"topics": {TOPIC: "sql:1; DROP TABLE x"}}, InvalidFilterError),
         ({"topics": {TOPIC: 5}}, InvalidFilterError),
