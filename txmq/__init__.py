@@ -11,11 +11,7 @@ from txmq.consumer import Consumer
 from txmq.consumer_groups import ConsumerGroups
 from txmq.consumer_lag import ConsumerLag
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
-<<<<<<< HEAD
 from txmq.database_inbox import DatabaseInbox, inbox_table_ddl
-=======
-from txmq.database_inbox import DatabaseInbox
->>>>>>> pull
 from txmq.database_listener import DatabaseListener
 from txmq.dead_letters import DeadLetters
 from txmq.delay_levels import DelayLevel

@@ -157,23 +157,7 @@ class PullConsumer:
         self._places.follow(self._member.held)
 
     def _filters(self, topics: Topics) -> dict[str, MessageFilter]:
-<<<<<<< HEAD
         return {self._stored(topic): own for topic, own in filters_by_topic(topics).items()}
-=======
-        named: Mapping[str, Filter | None]
-        if isinstance(topics, Mapping):
-            named = topics
-        elif isinstance(topics, str):
-            named = {topics: None}
-        else:
-            named = {check_readable_topic(topic): None for topic in _several(topics)}
-        if not named:
-            raise ConfigError(["topics must name one topic at least"])
-        return {
-            self._stored(topic): parse_filter(ALL if own is None else own)
-            for topic, own in named.items()
-        }
->>>>>>> pull
 
     def _start_point(
         self, from_where: ConsumeFromWhere | OffsetsByTopic, from_timestamp: datetime | None
@@ -567,7 +551,7 @@ def filters_by_topic(topics: Topics) -> dict[str, MessageFilter]:
     elif isinstance(topics, str):
         named = {topics: None}
     else:
-        named = dict.fromkeys(_several(topics))
+        named = {check_readable_topic(topic): None for topic in _several(topics)}
     if not named:
         raise ConfigError(["topics must name one topic at least"])
     return {topic: parse_filter(ALL if own is None else own) for topic, own in named.items()}
