@@ -39,15 +39,18 @@ settings.register_profile("night", max_examples=20_000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark each test with its tier, which is its folder, and with `spark` where it needs one."""
-    for item in items:
-        if item.path.parent.parent == _TESTS and item.path.parent.name in _TIERS:
-            item.add_marker(item.path.parent.name)
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker("spark")
-            # Java starts and warms up in one worker, and each module makes its stores once.
-            item.add_marker(pytest.mark.xdist_group("spark"))
+    if item.path.parent.parent == _TESTS and item.path.parent.name in _TIERS:
+        item.add_marker(item.path.parent.name)
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker("spark")
+        # Java starts and warms up in one worker, and each module makes its stores once.
+        item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort them by tier."""
     items.sort(key=lambda item: _place(item.path.parent.name))
 
 
