@@ -11,6 +11,7 @@ from tests.delay_world import TOPIC, DelayWorld
 from txmq.consumer_rules import TopicQueue
 from txmq.pull_consumer import PullConsumer
 from txmq.received_message import ReceivedMessage
+from txmq.send_back import FailedMessage
 from txmq.testing import ManualClock
 from txmq.topic_admin import Topics
 
@@ -24,12 +25,15 @@ class SentBack:
 
     messages: list[tuple[bytes, str, int]] = field(default_factory=list)
     failing: int = 0
+    replays: list[int] = field(default_factory=list)
 
-    def send_back(self, message: ReceivedMessage, *, reason: str, delay_level: int = 0) -> None:
+    def send_back_all(self, failed: Sequence[FailedMessage]) -> None:
         if self.failing:
             self.failing -= 1
-            raise OSError(reason)
-        self.messages.append((message.body, reason, delay_level))
+            raise OSError("no disk")
+        for each in failed:
+            self.messages.append((each.message.body, repr(each.reason), each.delay_level))
+            self.replays.append(each.replay)
 
 
 class ConsumerWorld(DelayWorld):
@@ -47,11 +51,12 @@ class ConsumerWorld(DelayWorld):
         *,
         group: str = BILLING,
         clock: ManualClock | None = None,
+        sends_back: Any = None,
         **more: Any,
     ) -> PullConsumer:
         made = PullConsumer(
             self.store, consumer_group=group, topics=topics, clock=clock or self.clock,
-            sends_back=self.sent_back, **more,
+            sends_back=sends_back or self.sent_back, **more,
         )  # fmt: skip
         self.consumers.append(made)
         return made

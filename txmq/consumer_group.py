@@ -8,9 +8,7 @@ from typing import Any
 from txmq.consumer_rules import GroupState
 from txmq.errors import StoreFormatError
 from txmq.register import Register, SharedValue
-
-RETRY_PREFIX = "RETRY_"
-DEAD_LETTER_PREFIX = "DLQ_"
+from txmq.retry_topics import retry_topic
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -27,12 +25,7 @@ class ConsumerGroup(SharedValue[GroupState]):
     @property
     def retry_topic(self) -> str:
         """Where messages wait that a member could not handle (R107)."""
-        return RETRY_PREFIX + self.name
-
-    @property
-    def dead_letter_topic(self) -> str:
-        """Where messages end that no member could handle (R108)."""
-        return DEAD_LETTER_PREFIX + self.name
+        return retry_topic(self.name)
 
     def _read(self, value: Mapping[str, Any]) -> GroupState:
         try:

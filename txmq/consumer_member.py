@@ -33,11 +33,19 @@ Commits = Mapping[TopicQueue, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a member may read now: each queue with its epoch, and where the group goes on."""
+    """What a member may read now.
+
+    Attributes:
+        epochs: the queues, each with the epoch under which the member has it.
+        offsets: where the group goes on.
+        surplus: queues that it is to give up as soon as it can.
+        replays: how often the group went back in a queue on purpose.
+    """
 
     epochs: Mapping[TopicQueue, int] = field(default_factory=dict)
     offsets: Offsets = field(default_factory=dict)
     surplus: frozenset[TopicQueue] = frozenset()
+    replays: Mapping[TopicQueue, int] = field(default_factory=dict)
 
 
 class GroupMember:
@@ -258,11 +266,8 @@ class GroupMember:
         return start.offsets_in(self._store, topic, queues)
 
     def _queues(self) -> dict[str, int]:
-        seen = self._seen_queues()
-        return {topic: max(self._known_queues(topic), seen.get(topic, 0)) for topic in self.topics}
-
-    def _known_queues(self, topic: str) -> int:
-        return 1 if topic == self._group.retry_topic else self._catalog.queue_count(topic)
+        seen, known = self._seen_queues(), self._catalog.queue_count
+        return {topic: max(known(topic), seen.get(topic, 0)) for topic in self.topics}
 
     def _adopt(self, state: GroupState) -> None:
         """What the newest value says of us; `held` changes as a whole."""
@@ -272,7 +277,10 @@ class GroupMember:
             return
         epochs = state.held_by(self._me)
         self._held = Held(
-            epochs, state.offsets_of(self.member_id), frozenset(state.surplus_of(self._me))
+            epochs,
+            state.offsets_of(self.member_id),
+            frozenset(state.surplus_of(self._me)),
+            state.replays,
         )
         self._lease_end_ms = state.members[self.member_id].lease_end_ms
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from txmq.consumer_member import Commits, Held
@@ -10,7 +10,7 @@ from txmq.consumer_rules import TopicQueue
 from txmq.received_message import ReceivedMessage
 from txmq.topic_reader import Run
 
-Read = Callable[[TopicQueue, int], Run | None]
+Handed = tuple[TopicQueue, ReceivedMessage]
 
 
 @dataclass(slots=True)
@@ -146,10 +146,9 @@ class Places:
                 self._places[queue].go_to(offset)
 
 
-def first_offsets(messages: Iterable[tuple[TopicQueue, ReceivedMessage]]) -> dict[TopicQueue, int]:
+def first_offsets(places: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue, int]:
     """The smallest offset of each queue."""
     found: dict[TopicQueue, int] = {}
-    for queue, message in messages:
-        offset = message.queue_offset
+    for queue, offset in places:
         found[queue] = min(offset, found.get(queue, offset))
     return found

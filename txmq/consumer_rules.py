@@ -100,6 +100,7 @@ class GroupState:
             that is not yet consumed.
         members: who reads.
         owners: which member has which queue; none in BROADCASTING.
+        replays: how often the group went back in a queue on purpose.
         epoch: counts joins and queues that changed hands, so that nothing old fits again.
     """
 
@@ -108,6 +109,7 @@ class GroupState:
     offsets: Mapping[str, Offsets] = field(default_factory=dict)
     members: Mapping[str, Membership] = field(default_factory=dict)
     owners: Mapping[TopicQueue, Owner] = field(default_factory=dict)
+    replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     epoch: int = 0
 
     # --- looking ----------------------------------------------------------------------------
@@ -294,15 +296,24 @@ class GroupState:
             if queue not in refused
         }
         after = self._with_offsets(self._reader(me.member_id), {**known, **moved})
-        return Turn(after, refused)
+        return Turn(after._replayed(known, moved), refused)  # noqa: SLF001 - its own kind
 
     def reset(self, offsets: Offsets) -> GroupState:
         """The same with other offsets, for each member in BROADCASTING; who lives joins again."""
         readers = self.offsets if self.is_broadcasting else (SHARED,)
         after = {name: {**self.offsets.get(name, {}), **offsets} for name in readers}
+        changed = self._replayed(self.offsets.get(SHARED, {}), offsets)
         return replace(
-            self, offsets={**self.offsets, **after}, members={}, owners={}, epoch=self.epoch + 1
+            changed, offsets={**self.offsets, **after}, members={}, owners={}, epoch=self.epoch + 1
         )
+
+    def _replayed(self, before: Offsets, after: Offsets) -> GroupState:
+        """The same, knowing in which queues the group goes back."""
+        back = [queue for queue, offset in after.items() if offset < before.get(queue, 0)]
+        if not back:
+            return self
+        more = {queue: self.replays.get(queue, 0) + 1 for queue in back}
+        return replace(self, replays={**self.replays, **more})
 
     def _with_offsets(self, reader: str, offsets: Offsets) -> GroupState:
         if offsets == self.offsets.get(reader, {}):
@@ -337,6 +348,7 @@ class GroupState:
             "offsets": {reader: _nested(own) for reader, own in self.offsets.items()},
             "members": {name: list(own) for name, own in self.members.items()},
             "owners": _nested({queue: list(own) for queue, own in self.owners.items()}),
+            "replays": _nested(self.replays),
             "epoch": self.epoch,
         }
 
@@ -352,6 +364,7 @@ class GroupState:
             {reader: dict(_flat(own)) for reader, own in value["offsets"].items()},
             {name: Membership(*own) for name, own in value["members"].items()},
             {queue: Owner(*own) for queue, own in _flat(value["owners"])},
+            dict(_flat(value["replays"])),
             value["epoch"],
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -41,6 +41,13 @@ class StartPoint:
             problem = "from_where must be a ConsumeFromWhere or offsets by topic and queue"
             raise ConfigError([f"{problem}, not {shown(from_where)}"])
         return cls(ConsumeFromWhere.FIRST_OFFSET, offsets=_checked(from_where))
+
+    def check(self, store: Store, topics: Collection[str]) -> None:
+        """Raise ConfigError or OffsetOutOfRangeError for offsets that no new group can begin at."""
+        for topic, own in (self.offsets or {}).items():
+            if topic not in topics:
+                raise ConfigError([f"from_where names the topic {shown(topic)}, which is not read"])
+            self.offsets_in(store, topic, own)
 
     def offsets_in(self, store: Store, topic: str, queues: Iterable[int]) -> dict[int, int]:
         """The first offset to read of each queue. Raises: OffsetOutOfRangeError, StorageError."""

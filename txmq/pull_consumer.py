@@ -9,23 +9,22 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from txmq.clock import Clock, SystemClock
+from txmq.consumer_batch import Batch, ConsumeResult, Handler, SendsBack
 from txmq.consumer_lag import QueueLag, lag_of_group
 from txmq.consumer_member import Commits, GroupMember
-from txmq.consumer_places import Place, Places, first_offsets
+from txmq.consumer_places import Handed, Place, Places, first_offsets
 from txmq.consumer_rules import (
     ALL,
     ConsumeFromWhere,
     ConsumeMode,
-    ConsumeStatus,
     GroupSettings,
     TopicQueue,
 )
@@ -46,6 +45,7 @@ from txmq.message_filter import MessageFilter, parse_filter
 from txmq.names import check_group, check_namespace, check_readable_topic, check_stored_group
 from txmq.namespaces import unwrapped, wrapped
 from txmq.received_message import ReceivedMessage
+from txmq.send_back import FailedMessage, SendBack
 from txmq.service import ThreadHandle
 from txmq.store import Store
 from txmq.topic_offsets import TopicOffsets
@@ -63,17 +63,7 @@ _MEMBER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
 
 Filter = str | MessageFilter
 Topics = str | Iterable[str] | Mapping[str, Filter | None]
-Handler = Callable[[ReceivedMessage], ConsumeStatus | None]
-Handed = tuple[TopicQueue, ReceivedMessage]
 _Unreadable = (MessagesExpiredError, OffsetOutOfRangeError)
-
-
-class SendsBack(Protocol):
-    """Where messages go that could not be handled; `txmq.send_back.SendBack` is one."""
-
-    def send_back(self, message: ReceivedMessage, *, reason: str, delay_level: int = 0) -> object:
-        """Durable on return."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +77,6 @@ class CommitResult:
 
     offsets: Mapping[TopicQueue, int]
     refused: frozenset[TopicQueue]
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumeResult:
-    """What a handler was given: `consumed` messages, of which `sent_back` come again later."""
-
-    consumed: int = 0
-    sent_back: int = 0
-
-    def __add__(self, other: ConsumeResult) -> ConsumeResult:
-        """The sum of two."""
-        return ConsumeResult(self.consumed + other.consumed, self.sent_back + other.sent_back)
 
 
 class PullConsumer:
@@ -158,14 +136,17 @@ class PullConsumer:
         self.clock: Clock = clock or SystemClock()
         filters = self._filters(topics)
         start = self._start_point(from_where, from_timestamp)
-        self._sends_back = sends_back
+        self._sends_back = sends_back or SendBack(store, self.consumer_group, self.clock)
         self._pid, self._is_closed, self._using = os.getpid(), False, threading.Lock()
         self._paused: set[TopicQueue] = set()
         self._paused_topics: set[str] = set()
         self._places, self._has_raised = Places(), False
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         self._handle: ConsumerHandle | None = None
-        self._group = store.consumer_group(self.consumer_group, create=True)
+        self._group = store.consumer_group(self.consumer_group)
+        if not self._group.exists:
+            start.check(store, filters)
+            self._group = store.consumer_group(self.consumer_group, create=True)
         settings = GroupSettings(self.mode, {name: own.text for name, own in filters.items()})
         self._member = GroupMember(
             store, self._group, settings, start,
@@ -236,7 +217,8 @@ class PullConsumer:
     def _keep_up(self) -> None:
         """Look at the logs, of the group and of the topics, where it is some time ago."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_INTERVAL_S and self._places.has_waiting():
+        is_fresh = now_s - self._looked_s < LOOK_INTERVAL_S
+        if is_fresh and self._places.has_waiting() and self._member.may_serve:
             return
         self._looked_s = now_s
         for reader in self._readers.values():
@@ -264,7 +246,8 @@ class PullConsumer:
         is_silent = failure is None or (self._has_raised and bool(handed))
         # The lease may have ended while files were read.
         if not is_silent or not self._member.may_serve:
-            self._places.undo(first_offsets(handed), busy)
+            taken = ((queue, message.queue_offset) for queue, message in handed)
+            self._places.undo(first_offsets(taken), busy)
             handed = []
         self._has_raised = not is_silent
         if failure is not None and not is_silent:
@@ -308,28 +291,32 @@ class PullConsumer:
         for topic, reader in self._readers.items():
             reader.forget_before(self._places.offsets(topic))
 
-    def send_back(self, message: ReceivedMessage, *, reason: str, delay_level: int = 0) -> None:
+    def send_back(
+        self, message: ReceivedMessage, *, reason: str | BaseException, delay_level: int = 0
+    ) -> None:
         """Have a message come again later, or end among the dead letters (R107, R108).
 
         It is durable on return and counts as handled. In BROADCASTING it is dropped (R109).
 
         Args:
             message: what `poll` handed out.
-            reason: why; no body, for operators read it.
+            reason: why, in a line without the body; of an exception its class is kept.
             delay_level: when it comes again, above 0; 0 for longer each time; below 0 never.
 
         Raises: as `TransactionProducer.send`; ClosedError, ConcurrentUseError.
         """
         with self._use():
-            self._send_back(message, reason, delay_level)
+            queue = TopicQueue(self._stored(message.topic), message.queue_id)
+            replay = self._member.held.replays.get(queue, 0)
+            self._send_back([FailedMessage(message, reason, delay_level, replay)])
 
-    def _send_back(self, message: ReceivedMessage, reason: str, delay_level: int = 0) -> None:
+    def _send_back(self, failed: Sequence[FailedMessage]) -> int:
+        """How many come again."""
         if self.mode is ConsumeMode.BROADCASTING:
-            logger.warning("group %s: %r is dropped: %s", self.consumer_group, message, reason)
-            return
-        if self._sends_back is None:
-            self._sends_back = send_back_of(self.store, self.consumer_group, self.clock)
-        self._sends_back.send_back(message, reason=reason, delay_level=delay_level)
+            logger.warning("group %s: %d messages are dropped", self.consumer_group, len(failed))
+            return 0
+        self._sends_back.send_back_all(failed)
+        return len(failed)
 
     # --- pushing ----------------------------------------------------------------------------
 
@@ -337,15 +324,17 @@ class PullConsumer:
         """Give all that is visible to a handler, one message after the other, and commit.
 
         A message whose handler raises, or says RECONSUME_LATER, is sent back, and the next one is
-        served. Commits: one a second, one at the end, and those of messages that are sent back.
+        served. Commits: one a second and one at the end, and two more where some are sent back.
 
         Raises: as `poll` and `send_back`.
         """
         with self._use():
             total = ConsumeResult()
-            while handed := self._polled(PUSH_MESSAGES, 0.0):
-                total += self._handled(handed, handler)
-            self._commit()
+            try:
+                while handed := self._polled(PUSH_MESSAGES, 0.0):
+                    total += self._handled(handed, handler)
+            finally:
+                self._commit()
             return total
 
     def start(self, handler: Handler) -> ConsumerHandle:
@@ -363,36 +352,18 @@ class PullConsumer:
     def _handled(
         self, handed: list[Handed], handler: Handler, stopping: threading.Event | None = None
     ) -> ConsumeResult:
-        """One message after the other; of a queue whose message cannot be sent back, no more."""
-        stuck: dict[TopicQueue, int] = {}
-        failure: TxmqError | OSError | None = None
-        consumed = sent_back = 0
-        for number, (queue, message) in enumerate(handed):
-            if stopping is not None and stopping.is_set():
-                stuck = {**first_offsets(handed[number:]), **stuck}
-                break
-            if queue in stuck or not self._is_ours(queue):
-                continue
-            try:
-                sent_back += self._handle_one(handler, message)
-            except (TxmqError, OSError) as error:
-                failure, stuck[queue] = error, message.queue_offset
-                continue
-            consumed += 1
-            if time.monotonic() - self._committed_s >= COMMIT_INTERVAL_S:
-                self._commit({**first_offsets(handed[number + 1 :]), **stuck})
-        self._places.give_again(stuck)
-        if failure is not None:
-            self._commit()
-            raise failure
-        return ConsumeResult(consumed, sent_back)
-
-    def _handle_one(self, handler: Handler, message: ReceivedMessage) -> bool:
-        """Whether it was sent back."""
-        reason = _failure_of(handler, message)
-        if reason is not None:
-            self._send_back(message, reason)
-        return reason is not None
+        """One after the other; what is left, or cannot be sent back, is handed out again."""
+        batch = Batch(handed, handler, self._member.held.replays)
+        try:
+            while not (batch.is_done or (stopping is not None and stopping.is_set())):
+                batch.serve_next(self._is_ours)
+                if time.monotonic() - self._committed_s >= COMMIT_INTERVAL_S:
+                    batch.send_back(self._send_back)
+                    self._commit(batch.unhandled())
+            batch.send_back(self._send_back)
+        finally:
+            self._places.give_again(batch.unhandled())
+        return batch.result
 
     def _is_ours(self, queue: TopicQueue) -> bool:
         place = self._places.get(queue)
@@ -556,26 +527,6 @@ class ConsumerHandle(ThreadHandle):
             self._consumer.end_push()
         except (TxmqError, OSError) as error:
             logger.warning("the last messages come again: %s", error)
-
-
-def send_back_of(store: Store, consumer_group: str, clock: Clock) -> SendsBack:
-    """What sends messages back to the retry topic of a group."""
-    made: SendsBack = import_module("txmq.send_back").SendBack(store, consumer_group, clock)
-    return made
-
-
-def _failure_of(handler: Handler, message: ReceivedMessage) -> str | None:
-    """Why a message was not handled; None where it was."""
-    try:
-        status = handler(message)
-    except Exception as error:  # noqa: BLE001 - a handler may fail in any way
-        logger.warning("%r is sent back: %s", message, type(error).__name__)
-        return f"{type(error).__name__}: {error}"
-    if status is None or status is ConsumeStatus.SUCCESS:
-        return None
-    if status is ConsumeStatus.RECONSUME_LATER:
-        return ConsumeStatus.RECONSUME_LATER.value
-    return f"the handler returned {type(status).__name__}, which is no ConsumeStatus"
 
 
 def filters_by_topic(topics: Topics) -> dict[str, MessageFilter]:

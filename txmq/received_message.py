@@ -8,15 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from txmq.namespaces import unwrapped
+from txmq.retry_topics import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, RECONSUME_TIMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# What a message that was sent back says of the one that it stands for.
-RETRY_TOPIC = "RETRY_TOPIC"
-DEAD_LETTER_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
-ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-RECONSUME_TIMES = "RECONSUME_TIMES"
 
 MESSAGE_COLUMNS = (
     "message_id", "transaction_id", "producer_group", "topic", "queue_id", "queue_offset", "tags",
@@ -158,8 +153,7 @@ class ReceivedMessage:
     @property
     def origin_topic(self) -> str:
         """The topic of the first message; its own if it was not sent back."""
-        own = self.properties
-        origin = own.get(RETRY_TOPIC) or own.get(DEAD_LETTER_ORIGIN_TOPIC)
+        origin = self.properties.get(ORIGIN_TOPIC)
         return self.topic if origin is None else self._rows.shown(origin)
 
     @property

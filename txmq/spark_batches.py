@@ -13,6 +13,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from txmq.consumer_batch import ConsumeResult
 from txmq.consumer_rules import ConsumeStatus, TopicQueue
 from txmq.errors import (
     ConfigError,
@@ -23,7 +24,8 @@ from txmq.errors import (
     shown,
 )
 from txmq.message_filter import MessageFilter
-from txmq.pull_consumer import LOOK_INTERVAL_S, ConsumeResult, PullConsumer, Topics
+from txmq.pull_consumer import LOOK_INTERVAL_S, PullConsumer, Topics
+from txmq.send_back import FailedMessage
 from txmq.service import ThreadHandle
 
 if TYPE_CHECKING:
@@ -125,7 +127,9 @@ class RangeConsumer(PullConsumer):
         run = self._readers[one.queue.topic].read(one.queue.queue_id, one.start)
         if run is None or one.start not in run.offsets:
             return False
-        self._send_back(run.rows.messages()[run.offsets.index(one.start)], reason)
+        message = run.rows.messages()[run.offsets.index(one.start)]
+        replay = self._member.held.replays.get(one.queue, 0)
+        self._send_back([FailedMessage(message, reason, replay=replay)])
         return True
 
     def dataframe(self, spark: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:

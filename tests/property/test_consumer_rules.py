@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -251,12 +252,9 @@ def test_other_settings_are_refused_while_anybody_lives_and_replace_them_later()
     state, _ = joined("a")
     state = state.begun("a", {TopicQueue("orders", 0): 5})
     other = GroupSettings(ConsumeMode.CLUSTERING, {"orders": "us"})
-    try:
+    with pytest.raises(ConsumerGroupConflictError) as refused:
         state.joined("group", "b", other, {"orders": 4}, now_ms=1, lease_end_ms=LEASE_MS)
-    except ConsumerGroupConflictError as error:
-        assert (error.group, error.given) == ("group", str(other))
-    else:
-        raise AssertionError
+    assert (refused.value.group, refused.value.given) == ("group", str(other))
 
     after = state.joined(
         "group", "b", other, {"orders": 4}, now_ms=LEASE_MS, lease_end_ms=2 * LEASE_MS

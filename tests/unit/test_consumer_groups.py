@@ -185,7 +185,7 @@ def test_commit_of_who_did_not_see_a_forced_reset_is_refused(
         (BILLING, TOPIC, ConsumeFromWhere.TIMESTAMP, {}, ConfigError),
     ],
 )
-def test_reset_that_cannot_be_is_refused(  # noqa: PLR0913
+def test_reset_that_cannot_be_is_refused(  # noqa: PLR0913, PLR0917
     world: ConsumerWorld, groups: ConsumerGroups, group: str, topic: str, to: Any,
     options: dict[str, Any], error: type[TxmqError],
 ) -> None:  # fmt: skip

@@ -23,6 +23,7 @@ from tests.delay_world import TOPIC
 from tests.reading import commits
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
 from txmq.received_message import ReceivedMessage
+from txmq.send_back import SendBack
 
 RETRY = f"RETRY_{BILLING}"
 
@@ -382,7 +383,7 @@ def test_poison_message_is_sent_back_and_holds_up_nobody(world: ConsumerWorld) -
 
     assert seen == ["good", "after"]
     assert (result.consumed, result.sent_back) == (3, 1)
-    assert world.sent_back.messages == [(b"poison", "ValueError: no such order", 0)]
+    assert world.sent_back.messages == [(b"poison", "ValueError('no such order')", 0)]
     assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 3
 
 
@@ -395,7 +396,7 @@ def test_answer_other_than_success_sends_back(world: ConsumerWorld, answer: obje
     assert len(world.sent_back.messages) == 1
 
 
-def test_message_that_cannot_be_sent_back_is_given_again_and_nothing_after_it(
+def test_message_that_cannot_be_sent_back_is_given_again_with_what_came_after_it(
     world: ConsumerWorld,
 ) -> None:
     world.send_to(0, "m0", "poison", "m2")
@@ -408,12 +409,12 @@ def test_message_that_cannot_be_sent_back_is_given_again_and_nothing_after_it(
         is_poison = message.body == b"poison"
         return ConsumeStatus.RECONSUME_LATER if is_poison else ConsumeStatus.SUCCESS
 
-    with pytest.raises(OSError, match="RECONSUME_LATER"):
+    with pytest.raises(OSError, match="no disk"):
         consumer.run_once(handler)
     assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 1
     consumer.run_once(handler)
 
-    assert [body for body in seen if body != "other"] == ["m0", "poison", "poison", "m2"]
+    assert [body for body in seen if body != "other"] == ["m0", "poison", "m2", "poison", "m2"]
     assert seen.count("other") == 1
     assert [body for body, _, _ in world.sent_back.messages] == [b"poison"]
 
@@ -425,7 +426,18 @@ def test_user_sends_back_with_a_level_of_its_own(world: ConsumerWorld) -> None:
 
     consumer.send_back(message, reason="not now", delay_level=5)
 
-    assert world.sent_back.messages == [(b"m", "not now", 5)]
+    assert world.sent_back.messages == [(b"m", "'not now'", 5)]
+
+
+def test_message_that_fails_again_after_a_seek_is_sent_back_again(world: ConsumerWorld) -> None:
+    world.send_to(0, "poison")
+    consumer = world.consumer()
+    for _ in range(2):
+        consumer.run_once(lambda _: ConsumeStatus.RECONSUME_LATER)
+        consumer.seek(TOPIC, 0, 0)
+    consumer.run_once(lambda _: ConsumeStatus.RECONSUME_LATER)
+
+    assert world.sent_back.replays == [0, 1, 2]
 
 
 def test_broadcast_drops_what_its_handler_cannot_handle(world: ConsumerWorld) -> None:
@@ -480,6 +492,32 @@ def test_stop_in_the_middle_commits_what_was_handled_and_no_more(world: Consumer
     assert seen == ["m0", "m1", "m2"]
     assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 3
     assert bodies(drained(consumer)) == [f"m{n}" for n in range(3, 10)]
+
+
+def test_poison_message_comes_again_by_the_retry_topic_and_ends_among_the_dead_letters(
+    tmp_path: Path,
+) -> None:
+    world = ConsumerWorld(tmp_path, max_reconsume_times=2, message_delay_level="1s 2s 3s 4s")
+    world.send_to(0, "poison", "good")
+    seen: list[tuple[str, int, str]] = []
+
+    def handler(message: ReceivedMessage) -> None:
+        seen.append((message.body.decode(), message.reconsume_times, message.origin_topic))
+        if message.body == b"poison":
+            raise ValueError
+
+    sends_back = SendBack(world.store, BILLING, world.clock)
+    consumer = world.consumer(sends_back=sends_back)
+    for _ in range(5):
+        consumer.run_once(handler)
+        world.after(6)
+
+    assert seen == [(TOPIC_BODY, 0, TOPIC) for TOPIC_BODY in ("poison", "good")] + [
+        ("poison", times, TOPIC) for times in (1, 2)
+    ]
+    (dead,) = world.rows(f"DLQ_{BILLING}")
+    assert dead["body"] == b"poison"
+    world.close()
 
 
 # --- moving -------------------------------------------------------------------------------------
