@@ -24,6 +24,12 @@ _TESTS = Path(__file__).parent
 _TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
 # The longest first, so that two workers end at about the same time.
 _ORDER = ("scenario", "property", "integration", "contract", "benchmark", "unit")
+# Small stores: compiling a query would cost more than running it.
+_FOR_SMALL_STORES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=50, **_COMMON)
 settings.register_profile("ci", max_examples=1_000, **_COMMON)
@@ -97,3 +103,14 @@ def spark() -> Iterator[SparkSession]:
     session = local_session(for_minutes=True)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def quick(spark: SparkSession) -> Iterator[SparkSession]:
+    """For the many small queries of a verification."""
+    before = {key: spark.conf.get(key, None) for key in _FOR_SMALL_STORES}
+    for key, value in _FOR_SMALL_STORES.items():
+        spark.conf.set(key, value)
+    yield spark
+    for key, value in before.items():
+        spark.conf.unset(key) if value is None else spark.conf.set(key, value)

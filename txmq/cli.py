@@ -18,6 +18,7 @@ from rich.live import Live
 from typer.core import TyperGroup
 
 from txmq.admin import Admin
+from txmq.cli_consumers import add_consumer_commands
 from txmq.cli_groups import add_group_commands
 from txmq.cli_messages import add_message_commands
 from txmq.cli_shared import (
@@ -126,6 +127,7 @@ app.add_typer(discarded_app, name="discarded")
 add_message_commands(app)
 add_group_commands(app)
 add_topic_commands(app)
+add_consumer_commands(app)
 
 
 def main() -> None:

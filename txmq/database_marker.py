@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from txmq.errors import EnvironmentProblemError, InvalidNameError
+from txmq import user_database
+from txmq.user_database import UserDatabase, database_name
 
 DONE, FENCED = "DONE", "FENCED"
 MARKER_TABLE = "txmq_marker"
-TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?", re.ASCII)
-_TABLE_RULE = "letters, digits and _, with a schema and a dot in front at most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Dialect:
 
 _SELECT_ONE = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
 POSTGRESQL = Dialect(
-    name="postgresql",
+    name=user_database.POSTGRESQL,
     create="""\
 CREATE TABLE IF NOT EXISTS {table} (
   transaction_id VARCHAR(64) NOT NULL PRIMARY KEY,
@@ -63,7 +62,7 @@ SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
     busy=re.compile(r"lock timeout|55P03|deadlock"),
 )
 MYSQL = Dialect(
-    name="mysql",
+    name=user_database.MYSQL,
     create="""\
 CREATE TABLE IF NOT EXISTS {table} (
   transaction_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
@@ -83,7 +82,7 @@ SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
     busy=re.compile(r"\b1205\b|\b1213\b|Lock wait timeout|Deadlock"),
 )
 SQLITE = Dialect(
-    name="sqlite",
+    name=user_database.SQLITE,
     create="""\
 CREATE TABLE IF NOT EXISTS {table} (
   transaction_id TEXT NOT NULL PRIMARY KEY,
@@ -101,16 +100,6 @@ SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
     busy=re.compile(r"database is locked|database table is locked"),
 )
 DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, SQLITE)}
-_ALIASES = {"mariadb": "mysql"}
-# By the first name of the module that a DB-API connection comes from.
-_DRIVERS = {
-    "psycopg": POSTGRESQL, "psycopg2": POSTGRESQL, "pg8000": POSTGRESQL,
-    "pymysql": MYSQL, "MySQLdb": MYSQL, "mysql": MYSQL, "mariadb": MYSQL,
-    "sqlite3": SQLITE,
-}  # fmt: skip
-# SERVER_STATUS_IN_TRANS of the MySQL protocol.
-_IN_TRANSACTION = 1
-_QUESTION_MARKS = ("sqlite3", "mariadb")
 
 
 def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
@@ -118,34 +107,22 @@ def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
 
     Raises: InvalidNameError.
     """
-    found = DIALECTS.get(_ALIASES.get(dialect, dialect))
-    if found is None:
-        raise InvalidNameError("dialect", dialect, f"one of {', '.join(DIALECTS)}")
-    return found.create.format(table=check_table(table))
+    return DIALECTS[database_name(dialect)].create.format(table=check_table(table))
 
 
 def check_table(table: str) -> str:
     """A name that may stand in a statement. Raises: InvalidNameError."""
-    if TABLE_NAME.fullmatch(table) is None:
-        raise InvalidNameError("marker table", table, _TABLE_RULE)
-    return table
+    return user_database.check_table(table, "marker table")
 
 
 class MarkerTable:
-    """The marker table as one open connection sees it.
-
-    The connection is of a DB-API driver or of SQLAlchemy (also an ORM session); the caller begins
-    and ends its transactions.
-    """
+    """The marker table as one open connection sees it; see UserDatabase."""
 
     def __init__(self, connection: Any, table: str = MARKER_TABLE) -> None:
         """Raise EnvironmentProblemError for a connection of an unknown driver."""
         self.table = check_table(table)
-        # An ORM session lends its connection.
-        is_session = hasattr(connection, "get_bind") and hasattr(connection, "connection")
-        self._connection = connection.connection() if is_session else connection
-        self._is_sqlalchemy = hasattr(self._connection, "exec_driver_sql")
-        self.dialect, self._parameter = self._spoken()
+        self._database = UserDatabase(connection)
+        self.dialect = DIALECTS[self._database.name]
 
     def mark(self, transaction_id: str) -> bool:
         """Write DONE; False where a row is there already."""
@@ -180,63 +157,12 @@ class MarkerTable:
     @property
     def is_open(self) -> bool:
         """Whether a transaction of the caller waits for its commit."""
-        if getattr(self._connection, "closed", False):
-            return False
-        if self._is_sqlalchemy:
-            return bool(self._connection.in_transaction())
-        try:
-            return _waits_for_commit(self._connection)
-        except Exception:  # noqa: BLE001 - what a driver says of a connection that is closed
-            return False
+        return self._database.is_open
 
     @property
     def commits_by_itself(self) -> bool:
         """Whether each statement would be a transaction of its own."""
-        driver = self._driver_connection()
-        return _is_autocommit(driver) and not _waits_for_commit(driver)
-
-    def _driver_connection(self) -> Any:
-        if not self._is_sqlalchemy:
-            return self._connection
-        return self._connection.connection.dbapi_connection
-
-    def _spoken(self) -> tuple[Dialect, str]:
-        """The dialect, and how the driver writes a parameter."""
-        if self._is_sqlalchemy:
-            spoken = self._connection.dialect
-            name = _ALIASES.get(spoken.name, spoken.name)
-            dialect, is_qmark = DIALECTS.get(name), spoken.paramstyle == "qmark"
-        else:
-            name = type(self._connection).__module__.partition(".")[0]
-            dialect, is_qmark = _DRIVERS.get(name), name in _QUESTION_MARKS
-        if dialect is None:
-            what = f"no marker table is known for connections of {name}"
-            raise EnvironmentProblemError(what, f"Use one of {', '.join(_DRIVERS)}, or SQLAlchemy.")
-        return dialect, "?" if is_qmark else "%s"
+        return self._database.commits_by_itself
 
     def _run(self, statement: str, *parameters: str) -> Any:
-        text = statement.format(table=self.table, p=self._parameter)
-        if self._is_sqlalchemy:
-            return self._connection.exec_driver_sql(text, parameters)
-        cursor = self._connection.cursor()
-        cursor.execute(text, parameters)
-        return cursor
-
-
-def _waits_for_commit(driver: Any) -> bool:
-    """Whether a transaction has begun: sqlite3 and mysql, psycopg, then PyMySQL say it so."""
-    if getattr(driver, "in_transaction", False):
-        return True
-    info = getattr(driver, "info", None)
-    if getattr(info, "transaction_status", 0):
-        return True
-    return bool(getattr(driver, "server_status", 0) & _IN_TRANSACTION)
-
-
-def _is_autocommit(driver: Any) -> bool:
-    if hasattr(driver, "isolation_level") and hasattr(driver, "in_transaction"):
-        # sqlite3: None is its old way to say so.
-        return driver.isolation_level is None or getattr(driver, "autocommit", None) is True
-    if hasattr(driver, "get_autocommit"):
-        return bool(driver.get_autocommit())
-    return bool(getattr(driver, "autocommit", False))
+        return self._database.run(statement, self.table, *parameters)

@@ -133,7 +133,7 @@ class FoundMessage:
         """Plain values, for JSON; a body that is no text is in base64."""
         names = [spec.name for spec in fields(self) if spec.name not in ("body", "trace")]
         plain = {name: _plain(getattr(self, name)) for name in names}
-        own_body = {} if self.body is None else _text_of(self.body)
+        own_body = {} if self.body is None else body_values(self.body)
         trace = [json.loads(encoded(record)) for record in self.trace]
         return {"where": self.where, **plain, "trace": trace, **own_body}
 
@@ -431,7 +431,8 @@ def _place(row: Mapping[str, Any]) -> MessagePlace:
     return MessagePlace(topic=row["in"], **{name: row[name] for name in _PLACE_COLUMNS})
 
 
-def _text_of(body: bytes) -> dict[str, str]:
+def body_values(body: bytes) -> dict[str, str]:
+    """A body for JSON: as text, or in base64 where it is none."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:

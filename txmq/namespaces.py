@@ -6,7 +6,7 @@ Retry and dead-letter names keep their prefix in front: `RETRY_tenant.group`, sh
 
 from __future__ import annotations
 
-from txmq.names import NAMESPACE_SEPARATOR, is_system_topic
+from txmq.names import NAMESPACE_SEPARATOR, check_stored_group, is_system_topic
 
 SHOWN_SEPARATOR = "%"
 _SHOWN_PREFIXES = {"RETRY_": "%RETRY%", "DLQ_": "%DLQ%"}
@@ -50,6 +50,12 @@ def stored_name(shown: str) -> str:
     """The stored name of what `shown_name` wrote; a stored name stays as it is. Not checked."""
     prefix, bare = _parts(shown, _STORED_PREFIXES)
     return _STORED_PREFIXES.get(prefix, "") + bare.replace(SHOWN_SEPARATOR, NAMESPACE_SEPARATOR, 1)
+
+
+def stored_group(shown: object) -> str:
+    """The stored name of a consumer group as a user writes it. Raises: InvalidNameError."""
+    named = stored_name(shown) if isinstance(shown, str) else shown
+    return check_stored_group(named, "consumer_group")
 
 
 def _parts(name: str, prefixes: dict[str, str]) -> tuple[str, str]:

@@ -322,6 +322,10 @@ class QueueChoice:
         )
         self._catalog.check_body(message.topic, message.body)
 
+    def queue_count(self, topic: str) -> int:
+        """How many queues a topic has, or would have."""
+        return self._catalog.queue_count(topic)
+
     def body_schema(self, topic: str) -> BodySchema | None:
         """What the bodies of a topic must be; None if they may be any bytes."""
         return self._catalog.body_schema(topic)

@@ -69,7 +69,7 @@ class SentOnce:
     def __init__(self, store: Store, scope: str, sender_group: str, clock: Clock) -> None:
         """Open nothing yet."""
         self._store, self._scope, self._clock = store, scope, clock
-        self._half, self._op = store.half_log(), store.op_log()
+        self._half = store.half_log()
         self._ids = _DerivedIds(scope, store.config.file_reserved_time_h * 3_600_000 / 3)
         self._ends = _Ends(store, sender_group, clock)
         self._lock = threading.Lock()
@@ -78,12 +78,14 @@ class SentOnce:
         self._sender_group = sender_group
         self._commits = 0
 
-    def send(self, letters: Sequence[Letter]) -> list[str]:
+    def send(self, letters: Sequence[Letter], *, operator_reason: str | None = None) -> list[str]:
         """Make all of them durable and committed; their message ids, in the same order.
 
         Those that an earlier try has sent are not sent again; one that it left without an end is
-        ended. Reads: half, settled, op. Writes: half, op. Commits: one to each, for all letters;
-        none where all are sent already.
+        ended. With `operator_reason` their ends are those of an operator.
+
+        Reads: half, settled, op. Writes: half, op. Commits: one to each, for all letters; none
+        where all are sent already.
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
@@ -96,7 +98,7 @@ class SentOnce:
                     # Another process sent something of this scope: look again, then decide.
                     pause(attempt)
                     continue
-                if self._ends.commit(look.open_ids):
+                if self._ends.commit(look.open_ids, operator_reason):
                     return [message_id(each, 0) for each in look.ids]
         raise CommitConflictError("half", f"other senders of {self._scope} won all the time")
 
@@ -104,9 +106,7 @@ class SentOnce:
 
     def _look(self, letters: Sequence[Letter]) -> _Look:
         """What of these is there, as the half log says that will be appended to."""
-        half = self._half.table.refresh()
-        if self._commits % REOPEN_AFTER_COMMITS == REOPEN_AFTER_COMMITS - 1:
-            half.reopen()
+        self._half.table.refresh()
         look = _Look([""] * len(letters))
         waiting = list(enumerate(letters))
         for attempt in itertools.count():
@@ -147,8 +147,11 @@ class SentOnce:
         table = self._half.table
         reached(FailPoint.HALF_READY)
         table.swap(half_table(rows), {mark: (table.mark(mark) or 0) + 1})
-        self._commits += 1
         reached(FailPoint.HALF_COMMITTED)
+        self._commits += 1
+        if self._commits % REOPEN_AFTER_COMMITS == 0:
+            # A handle grows with each commit it makes.
+            table.reopen()
 
     def _rows(self, transaction_id: str, letter: Letter) -> list[HalfRow]:
         config = self._store.config
@@ -234,11 +237,11 @@ class _Ends:
         """Where these stand now; nothing is read where there are none."""
         return self._looker().resolutions_of(transaction_ids) if transaction_ids else {}
 
-    def commit(self, transaction_ids: Sequence[str]) -> bool:
+    def commit(self, transaction_ids: Sequence[str], operator_reason: str | None) -> bool:
         """End these in one commit; False where the check was first with one of them."""
         if not transaction_ids:
             return True
-        rows = list(self._rows(transaction_ids))
+        rows = list(self._rows(transaction_ids, operator_reason))
         number = next(self._numbers)
         reached(FailPoint.END_READY)
         self._op.append(rows, self._queue_id, app_id=self._app_id, number=number)
@@ -248,10 +251,11 @@ class _Ends:
             self._op.table.reopen()
         return all(end.state is TransactionState.COMMITTED for end in ends)
 
-    def _rows(self, transaction_ids: Sequence[str]) -> Iterator[OpRow]:
+    def _rows(self, transaction_ids: Sequence[str], reason: str | None) -> Iterator[OpRow]:
         now_ms = self._clock.now_ms()
+        source = ClaimSource.OPERATOR if reason else ClaimSource.PRODUCER
         for own_id in transaction_ids:
-            yield OpRow(own_id, ClaimKind.COMMIT, self._group, ClaimSource.PRODUCER, now_ms)
+            yield OpRow(own_id, ClaimKind.COMMIT, self._group, source, now_ms, reason=reason)
 
     def _looker(self) -> Resolver:
         if self._resolver is None:

@@ -60,6 +60,7 @@ REGISTERS = ("config", "publisher", "check_lease", "maintenance")
 # Made with their first value.
 OPTIONAL_REGISTERS = ("delay", "topics")
 _PREFIX = "remote_"
+_DEAD_LETTERS = "dead_letters_"
 _REMOTE = f"state/{_PREFIX}"
 _GROUP_PREFIX = "group_"
 _TOPICS = "topics/"
@@ -233,11 +234,20 @@ class Store:
         names = self._folders("state")
         return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
+    def dead_letter_register(self, consumer_group: str) -> Register | None:
+        """What operators did with a group's dead letters; None where they did nothing yet."""
+        return self.optional_register(_dead_letter_name(consumer_group))
+
+    def made_dead_letter_register(self, consumer_group: str) -> Register:
+        """The same, made where it is not there."""
+        return self.made_register(_dead_letter_name(consumer_group))
+
     def _registers(self) -> list[str]:
-        there = set(self._folders("state"))
+        there = self._folders("state")
         optional = [name for name in OPTIONAL_REGISTERS if name in there]
-        groups = [name for name in sorted(there) if name.startswith((_PREFIX, _GROUP_PREFIX))]
-        return [f"state/{name}" for name in (*REGISTERS, *optional, *groups)]
+        prefixes = (_PREFIX, _GROUP_PREFIX, _DEAD_LETTERS)
+        of_groups = [name for name in sorted(there) if name.startswith(prefixes)]
+        return [f"state/{name}" for name in (*REGISTERS, *optional, *of_groups)]
 
     def table_paths(self) -> list[str]:
         """Where the tables of the store are, under its location."""
@@ -356,6 +366,10 @@ def _checked(path: str, text: str) -> str:
         problem = "must name a folder, without % \\ ^ | [ ] and control characters"
         raise ConfigError([f"location {shown(text)} {problem}"])
     return path
+
+
+def _dead_letter_name(consumer_group: str) -> str:
+    return _DEAD_LETTERS + check_stored_group(consumer_group, "consumer_group")
 
 
 def _topic_schema(topic: str) -> TableSchema:

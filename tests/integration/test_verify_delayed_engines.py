@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from random import Random
 from typing import TYPE_CHECKING
@@ -34,22 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PLAIN, SPARK = "plain", "spark"
-# Small stores: compiling a query would cost more than running it.
-FOR_SMALL_STORES = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
-
-
-@pytest.fixture(scope="module")
-def quick(spark: SparkSession) -> Iterator[SparkSession]:
-    before = {key: spark.conf.get(key, None) for key in FOR_SMALL_STORES}
-    for key, value in FOR_SMALL_STORES.items():
-        spark.conf.set(key, value)
-    yield spark
-    for key, value in before.items():
-        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PLAIN, SPARK = "plain", "spark"
-# Stores of forty transactions: compiling a query would cost more than running it.
-FOR_SMALL_STORES = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
 IDS = [bug.name for bug in BUGS]
 
 
@@ -53,16 +46,6 @@ def ruined(sound: Filled, tmp_path_factory: pytest.TempPathFactory) -> Filled:
     for bug in BUGS:
         bug.do(made)
     return made
-
-
-@pytest.fixture(scope="module")
-def quick(spark: SparkSession) -> Iterator[SparkSession]:
-    before = {key: spark.conf.get(key, None) for key in FOR_SMALL_STORES}
-    for key, value in FOR_SMALL_STORES.items():
-        spark.conf.set(key, value)
-    yield spark
-    for key, value in before.items():
-        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
 
 
 @pytest.fixture(scope="module")
