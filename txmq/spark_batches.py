@@ -248,6 +248,7 @@ class _BatchRun:
         self._consumer, self._handler, self._spark = consumer, handler, spark
         self._ranges, self._handled = ranges, dict[TopicQueue, int]()
         self._failures = self._sent_back = 0
+        self._has_left = False
 
     def run(self) -> ConsumeResult:
         try:
@@ -262,7 +263,9 @@ class _BatchRun:
         return sum(end - starts[queue] for queue, end in self._handled.items())
 
     def _try(self, ranges: list[OffsetRange]) -> None:
-        if not self._consumer.is_ours(ranges):
+        # Once a part was left, so is the rest: the queue may be ours again, and has an order.
+        self._has_left = self._has_left or not self._consumer.is_ours(ranges)
+        if self._has_left:
             return
         reason = self._failure(ranges)
         if reason is None:

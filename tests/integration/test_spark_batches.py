@@ -16,7 +16,7 @@ from txmq.errors import ConfigError, MessagesExpiredError
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.pull_consumer import ConsumeResult, PullConsumer
-from txmq.spark_batches import OffsetRange, SparkBatches, halves
+from txmq.spark_batches import OffsetRange, RangeConsumer, SparkBatches, halves
 from txmq.store import Store
 
 TOPIC, GROUP = "order-paid", "billing"
@@ -151,6 +151,19 @@ def test_bad_message_is_sent_back_and_holds_up_nobody(store: Store, subscribe: S
     result = subscribe(seen).run_once()
 
     assert result == ConsumeResult(consumed=16, sent_back=1)
+    assert seen.bodies == [body for body in numbered(16) if body != b"005"]
+
+
+def test_what_was_left_while_a_lease_was_over_comes_again(
+    store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(store, *numbered(16))
+    seen = Seen(b"005")
+    batches = subscribe(seen)
+    answers = iter([True, False])
+    monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_: next(answers, True))
+    batches.run_once()
+
     assert seen.bodies == [body for body in numbered(16) if body != b"005"]
 
 
