@@ -21,6 +21,7 @@ from bench import (
     asynchronous,
     backlog,
     callers,
+    consumers,
     dataframe,
     latency,
     listeners,
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "callers": callers.measure,
     "asynchronous": asynchronous.measure,
     "listeners": listeners.measure,
+    "consumers": consumers.measure,
     "pending": pending.measure,
     "thirty-days": thirty_days.measure,
 }

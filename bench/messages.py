@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message import Message, new_transaction_id
 from txmq.op_log import OpRow, op_table
@@ -35,7 +35,7 @@ def one_message_transactions(count: int, body_bytes: int) -> tuple[pa.Table, pa.
     for number in range(count):
         origin = HalfOrigin(new_transaction_id(now_ms), GROUP, 0, IMMUNITY_S, now_ms)
         message = Message(TOPIC, random_body(body_bytes))
-        halves += half_rows(origin, [message], [number % QUEUES], 1)
+        halves.append(HalfTransaction(origin, [message], [number % QUEUES], 1))
         source = ClaimSource.PRODUCER
         ends.append(OpRow(origin.transaction_id, ClaimKind.COMMIT, GROUP, source, now_ms))
     return half_table(halves), op_table(ends, 0)

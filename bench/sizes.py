@@ -20,6 +20,8 @@ class Sizes:
     due_transactions: int = 100_000
     asynchronous: int = 100_000
     pending: int = 1_000_000
+    consumed: int = 500_000
+    published_rounds: int = 60
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -33,6 +35,8 @@ class Sizes:
             due_transactions=max(1, self.due_transactions // times),
             asynchronous=max(8, self.asynchronous // times),
             pending=max(1000, self.pending // times),
+            consumed=max(self.commit_rows, self.consumed // times),
+            published_rounds=max(5, self.published_rounds // times),
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Halves
 from txmq.message import Message
 from txmq.op_log import OpRow
@@ -66,7 +66,7 @@ def halves(  # noqa: PLR0913
     sent = messages(1) if sent is None else sent
     origin = HalfOrigin(transaction_id(number), producer_group, queue_id, 6.0, born_ms)
     count = len(sent) if message_count is None else message_count
-    return half_table(half_rows(origin, sent, [0] * len(sent), count))
+    return half_table([HalfTransaction(origin, sent, [0] * len(sent), count)])
 
 
 def table_versions(store: Store) -> Mapping[str, int]:

@@ -10,18 +10,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from txmq.config import Config
-from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message import LocalTransactionState, Message, new_transaction_id
 from txmq.op_log import OpRow
+from txmq.schemas import HALF
 from txmq.store import Store
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from txmq.half_log import HalfRow
     from txmq.listeners import HalfMessage
 
 COMMIT = LocalTransactionState.COMMIT
@@ -97,17 +99,21 @@ class CheckWorld:
         group: str = GROUP,
         messages: int = 1,
         immunity_s: float = 6.0,
-        change: Callable[[list[HalfRow]], Iterable[HalfRow]] = list,
+        change: Callable[[list[tuple[object, ...]]], Iterable[tuple[object, ...]]] = list,
     ) -> list[str]:
         """Make `count` transactions durable in one commit; `change` may bend their rows."""
         ids: list[str] = []
-        rows: list[HalfRow] = []
+        rows: list[tuple[object, ...]] = []
         sent = [Message("paid", f"secret-{number}".encode()) for number in range(messages)]
         for _ in range(count):
             ids.append(new_transaction_id(wall_ms()))
             origin = HalfOrigin(ids[-1], group, 0, immunity_s, wall_ms())
-            rows.extend(change(half_rows(origin, sent, [0] * messages, messages)))
-        self._half.table.append(half_table(rows), app_id=self._app_id, number=next(self._numbers))
+            made = half_table([HalfTransaction(origin, sent, [0] * messages, messages)])
+            rows.extend(change([tuple(row.values()) for row in made.to_pylist()]))
+        columns = zip(zip(*rows, strict=True), HALF.columns, strict=True)
+        arrays = [pa.array(values, field.type) for values, field in columns]
+        table = pa.table(arrays, schema=HALF.columns)
+        self._half.table.append(table, app_id=self._app_id, number=next(self._numbers))
         return ids
 
     def claim(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from txmq.config import Config
-from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message import LocalTransactionState, Message, new_transaction_id
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -142,7 +142,7 @@ def _incomplete(made: Filled) -> None:
     """One of its two messages is missing when its COMMIT is settled."""
     own_id = new_transaction_id(time.time_ns() // 1_000_000)
     origin = HalfOrigin(own_id, GROUP, 0, 6.0, time.time_ns() // 1_000_000)
-    rows = half_table(half_rows(origin, [Message("paid", b"one")], [0], 2))
+    rows = half_table([HalfTransaction(origin, [Message("paid", b"one")], [0], 2)])
     made.store.half_log().table.append(rows, app_id="test", number=1)
     Vandal(made.location).claim(own_id, KIND.COMMIT)
 

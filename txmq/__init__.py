@@ -8,7 +8,10 @@ from txmq.check_service import CheckService
 from txmq.cloud_events import attributes_of, cloud_event
 from txmq.config import Config
 from txmq.consumer import Consumer
-from txmq.consumer_rules import ConsumeFromWhere
+from txmq.consumer_groups import ConsumerGroups
+from txmq.consumer_lag import ConsumerLag
+from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
+from txmq.database_inbox import DatabaseInbox, inbox_table_ddl
 from txmq.database_listener import DatabaseListener
 from txmq.delay_levels import DelayLevel
 from txmq.delay_service import DelayService
@@ -26,11 +29,14 @@ from txmq.jdbc_listener import JdbcListener
 from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState, Message
+from txmq.message_filter import MessageFilter, parse_filter
 from txmq.message_query import FoundMessage, MessageQuery
 from txmq.operator_claims import Operator
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
+from txmq.pull_consumer import PullConsumer
 from txmq.query_listener import QueryListener
+from txmq.received_message import ReceivedMessage
 from txmq.recheck import RecheckJob
 from txmq.send_results import SendResult, TransactionSendResult
 from txmq.store import Store
@@ -54,7 +60,12 @@ __all__ = [
     "CheckService",
     "Config",
     "ConsumeFromWhere",
+    "ConsumeMode",
+    "ConsumeStatus",
     "Consumer",
+    "ConsumerGroups",
+    "ConsumerLag",
+    "DatabaseInbox",
     "DatabaseListener",
     "DelayLevel",
     "DelayService",
@@ -68,10 +79,13 @@ __all__ = [
     "LocalTransactionState",
     "Maintenance",
     "Message",
+    "MessageFilter",
     "MessageQuery",
     "Operator",
     "Publisher",
+    "PullConsumer",
     "QueryListener",
+    "ReceivedMessage",
     "RecheckJob",
     "SendContext",
     "SendMessageHook",
@@ -90,6 +104,8 @@ __all__ = [
     "__version__",
     "attributes_of",
     "cloud_event",
+    "inbox_table_ddl",
+    "parse_filter",
     "run_until_signal",
     "verify",
     "with_trace_context",

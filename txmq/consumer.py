@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from txmq.spark_batches import (
 from txmq.stream_failures import typed_stream_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from datetime import datetime
 
     from pyspark.sql import DataFrame, SparkSession
@@ -147,22 +149,28 @@ class Consumer:
         return SparkBatches(consumer, handler, spark, max_messages)
 
     def wait(self, query: StreamingQuery, timeout_s: float | None = None) -> bool:
-        """Wait for a query that reads topics; whether it ended.
+        """Wait for a query that reads topics; whether it ended. Raises: as `stream_errors`."""
+        with self.stream_errors():
+            if timeout_s is not None:
+                return bool(query.awaitTermination(math.ceil(timeout_s)))
+            query.awaitTermination()
+        return True
+
+    @contextmanager
+    def stream_errors(self) -> Iterator[None]:
+        """Around the start of a query, or what waits for it: Spark's failures as errors of ours.
 
         Raises: ReaderOvertakenError where retention or clean-up took what it had not read;
             CheckpointMismatchError where its checkpoint is that of another topic;
             CheckpointCorruptError; any other failure as Spark raises it.
         """
         try:
-            if timeout_s is not None:
-                return bool(query.awaitTermination(math.ceil(timeout_s)))
-            query.awaitTermination()
+            yield
         except Exception as error:
             typed = typed_stream_error(error)
             if typed is None:
                 raise
             raise typed from error
-        return True
 
     def checkpoint_location(self, topic: str) -> str:
         """A place for the checkpoint of this group's stream of one topic."""

@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 
 # Who has not asked for messages for so long is stuck (RocketMQ's consume timeout).
 CONSUME_TIMEOUT_S = 900.0
-RENEWALS_OF_A_LEASE = 3
+# The other thread renews first, together with its offsets.
+RENEWAL, LATE_RENEWAL = 1 / 3, 1 / 2
+HEARTBEAT = 1 / 6
 UNFAIR_LOOK_S = 0.1
 _NOBODY = Owner("", 0)
 Commits = Mapping[TopicQueue, tuple[int, int]]
@@ -85,6 +87,11 @@ class GroupMember:
         return own if self._is_broadcasting or retry in own else [*own, retry]
 
     @property
+    def renewal_s(self) -> float:
+        """How long offsets may wait for a swap that renews the lease."""
+        return self._lease_ms / 1000 * RENEWAL
+
+    @property
     def held(self) -> Held:
         """The queues that are this member's, as far as it knows; nothing once its lease is over."""
         return self._held if self.may_serve else Held()
@@ -113,7 +120,7 @@ class GroupMember:
             is_member = self._state.is_member(self._me)
         self._tell_of_namesake(is_member=is_member)
         if is_member and self._heart is None:
-            self._heart = Heart(self, self._lease_ms / 1000 / (2 * RENEWALS_OF_A_LEASE))
+            self._heart = Heart(self, self._lease_ms / 1000 * HEARTBEAT)
             self._heart.begin()
         return is_member
 
@@ -145,14 +152,17 @@ class GroupMember:
 
     # --- living -----------------------------------------------------------------------------
 
-    def keep_up(self, commits: Commits, busy: Collection[TopicQueue]) -> bool:
+    def keep_up(
+        self, commits: Commits, busy: Collection[TopicQueue]
+    ) -> frozenset[TopicQueue] | None:
         """See what changed, renew the lease and the share where it is time.
 
         Args:
             commits: what may be committed on the way, if a swap is made at all.
             busy: queues whose messages are in the hands of the caller.
 
-        Returns whether a swap was made. Commits: at most one.
+        Returns the queues whose offsets were refused; None if no swap was made. Commits: at most
+        one.
 
         Raises: as `join`.
         """
@@ -161,11 +171,10 @@ class GroupMember:
             if self._group_has_news():
                 self._adopt(self._group.read())
             if not self._state.is_member(self._me):
-                return self._joined_again()
-            if not (self._is_due() or self._is_unfair(busy)):
-                return False
-            self.turn(commits, busy)
-            return True
+                return frozenset(commits) if self._joined_again() else None
+            if self._is_due(RENEWAL) or self._is_unfair(busy):
+                return self.turn(commits, busy)
+            return None
 
     def turn(self, commits: Commits, busy: Collection[TopicQueue] = ()) -> frozenset[TopicQueue]:
         """One swap: commit, renew, share out. Returns the queues whose offsets were refused."""
@@ -201,7 +210,7 @@ class GroupMember:
         if time.monotonic() - self._asked_s > CONSUME_TIMEOUT_S:
             return
         with self._lock:
-            if self._me != _NOBODY and self._is_due():
+            if self._me != _NOBODY and self._is_due(LATE_RENEWAL):
                 self._adopt(self._group.change(self._renewed, self._clock.now_ms()))
 
     def _joined_again(self) -> bool:
@@ -215,9 +224,10 @@ class GroupMember:
     def _group_has_news(self) -> bool:
         return self._me != _NOBODY and self._group.has_news()
 
-    def _is_due(self) -> bool:
+    def _is_due(self, share: float) -> bool:
+        """Whether this share of the lease is over."""
         left_ms = self._lease_end_ms - self._clock.now_ms()
-        return left_ms <= self._lease_ms * (1 - 1 / RENEWALS_OF_A_LEASE)
+        return left_ms <= self._lease_ms * (1 - share)
 
     def _is_unfair(self, busy: Collection[TopicQueue]) -> bool:
         """Whether queues are free for us, or too many are ours; asked a few times a second."""

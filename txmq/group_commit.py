@@ -13,15 +13,13 @@ from typing import Generic, TypeVar
 from txmq.errors import ClosedError
 
 DEFAULT_MAX_WAITING = 100_000
-Row = TypeVar("Row")
+Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-# Called by the committing thread: the answers, or why there are none.
-Done = Callable[[Sequence[Answer], BaseException | None], None]
 
 logger = logging.getLogger(__name__)
 
 
-class GroupCommitter(Generic[Row, Answer]):
+class GroupCommitter(Generic[Item, Answer]):
     """One thread that commits for all others.
 
     While one commit is on its way the next callers gather, so commits grow with the load and a
@@ -30,54 +28,56 @@ class GroupCommitter(Generic[Row, Answer]):
 
     def __init__(
         self,
-        commit: Callable[[list[Row]], Sequence[Answer]],
+        commit: Callable[[list[Item]], Sequence[Answer]],
         *,
         name: str,
         max_rows: int,
         max_waiting: int = DEFAULT_MAX_WAITING,
         linger_s: float = 0.0,
     ) -> None:
-        """`commit` makes rows durable and answers each of them; it runs in one thread only.
+        """`commit` makes items durable and answers each of them; it runs in one thread only.
 
-        Where `max_waiting` callers' rows are not taken yet, the next caller waits. Rows of patient
-        callers alone gather for `linger_s` first: a commit costs as much as thousands of rows.
+        Where `max_waiting` items are not taken yet, the next caller waits. With `linger_s` they
+        gather so long before each commit: it costs as much as thousands of rows.
         """
         self._commit = commit
         self._name = name
         self._max_rows, self._max_waiting = max_rows, max_waiting
         self._linger_s, self._is_urgent = linger_s, threading.Event()
-        self._waiting: deque[tuple[list[Row], Done[Answer]]] = deque()
+        self._waiting: deque[_Entry[Item, Answer]] = deque()
         lock = threading.Lock()
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
         self._closed = False
         self._pid = os.getpid()
 
-    def submit(self, rows: list[Row]) -> Future[list[Answer]]:
-        """Put rows into the next commit; all of them go into one."""
-        future: Future[list[Answer]] = Future()
-
-        def done(answers: Sequence[Answer], error: BaseException | None) -> None:
-            if error is None:
-                future.set_result(list(answers))
-            else:
-                future.set_exception(error)
-
-        self.submit_then(rows, done)
+    def submit(self, item: Item, rows: int) -> Future[Answer]:
+        """Put an item of so many rows into the next commit."""
+        future: Future[Answer] = Future()
+        self._enter(((item, rows, future),))
         return future
 
-    def submit_then(self, rows: list[Row], done: Done[Answer], *, is_patient: bool = False) -> None:
-        """As `submit`; `done` is called in the committing thread, so it must be short."""
+    def put(self, item: Item, rows: int) -> None:
+        """As `submit`, for an item that `commit` answers by itself."""
+        self._enter(((item, rows, None),))
+
+    def put_all(self, items: Sequence[Item], rows: Sequence[int]) -> None:
+        """As `put`, for several at once, in their order."""
+        self._enter([(item, count, None) for item, count in zip(items, rows, strict=True)])
+
+    def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         # A lock that was held while the process forked is never released in the child.
         self._check_process()
         with self._has_rows:
             self._wait_for_room()
             self.check_usable()
-            self._waiting.append((rows, done))
-            if not is_patient or len(self._waiting) >= self._max_waiting:
+            was_idle = not self._waiting
+            self._waiting.extend(entries)
+            if len(self._waiting) >= self._max_waiting:
                 self._is_urgent.set()
-            self._start()
-            self._has_rows.notify()
+            if was_idle:
+                self._start()
+                self._has_rows.notify()
 
     def _wait_for_room(self) -> None:
         while len(self._waiting) >= self._max_waiting and not self._closed:
@@ -85,7 +85,7 @@ class GroupCommitter(Generic[Row, Answer]):
 
     def close(self) -> None:
         """Commit what waits, then end the thread; in a forked process there is nothing to do."""
-        if self._pid != os.getpid():
+        if not self.is_of_this_process:
             return
         with self._has_rows:
             self._closed = True
@@ -102,8 +102,13 @@ class GroupCommitter(Generic[Row, Answer]):
             message = f"{self._name} is closed; make a new producer"
             raise ClosedError(message)
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether it was made here, and not before a fork."""
+        return self._pid == os.getpid()
+
     def _check_process(self) -> None:
-        if self._pid != os.getpid():
+        if not self.is_of_this_process:
             message = f"{self._name} belongs to the process before the fork; make a new producer"
             raise ClosedError(message)
 
@@ -114,44 +119,46 @@ class GroupCommitter(Generic[Row, Answer]):
 
     def _run(self) -> None:
         while group := self._next_group():
-            rows = [row for entry, _ in group for row in entry]
             try:
-                answers = list(self._commit(rows))
+                answers = self._commit([item for item, _, _ in group])
             except BaseException as error:  # noqa: BLE001 - each caller gets it
-                for _, done in group:
-                    _tell(done, (), error)
+                _fail(group, error, self._name)
             else:
                 _answer(group, answers)
+            # Nothing of them is kept while the next ones gather.
+            del group
 
-    def _next_group(self) -> list[tuple[list[Row], Done[Answer]]]:
+    def _next_group(self) -> list[_Entry[Item, Answer]]:
         with self._has_rows:
             self._has_rows.wait_for(lambda: self._waiting or self._closed)
         if self._linger_s:
             # Nobody has to be woken for each row that comes meanwhile.
             self._is_urgent.wait(self._linger_s)
         with self._has_rows:
-            self._is_urgent.clear()
-            group: list[tuple[list[Row], Done[Answer]]] = []
+            if not self._closed:
+                self._is_urgent.clear()
+            group: list[_Entry[Item, Answer]] = []
             count = 0
-            while self._waiting and (
-                not group or count + len(self._waiting[0][0]) <= self._max_rows
-            ):
+            while self._waiting and (not group or count + self._waiting[0][1] <= self._max_rows):
                 group.append(self._waiting.popleft())
-                count += len(group[-1][0])
+                count += group[-1][1]
             self._has_room.notify_all()
             return group
 
 
-def _answer(group: list[tuple[list[Row], Done[Answer]]], answers: list[Answer]) -> None:
-    position = 0
-    for rows, done in group:
-        _tell(done, answers[position : position + len(rows)], None)
-        position += len(rows)
+# An item, its rows, and who waits for its answer.
+_Entry = tuple[Item, int, Future[Answer] | None]
 
 
-def _tell(done: Done[Answer], answers: Sequence[Answer], error: BaseException | None) -> None:
-    try:
-        done(answers, error)
-    except Exception:
-        # The others of this commit must hear of it too.
-        logger.exception("what follows a commit failed")
+def _answer(group: Sequence[_Entry[Item, Answer]], answers: Sequence[Answer]) -> None:
+    for (_, _, future), answer in zip(group, answers, strict=True):
+        if future is not None:
+            future.set_result(answer)
+
+
+def _fail(group: Sequence[_Entry[Item, Answer]], error: BaseException, name: str) -> None:
+    for _, _, future in group:
+        if future is not None:
+            future.set_exception(error)
+    if any(future is None for _, _, future in group):
+        logger.error("%s: what was put has no answer", name, exc_info=error)

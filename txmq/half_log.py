@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +31,9 @@ NO_SEQUENCE = -1
 _DAY_MS = 86_400_000
 # One for all: a list a message is much work for the garbage collector.
 _NO_PROPERTIES: list[tuple[str, str]] = []
-HalfRow = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HalfOrigin:
+class HalfOrigin(NamedTuple):
     """What the rows of one transaction share."""
 
     transaction_id: str
@@ -58,73 +56,110 @@ def _date(day: int) -> date:
     return timestamp(day * _DAY_MS).date()
 
 
-def half_rows(
-    origin: HalfOrigin,
-    messages: Sequence[Message],
-    queues: Sequence[int],
-    message_count: int,
-) -> list[HalfRow]:
-    """The rows of a transaction in the order of HALF's columns; the first one is the head."""
-    born, day = timestamp(origin.born_timestamp_ms), store_date(origin.transaction_id)
-    return [
-        (
-            origin.transaction_id,
-            sequence,
-            message_id(origin.transaction_id, sequence),
-            origin.queue_id,
-            origin.producer_group,
-            message.topic,
-            queues[sequence],
-            message.tags,
-            message.joined_keys,
-            message.body,
-            list(message.properties.items()) if message.properties else _NO_PROPERTIES,
-            message.sharding_key,
-            born,
-            pause_s(message, origin.delay_levels_s),
-            message.deliver_timestamp,
-            origin.ordinary,
-            message_count if sequence == HEAD_SEQUENCE else None,
-            origin.check_immunity_time_s if sequence == HEAD_SEQUENCE else None,
-            origin.client_id if sequence == HEAD_SEQUENCE else None,
-            day,
-        )
-        for sequence, message in enumerate(messages)
-    ]
+class HalfTransaction(NamedTuple):
+    """The halves of a transaction that are written together; without messages, its head alone.
+
+    A head without payload goes before messages that Spark wrote into files of their own.
+    """
+
+    origin: HalfOrigin
+    messages: Sequence[Message]
+    queues: Sequence[int]
+    message_count: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows they are."""
+        return max(1, len(self.messages))
 
 
-def pause_s(message: Message, delay_levels_s: tuple[int, ...]) -> int | None:
+def pause_s(message: Message | _HeadAlone, delay_levels_s: tuple[int, ...]) -> int | None:
     """How long a message waits after its commit, by its level or in seconds; None: not at all."""
     if message.delay_level:
         return delay_s_of(message.delay_level, delay_levels_s)
     return message.delay_s or None
 
 
-def head_row(origin: HalfOrigin, message_count: int) -> HalfRow:
-    """A head without payload, for messages that Spark wrote into files of their own."""
-    values = {
-        "transaction_id": origin.transaction_id,
-        "sequence": HEAD_SEQUENCE,
-        "message_id": message_id(origin.transaction_id, HEAD_SEQUENCE),
-        "queue_id": origin.queue_id,
-        "producer_group": origin.producer_group,
-        "born_timestamp": timestamp(origin.born_timestamp_ms),
-        "ordinary": origin.ordinary,
-        "message_count": message_count,
-        "check_immunity_time_s": origin.check_immunity_time_s,
-        "client_id": origin.client_id,
-        "store_date": store_date(origin.transaction_id),
+def half_table(transactions: Iterable[HalfTransaction]) -> pa.Table:
+    """Rows in the order of HALF's columns; the first one of each transaction is its head.
+
+    Built column by column: a value for each message and column would cost more than the commit.
+    """
+    rows = list(_rows(transactions))
+    origins = [each.origin for each, _, _, _ in rows]
+    messages = [message for _, _, message, _ in rows]
+    columns = {
+        **_of_origins(origins),
+        **_of_messages(messages),
+        "sequence": [sequence for _, sequence, _, _ in rows],
+        "message_id": [message_id(each.origin.transaction_id, n) for each, n, _, _ in rows],
+        "real_queue_id": [queue for _, _, _, queue in rows],
+        "delay_s": [pause_s(m, o.delay_levels_s) for o, m in zip(origins, messages, strict=True)],
+        **_of_heads([each if n == HEAD_SEQUENCE else None for each, n, _, _ in rows]),
     }
-    return tuple(values.get(name) for name in HALF.columns.names)
-
-
-def half_table(rows: Iterable[HalfRow]) -> pa.Table:
-    """Rows as Arrow, in one pass over the columns."""
-    columns = zip(*rows, strict=True)
     return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, HALF.columns, strict=True)],
-        schema=HALF.columns,
+        [pa.array(columns[field.name], field.type) for field in HALF.columns], schema=HALF.columns
     )
+
+
+def _rows(
+    transactions: Iterable[HalfTransaction],
+) -> Iterator[tuple[HalfTransaction, int, Message | _HeadAlone, int | None]]:
+    for each in transactions:
+        if not each.messages:
+            yield each, HEAD_SEQUENCE, _HEAD_ALONE, None
+        for sequence, message in enumerate(each.messages):
+            yield each, sequence, message, each.queues[sequence]
+
+
+def _of_origins(origins: Sequence[HalfOrigin]) -> dict[str, object]:
+    born_ms = np.array([origin.born_timestamp_ms for origin in origins], dtype="datetime64[ms]")
+    times_ms = [transaction_time_ms(origin.transaction_id) for origin in origins]
+    return {
+        "transaction_id": [origin.transaction_id for origin in origins],
+        "queue_id": [origin.queue_id for origin in origins],
+        "producer_group": [origin.producer_group for origin in origins],
+        "born_timestamp": born_ms.astype("datetime64[us]"),
+        "ordinary": [origin.ordinary for origin in origins],
+        "store_date": [time_ms // _DAY_MS for time_ms in times_ms],
+    }
+
+
+def _of_messages(messages: Sequence[Message | _HeadAlone]) -> dict[str, object]:
+    return {
+        "real_topic": [message.topic for message in messages],
+        "tags": [message.tags for message in messages],
+        "keys": [message.joined_keys for message in messages],
+        "body": [message.body for message in messages],
+        "properties": [_pairs(message) for message in messages],
+        "sharding_key": [message.sharding_key for message in messages],
+        "deliver_timestamp": [message.deliver_timestamp for message in messages],
+    }
+
+
+def _pairs(message: Message | _HeadAlone) -> list[tuple[str, str]] | None:
+    if message.properties:
+        return list(message.properties.items())
+    return None if message.properties is None else _NO_PROPERTIES
+
+
+def _of_heads(heads: Sequence[HalfTransaction | None]) -> dict[str, object]:
+    """What the head alone carries."""
+    return {
+        "message_count": [head and head.message_count for head in heads],
+        "check_immunity_time_s": [head and head.origin.check_immunity_time_s for head in heads],
+        "client_id": [head and head.origin.client_id for head in heads],
+    }
+
+
+class _HeadAlone:
+    """In the place of a message."""
+
+    topic = tags = joined_keys = body = properties = sharding_key = None
+    delay_level = delay_s = deliver_timestamp = None
+
+
+_HEAD_ALONE = _HeadAlone()
 
 
 class HalfLog:

@@ -29,6 +29,8 @@ def check_message(message: object, config: Config, now_ms: int) -> Message:
 
 
 def _check_immunity(message: Message, config: Config) -> None:
+    if CHECK_IMMUNITY_TIME_IN_SECONDS not in message.properties:
+        return
     reserved_s = config.file_reserved_time_h * 3600
     if message.immunity_time_s(0.0) > reserved_s:
         problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
@@ -36,6 +38,8 @@ def _check_immunity(message: Message, config: Config) -> None:
 
 
 def _check_delay(message: Message, config: Config, now_ms: int) -> None:
+    if not message.is_delayed:
+        return
     max_s = config.timer_max_delay_s
     limit = f"above timer_max_delay_s ({max_s:,.0f} s)"
     if (message.delay_s or 0) > max_s:

@@ -59,6 +59,32 @@ def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
     return pa.table(columns, schema=OP.columns)
 
 
+def end_table(
+    ends: Sequence[tuple[str, ClaimKind]], *, producer_group: str, queue_id: int, now_ms: int
+) -> pa.Table:
+    """As `op_table`, for ends that one producer asks for at one time."""
+    count = len(ends)
+    shared = {
+        "queue_id": queue_id,
+        "source": ClaimSource.PRODUCER.value,
+        "producer_group": producer_group,
+        "op_timestamp": timestamp(now_ms),
+        "store_date": timestamp(now_ms).date(),
+    }
+    own = {
+        "transaction_id": [transaction_id for transaction_id, _ in ends],
+        "ordinal": range(count),
+        "kind": [kind.value for _, kind in ends],
+    }
+    columns = [
+        pa.array(own[field.name], field.type)
+        if field.name in own
+        else pa.repeat(pa.scalar(shared.get(field.name), field.type), count)
+        for field in OP.columns
+    ]
+    return pa.table(columns, schema=OP.columns)
+
+
 def claims_of_table(rows: pa.Table) -> list[Claim]:
     """Rows of `OpLog.between` as claims."""
     versions = rows["_commit_version"].to_pylist()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from txmq.async_transactions import AsyncTransactions
+from txmq.async_sends import AsyncLimits, AsyncSends, Execute
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.errors import (
     IncompleteTransactionError,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from txmq.config import Config
     from txmq.producer_commits import QueueSelector
     from txmq.store import Store
 
@@ -107,9 +107,9 @@ class TransactionProducer:
         self._hooks = Hooks(hooks)
         self._commits = ProducerCommits(store, self.producer_group, self.clock, self._hooks)
         self._member: RemoteMember | None = None
-        self._lock = threading.Lock()
         self._ordinary = OrdinaryMessages(self._commits)
-        self._async: AsyncTransactions | None = None
+        self._async = AsyncSends(self._commits, _limits(store.config))
+        self._execute: Execute | None = None
 
     # --- sending --------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class TransactionProducer:
             AlreadyResolvedError where it took longer than `transaction_timeout_s` and the check
             rolled it back: send it again.
         """
-        return self._ordinary.send(messages, queue_id, queue_selector, is_patient=False).result()
+        return self._ordinary.send(self._ordinary.pieces(messages, queue_id, queue_selector))
 
     def send_async(
         self,
@@ -150,7 +150,8 @@ class TransactionProducer:
         Waits only where `back_pressure_for_async_send_num` sends wait for a commit. Callbacks of
         the future run in a committing thread and must be short.
         """
-        return self._ordinary.send(messages, queue_id, queue_selector, is_patient=True)
+        pieces = self._ordinary.pieces(messages, queue_id, queue_selector)
+        return self._async.send(pieces)
 
     def recall(self, message_id: str) -> None:
         """Take back a delayed message before it is due, by any producer of its group; one commit.
@@ -175,12 +176,12 @@ class TransactionProducer:
         the future.
         """
         self._check_accepts()
-        executing = executing_listener(self.producer_group, self._listener)
+        execute = self._execute or self._executing()
         check_message(message, self.store.config, self.clock.now_ms())
         stored = message.to_stored_topic(self._commits.stored_topic(message.topic))
         self._commits.queues.check_message(stored, is_transactional=True)
         routed = self._commits.queues.routed(stored)
-        return self._asynchronous(executing).send(routed, argument)
+        return self._async.send_in_transaction(routed, execute, argument)
 
     def send_message_in_transaction(
         self, message: Message, argument: object = None
@@ -274,10 +275,7 @@ class TransactionProducer:
         """Wait for commits on their way and let hooks flush; later calls raise ClosedError."""
         if self._member is not None:
             self._member.stop()
-        # Halves first, then the local transactions that wait for them, then their ends.
-        self._commits.close_halves()
-        if self._async is not None:
-            self._async.close()
+        self._async.close()
         self._commits.close()
         self._hooks.flush()
 
@@ -295,17 +293,11 @@ class TransactionProducer:
             raise NotAcceptedError(message)
         self._commits.check_open()
 
-    def _asynchronous(self, listener: ExecutingListener) -> AsyncTransactions:
-        with self._lock:
-            if self._async is None:
-                config = self.store.config
-                self._async = AsyncTransactions(
-                    self._commits,
-                    partial(self._executed, listener),
-                    threads=config.local_transaction_threads,
-                    max_waiting=config.back_pressure_for_async_send_num,
-                )
-            return self._async
+    def _executing(self) -> Execute:
+        """Looked at once: it is asked for with each message. Raises: ListenerError."""
+        listener = executing_listener(self.producer_group, self._listener)
+        self._execute = partial(self._executed, listener)
+        return self._execute
 
     def _checked_count(self, transaction_id: str, state: LocalTransactionState) -> int | None:
         """The number of messages that its head promises, if this group may end it so."""
@@ -340,6 +332,15 @@ class TransactionProducer:
         if problem:
             logger.warning("transaction %s: %s", transaction_id, problem)
         return state
+
+
+def _limits(config: Config) -> AsyncLimits:
+    return AsyncLimits(
+        threads=config.local_transaction_threads,
+        max_waiting=config.back_pressure_for_async_send_num,
+        max_rows=config.group_commit_max_rows,
+        linger_s=config.group_commit_linger_ms / 1000,
+    )
 
 
 def _half_message(

@@ -8,9 +8,9 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.body_schema import BodySchema
 from txmq.clock import Clock
@@ -30,25 +30,25 @@ from txmq.errors import (
     shown,
 )
 from txmq.fail_points import FailPoint, reached
-from txmq.group_commit import Answer, GroupCommitter, Row
-from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table, head_row
+from txmq.group_commit import Answer, GroupCommitter, Item
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.hooks import Hooks
 from txmq.idempotency import IdempotencyKey
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message import Message, message_id
 from txmq.namespaces import namespace_of, unwrapped, wrapped
-from txmq.op_log import OpLog, OpRow, op_table
-from txmq.producer_hooks import AskedEnd, ProducerHooks
+from txmq.op_log import OpLog, OpRow, end_table
+from txmq.producer_hooks import AskedEnd, ProducerHooks, Sending
 from txmq.resolution import Resolution, Resolver
+from txmq.send_results import SendResult
 from txmq.storage import Table
 from txmq.topic_catalog import TopicCatalog
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from txmq.store import Store
 
 REOPEN_AFTER_COMMITS = 100
+Ends = Sequence[tuple[str, ClaimKind]]
 _TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
@@ -68,7 +68,7 @@ class ProducerCommits:
         # Asked for each message, and made of strings.
         self._delay_levels_s = store.config.delay_levels_s
         self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
-        self._logs = _LogCommits(store, producer_group)
+        self._logs = _LogCommits(store, producer_group, clock)
 
     def now_ms(self) -> int:
         """The producer's clock."""
@@ -85,10 +85,6 @@ class ProducerCommits:
     def close(self) -> None:
         """Wait for commits on their way."""
         self._logs.close()
-
-    def close_halves(self) -> None:
-        """Wait for halves on their way; ends are taken still."""
-        self._logs.halves.close()
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
@@ -112,14 +108,14 @@ class ProducerCommits:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
-    def half_rows(
-        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool, ordinary: bool
-    ) -> list[HalfRow]:
-        """The rows of a transaction that is sent message by message; nothing is written."""
-        messages = [each.message for each in routed]
-        queues = self.queues.queues_of(routed, in_turn=in_turn)
-        origin = self._origin(transaction_id, messages, ordinary=ordinary)
-        return half_rows(origin, messages, queues, len(messages))
+    def half_of(
+        self, piece: Piece, *, in_turn: bool = True, ordinary: bool = False
+    ) -> HalfTransaction:
+        """The halves of a transaction that is sent message by message; nothing is written."""
+        messages = [each.message for each in piece.routed]
+        queues = self.queues.queues_of(piece.routed, in_turn=in_turn)
+        origin = self._origin(piece.transaction_id, messages, ordinary=ordinary)
+        return HalfTransaction(origin, messages, queues, len(messages))
 
     def prepare(
         self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool = True
@@ -128,23 +124,25 @@ class ProducerCommits:
 
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
-        rows = self.half_rows(transaction_id, routed, in_turn=in_turn, ordinary=False)
+        half = self.half_of(Piece(transaction_id, routed), in_turn=in_turn)
         with self.hooks.sending(transaction_id, [each.message for each in routed]):
-            self._logs.halves.submit(rows).result()
+            self.append_halves([[half]])
 
-    def prepare_then(
-        self,
-        rows: list[HalfRow],
-        done: Callable[[BaseException | None], None],
-        *,
-        is_patient: bool,
-    ) -> None:
-        """Make rows durable; `done` is called by the thread that commits them.
+    def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> None:
+        """Transactions, each list in one commit, shared; returns when all are durable."""
+        on_their_way = [
+            self._logs.halves.submit(halves, sum([half.rows for half in halves]))
+            for halves in commits
+        ]
+        for each in on_their_way:
+            each.result()
 
-        Rows of patient callers alone gather for `group_commit_linger_ms` first.
-        """
-        halves = self._logs.halves
-        halves.submit_then(rows, lambda _, error: done(error), is_patient=is_patient)
+    def begin_send(self, pieces: Sequence[Piece], *, ordinary: bool) -> Sending:
+        """Tell the hooks. Raises: SendForbiddenError."""
+        if not self.hooks:
+            return self.hooks.untold
+        own = {key: [each.message for each in routed] for key, routed in pieces}
+        return self.hooks.begin_send(own, ordinary=ordinary)
 
     def prepare_dataframes(
         self,
@@ -161,7 +159,7 @@ class ProducerCommits:
         limits_of = partial(self.queues.send_limits, now_ms=self.now_ms())
         with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
             self._logs.commit_dataframes(
-                origin, sends, limits_of, lambda count: half_rows(origin, messages, queues, count)
+                HalfTransaction(origin, messages, queues, len(messages)), sends, limits_of
             )
 
     def end(self, end: AskedEnd) -> None:
@@ -171,24 +169,18 @@ class ProducerCommits:
         """
         begun_s, found = time.monotonic(), None
         try:
-            row = self._end_row(end.transaction_id, end.kind)
-            found = self._logs.ends.submit([row]).result()[0]
+            (found,) = self.append_ends([(end.transaction_id, end.kind)])
             found.confirm(end.transaction_id, end.kind)
         except BaseException as error:
             self.hooks.ended(end, found, error, begun_s)
             raise
         self.hooks.ended(end, found, begun_s=begun_s)
 
-    def end_then(
-        self,
-        ends: Sequence[tuple[str, ClaimKind]],
-        done: Callable[[Sequence[Resolution], BaseException | None], None],
-        *,
-        is_patient: bool,
-    ) -> None:
-        """Ends of several transactions in one commit; `done` is told where each of them stands."""
-        rows = [self._end_row(transaction_id, kind) for transaction_id, kind in ends]
-        self._logs.ends.submit_then(rows, done, is_patient=is_patient)
+    def append_ends(self, ends: Sequence[tuple[str, ClaimKind]]) -> Sequence[Resolution]:
+        """Ends of several transactions in one commit, shared; where each of them stands then."""
+        if not ends:
+            return ()
+        return self._logs.ends.submit(ends, len(ends)).result()
 
     def recall(self, transaction_id: str, sequence: int) -> None:
         """Claim that a delayed message is never to be delivered: one commit, shared.
@@ -197,8 +189,11 @@ class ProducerCommits:
         """
         if self._recalled(transaction_id, sequence):
             return
-        row = replace(self._end_row(transaction_id, ClaimKind.RECALL), sequences=(sequence,))
-        self._logs.recalls.submit([row]).result()
+        row = OpRow(
+            transaction_id, ClaimKind.RECALL, self.producer_group, ClaimSource.PRODUCER,
+            self.now_ms(), sequences=(sequence,),
+        )  # fmt: skip
+        self._logs.recalls.submit(row, 1).result()
         self._recalled(transaction_id, sequence)
 
     def _recalled(self, transaction_id: str, sequence: int) -> bool:
@@ -211,10 +206,6 @@ class ProducerCommits:
             state = standing.delivery or standing.state
             raise NotRecalledError(own_id, state.value, problem)
         return standing.delivery is DeliveryState.RECALLED
-
-    def _end_row(self, transaction_id: str, kind: ClaimKind) -> OpRow:
-        now_ms = self._clock.now_ms()
-        return OpRow(transaction_id, kind, self.producer_group, ClaimSource.PRODUCER, now_ms)
 
     @property
     def client_id(self) -> str:
@@ -241,12 +232,28 @@ class ProducerCommits:
 QueueSelector = Callable[[Message, int], int]
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
 
     message: Message
     queue_id: int | None = None
+
+
+class Piece(NamedTuple):
+    """One transaction and the messages that are sent in it."""
+
+    transaction_id: str
+    routed: Sequence[Routed]
+
+
+def send_result(pieces: Sequence[Piece]) -> SendResult:
+    """The addresses of messages that were sent without a local transaction."""
+    ids = [
+        message_id(piece.transaction_id, sequence)
+        for piece in pieces
+        for sequence in range(len(piece.routed))
+    ]
+    return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
 
 
 class QueueChoice:
@@ -378,8 +385,9 @@ def _checked_queue(queue_id: object, count: int) -> int:
 class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
-    def __init__(self, store: Store, producer_group: str) -> None:
+    def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
         session = uuid.uuid4()
+        self._clock = clock
         self._half, self._op = store.half_log(), store.op_log()
         self._store, self._producer_group = store, producer_group
         self.client_id = str(session)
@@ -393,10 +401,12 @@ class _LogCommits:
         self.queue_id = session.int % store.config.half_queues
         self._resolver: Resolver | None = None
         self._numbers = itertools.count(1)
-        self.halves: GroupCommitter[HalfRow, None] = self._committer(
+        self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
             self._commit_halves, "txmq-half"
         )
-        self.ends: GroupCommitter[OpRow, Resolution] = self._committer(self._commit_ends, "txmq-op")
+        self.ends: GroupCommitter[Ends, list[Resolution]] = self._committer(
+            self._commit_ends, "txmq-op"
+        )
         # Recalls are few; a thread and a handle of their own keep the ends' look simple.
         self._recall_op: OpLog | None = None
         self.recalls: GroupCommitter[OpRow, None] = self._committer(
@@ -404,15 +414,13 @@ class _LogCommits:
         )
 
     def _committer(
-        self, commit: Callable[[list[Row]], Sequence[Answer]], name: str
-    ) -> GroupCommitter[Row, Answer]:
+        self, commit: Callable[[list[Item]], Sequence[Answer]], name: str
+    ) -> GroupCommitter[Item, Answer]:
         config = self._store.config
         return GroupCommitter(
             commit,
             name=f"{name}-{self._producer_group}",
             max_rows=config.group_commit_max_rows,
-            max_waiting=config.back_pressure_for_async_send_num,
-            linger_s=config.group_commit_linger_ms / 1000,
         )
 
     def close(self) -> None:
@@ -420,55 +428,55 @@ class _LogCommits:
         self.ends.close()
         self.recalls.close()
 
-    def _commit_halves(self, rows: list[HalfRow]) -> list[None]:
-        self._append_halves(half_table(rows))
-        return [None] * len(rows)
-
-    def _append_halves(self, rows: pa.Table) -> None:
+    def _commit_halves(self, items: list[Sequence[HalfTransaction]]) -> list[None]:
+        rows = half_table(chain.from_iterable(items))
         number = next(self._numbers)
         reached(FailPoint.HALF_READY)
         self._half.table.append(rows, app_id=self._session, number=number)
         reached(FailPoint.HALF_COMMITTED)
         _reopen_sometimes(self._half.table, number)
+        return [None] * len(items)
 
     def commit_dataframes(
         self,
-        origin: HalfOrigin,
+        own: HalfTransaction,
         sends: Sequence[DataFrameSend],
         limits_of: Callable[[str], SendLimits],
-        message_rows: Callable[[int], list[HalfRow]],
     ) -> None:
         """All halves of a transaction with DataFrames, one commit; the head is written last."""
         half = self._store.half_log().table
-        message_count = len(message_rows(0))
-        first = max(message_count, 1)
+        first = own.rows
         files = [
             file
             for place, send in enumerate(sends)
             for file in send.write(
-                half, origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
+                half, own.origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
             )
         ]
-        count = message_count + sum(file.num_records for file in files)
+        count = own.message_count + sum(file.num_records for file in files)
         if count == 0:
             raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
-        head = half.new_files(half_table(message_rows(count) or [head_row(origin, count)]))
+        head = half.new_files(half_table([own._replace(message_count=count)]))
         reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
             number = next(self._numbers)
             half.append_files([*files, *head], app_id=self._frame_session, number=number)
         reached(FailPoint.FRAMES_COMMITTED)
 
-    def _commit_ends(self, rows: list[OpRow]) -> list[Resolution]:
+    def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
         number = next(self._numbers)
-        table = op_table(rows, self.queue_id)
+        ends = list(chain.from_iterable(items))
+        rows = end_table(
+            ends, producer_group=self._producer_group, queue_id=self.queue_id,
+            now_ms=self._clock.now_ms(),
+        )  # fmt: skip
         reached(FailPoint.END_READY)
-        self._op.table.append(table, app_id=self._session, number=number)
+        self._op.table.append(rows, app_id=self._session, number=number)
         reached(FailPoint.END_COMMITTED)
-        answers = self._looker().resolutions(rows)
+        answers = iter(self._looker().resolutions(ends))
         reached(FailPoint.END_CONFIRMED)
         _reopen_sometimes(self._op.table, number)
-        return answers
+        return [list(islice(answers, len(item))) for item in items]
 
     def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
         if self._recall_op is None:

@@ -53,7 +53,8 @@ class ProducerHooks:
     def __init__(self, hooks: Hooks, producer_group: str) -> None:
         """`producer_group` is the stored name."""
         self._hooks = hooks
-        self._untold = Sending(hooks, None)
+        # Of all sends that nobody wants to hear of.
+        self.untold = Sending(hooks, None)
         self._group, self._namespace = unwrapped(producer_group), namespace_of(producer_group)
 
     def __bool__(self) -> bool:
@@ -72,7 +73,7 @@ class ProducerHooks:
         Raises: SendForbiddenError.
         """
         if not self._hooks:
-            return self._untold
+            return self.untold
         sent = (sent_messages(key, own, ordinary=ordinary) for key, own in messages.items())
         context = SendContext(
             producer_group=self._group,

@@ -53,8 +53,8 @@ from txmq.topic_reader import Run, TopicReader
 
 logger = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.01
-COMMIT_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 0.015
+FULL_LOOK_S = 0.1
 POLL_MESSAGES = 32
 PUSH_MESSAGES = 256
 PUSH_POLL_S = 0.2
@@ -203,18 +203,33 @@ class PullConsumer:
             return [message for _, message in self._polled(max_messages, timeout_s)]
 
     def _polled(
-        self, count: int, timeout_s: float, stopping: threading.Event | None = None
+        self,
+        count: int,
+        timeout_s: float,
+        stopping: threading.Event | None = None,
+        *,
+        is_all_handled: bool = False,
     ) -> list[Handed]:
+        """`is_all_handled`: what was handed out before may be committed on the way."""
         deadline_s = time.monotonic() + timeout_s
-        while True:
-            self._keep_up()
-            handed = self._take(count)
-            left_s = deadline_s - time.monotonic()
-            if handed or left_s <= 0 or (stopping is not None and stopping.is_set()):
-                return handed
+        self._keep_up(is_all_handled=is_all_handled)
+        handed = self._take(count)
+        while not handed and (left_s := deadline_s - time.monotonic()) > 0:
+            if stopping is not None and stopping.is_set():
+                break
             time.sleep(min(left_s, LOOK_INTERVAL_S))
+            if self._has_news(is_all_handled=is_all_handled):
+                handed = self._take(count)
+        return handed
 
-    def _keep_up(self) -> None:
+    def _has_news(self, *, is_all_handled: bool) -> bool:
+        """A look at one file name of each topic; at everything else a few times a second."""
+        if time.monotonic() - self._looked_s >= FULL_LOOK_S:
+            self._keep_up(is_all_handled=is_all_handled)
+            return True
+        return any(self._readers[topic].look() for topic in self._member.settings.subscription)
+
+    def _keep_up(self, *, is_all_handled: bool = False) -> None:
         """Look at the logs, of the group and of the topics, where it is some time ago."""
         now_s = time.monotonic()
         is_fresh = now_s - self._looked_s < LOOK_INTERVAL_S
@@ -223,9 +238,10 @@ class PullConsumer:
         self._looked_s = now_s
         for reader in self._readers.values():
             reader.look()
-        commits = self._places.idle_commits()
-        if self._member.keep_up(commits, self._places.busy()):
-            self._after_swap(commits, frozenset())
+        commits = self._places.commits() if is_all_handled else self._places.idle_commits()
+        refused = self._member.keep_up(commits, () if is_all_handled else self._places.busy())
+        if refused is not None:
+            self._after_swap(commits, refused)
         self._places.follow(self._member.held)
         if now_s - self._looked_closely_s > self.store.config.consumer_lease_s:
             self._looked_closely_s = now_s
@@ -324,14 +340,15 @@ class PullConsumer:
         """Give all that is visible to a handler, one message after the other, and commit.
 
         A message whose handler raises, or says RECONSUME_LATER, is sent back, and the next one is
-        served. Commits: one a second and one at the end, and two more where some are sent back.
+        served. Commits: one at the end and one whenever the lease is renewed, every third of
+        `consumer_lease_s`; and two more before it where some are sent back.
 
         Raises: as `poll` and `send_back`.
         """
         with self._use():
             total = ConsumeResult()
             try:
-                while handed := self._polled(PUSH_MESSAGES, 0.0):
+                while handed := self._polled(PUSH_MESSAGES, 0.0, is_all_handled=True):
                     total += self._handled(handed, handler)
             finally:
                 self._commit()
@@ -357,7 +374,7 @@ class PullConsumer:
         try:
             while not (batch.is_done or (stopping is not None and stopping.is_set())):
                 batch.serve_next(self._is_ours)
-                if time.monotonic() - self._committed_s >= COMMIT_INTERVAL_S:
+                if time.monotonic() - self._committed_s >= self._member.renewal_s:
                     batch.send_back(self._send_back)
                     self._commit(batch.unhandled())
             batch.send_back(self._send_back)
@@ -370,12 +387,9 @@ class PullConsumer:
         return place is not None and self._member.held.epochs.get(queue) == place.epoch
 
     def push(self, handler: Handler, stopping: threading.Event) -> ConsumeResult:
-        """One turn of `start`: wait a moment for messages, have them handled, commit in time."""
-        handed = self._polled(PUSH_MESSAGES, PUSH_POLL_S, stopping)
-        result = self._handled(handed, handler, stopping)
-        if not handed or time.monotonic() - self._committed_s >= COMMIT_INTERVAL_S:
-            self._commit()
-        return result
+        """One turn of `start`: wait a moment for messages, have them handled."""
+        handed = self._polled(PUSH_MESSAGES, PUSH_POLL_S, stopping, is_all_handled=True)
+        return self._handled(handed, handler, stopping)
 
     def end_push(self) -> None:
         """Commit what was handled; other threads may use the consumer again."""

@@ -20,7 +20,7 @@ from txmq.lifecycle import (
     end_asked_for,
     fold,
 )
-from txmq.op_log import OpLog, OpRow
+from txmq.op_log import OpLog
 from txmq.settled_log import SettledLog, last_facts
 
 
@@ -48,18 +48,15 @@ class Resolver:
         """`op` must be the log that the claims were appended through: its handle shows them."""
         self._half, self._op, self._settled = half, op, settled
 
-    def resolutions(self, written: Sequence[OpRow]) -> list[Resolution]:
-        """The end of each transaction whose claim was just written; 0 commits.
+    def resolutions(self, ends: Sequence[tuple[str, ClaimKind]]) -> list[Resolution]:
+        """The end of each transaction that its producer has just claimed one for; 0 commits.
 
         Where every claim names the same end, that is the answer; else the settled row decides,
         or the order of the claims that are not settled yet.
         """
-        contested = self._contested(written)
+        contested = self._contested([transaction_id for transaction_id, _ in ends])
         decided = self._decided(contested) if contested else {}
-        return [
-            decided.get(row.transaction_id) or Resolution(end_asked_for(row.kind), row.source.value)
-            for row in written
-        ]
+        return [decided.get(own_id) or _UNCONTESTED[kind] for own_id, kind in ends]
 
     def resolution(self, transaction_id: str) -> Resolution:
         """Where one transaction stands now."""
@@ -70,9 +67,8 @@ class Resolver:
         self._op.table.refresh()
         return self._decided(transaction_ids)
 
-    def _contested(self, written: Sequence[OpRow]) -> list[str]:
-        ids = pa.array([row.transaction_id for row in written], pa.string())
-        rows = self._op.rows_about(ids)
+    def _contested(self, transaction_ids: Sequence[str]) -> list[str]:
+        rows = self._op.rows_about(pa.array(transaction_ids, pa.string()))
         rows = rows.filter(pc.not_equal(rows["kind"], ClaimKind.UNKNOWN.value))
         kinds = rows.group_by("transaction_id").aggregate([("kind", "count_distinct")])
         several = kinds.filter(pc.greater(kinds["kind_count_distinct"], 1))
@@ -93,6 +89,12 @@ class Resolver:
             )
             for transaction_id in transaction_ids
         }
+
+
+_UNCONTESTED = {
+    kind: Resolution(end_asked_for(kind), ClaimSource.PRODUCER.value)
+    for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
+}
 
 
 def _settled(facts: pa.Table) -> dict[str, tuple[Standing, str]]:

@@ -35,8 +35,13 @@ class TransactionSendResult:
     local_transaction_state: LocalTransactionState
 
 
-def running_future() -> Future[Any]:
+class SendFuture(Future[Any]):
     """A future that cannot be cancelled: what it stands for is on its way to a commit."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
+
+    def cancel(self) -> bool:
+        """Never."""
+        return False
+
+    def running(self) -> bool:
+        """Until it is done."""
+        return not self.done()

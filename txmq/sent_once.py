@@ -22,7 +22,7 @@ from txmq.errors import (
     IncompleteTransactionError,
 )
 from txmq.fail_points import FailPoint, reached
-from txmq.half_log import HalfOrigin, HalfRow, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.idempotency import MAX_AHEAD_S
 from txmq.lifecycle import ClaimKind, ClaimSource, Halves, TransactionState
 from txmq.message import Message, keyed_transaction_id, message_id
@@ -140,20 +140,20 @@ class SentOnce:
 
     def _append(self, look: _Look) -> None:
         """The new ones, only if nobody appended any of this scope since the look."""
-        rows = [row for own_id, letter in look.new.items() for row in self._rows(own_id, letter)]
-        if not rows:
+        halves = [self._half_of(own_id, letter) for own_id, letter in look.new.items()]
+        if not halves:
             return
         mark = f"{_MARK}{self._scope}"
         table = self._half.table
         reached(FailPoint.HALF_READY)
-        table.swap(half_table(rows), {mark: (table.mark(mark) or 0) + 1})
+        table.swap(half_table(halves), {mark: (table.mark(mark) or 0) + 1})
         reached(FailPoint.HALF_COMMITTED)
         self._commits += 1
         if self._commits % REOPEN_AFTER_COMMITS == 0:
             # A handle grows with each commit it makes.
             table.reopen()
 
-    def _rows(self, transaction_id: str, letter: Letter) -> list[HalfRow]:
+    def _half_of(self, transaction_id: str, letter: Letter) -> HalfTransaction:
         config = self._store.config
         origin = HalfOrigin(
             transaction_id,
@@ -165,7 +165,7 @@ class SentOnce:
             ordinary=True,
             delay_levels_s=config.delay_levels_s,
         )
-        return half_rows(origin, [letter.message], [letter.queue_id], 1)
+        return HalfTransaction(origin, [letter.message], [letter.queue_id], 1)
 
 
 @dataclass(slots=True)
@@ -246,7 +246,7 @@ class _Ends:
         reached(FailPoint.END_READY)
         self._op.append(rows, self._queue_id, app_id=self._app_id, number=number)
         reached(FailPoint.END_COMMITTED)
-        ends = self._looker().resolutions(rows)
+        ends = self._looker().resolutions([(row.transaction_id, row.kind) for row in rows])
         if number % REOPEN_AFTER_COMMITS == 0:
             self._op.table.reopen()
         return all(end.state is TransactionState.COMMITTED for end in ends)

@@ -122,15 +122,17 @@ class RangeConsumer(PullConsumer):
         self._commit(rest)
         self._places.give_again(rest)
 
-    def send_one_back(self, one: OffsetRange, reason: str) -> bool:
-        """Have one message come again later; False where the filter does not let it through."""
+    def failed(self, one: OffsetRange, reason: str | Exception) -> FailedMessage | None:
+        """One message that could not be handled; None where the filter does not let it through."""
         run = self._readers[one.queue.topic].read(one.queue.queue_id, one.start)
         if run is None or one.start not in run.offsets:
-            return False
+            return None
         message = run.rows.messages()[run.offsets.index(one.start)]
-        replay = self._member.held.replays.get(one.queue, 0)
-        self._send_back([FailedMessage(message, reason, replay=replay)])
-        return True
+        return FailedMessage(message, reason, replay=self._member.held.replays.get(one.queue, 0))
+
+    def send_all_back(self, failed: Sequence[FailedMessage]) -> int:
+        """Have messages come again later, durable on return; how many were sent."""
+        return self._send_back(failed) if failed else 0
 
     def dataframe(self, spark: SparkSession, ranges: Sequence[OffsetRange]) -> DataFrame:
         """The messages of the ranges that the filters let through; columns as TOPIC."""
@@ -247,6 +249,7 @@ class _BatchRun:
     ) -> None:
         self._consumer, self._handler, self._spark = consumer, handler, spark
         self._ranges, self._handled = ranges, dict[TopicQueue, int]()
+        self._failed: list[tuple[OffsetRange, FailedMessage]] = []
         self._failures = self._sent_back = 0
         self._has_left = False
 
@@ -255,8 +258,20 @@ class _BatchRun:
             self._try(self._ranges)
         finally:
             # What was handled before a failure does not come again.
-            self._consumer.commit_ranges(self._handled, self._ranges)
+            try:
+                self._send_back()
+            finally:
+                self._consumer.commit_ranges(self._handled, self._ranges)
         return ConsumeResult(self._count(), self._sent_back)
+
+    def _send_back(self) -> None:
+        handled, first = self._handled, dict[TopicQueue, int]()
+        for one, _ in reversed(self._failed):
+            first[one.queue] = one.start
+        # Until they are durable elsewhere they are not handled.
+        self._handled = {queue: min(end, first.get(queue, end)) for queue, end in handled.items()}
+        self._sent_back = self._consumer.send_all_back([failed for _, failed in self._failed])
+        self._handled = handled
 
     def _count(self) -> int:
         starts = {each.queue: each.start for each in self._ranges}
@@ -274,10 +289,12 @@ class _BatchRun:
             for half in halves(ranges):
                 self._try(half)
         else:
-            self._sent_back += self._consumer.send_one_back(ranges[0], reason)
+            failed = self._consumer.failed(ranges[0], reason)
+            if failed is not None:
+                self._failed.append((ranges[0], failed))
             self._handled[ranges[0].queue] = ranges[0].end
 
-    def _failure(self, ranges: Sequence[OffsetRange]) -> str | None:
+    def _failure(self, ranges: Sequence[OffsetRange]) -> str | Exception | None:
         try:
             status = self._handler(self._consumer.dataframe(self._spark, ranges))
         except Exception as error:
@@ -285,7 +302,7 @@ class _BatchRun:
             if self._failures >= FAILURES_MAX:
                 raise
             logger.warning("a batch is tried again in halves: %s", type(error).__name__)
-            return type(error).__name__
+            return error
         if status is None or status is ConsumeStatus.SUCCESS:
             return None
         return ConsumeStatus.RECONSUME_LATER.value

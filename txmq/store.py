@@ -245,8 +245,8 @@ class Store:
     def _registers(self) -> list[str]:
         there = self._folders("state")
         optional = [name for name in OPTIONAL_REGISTERS if name in there]
-        prefixes = (_PREFIX, _GROUP_PREFIX, _DEAD_LETTERS)
-        of_groups = [name for name in sorted(there) if name.startswith(prefixes)]
+        kinds = (_PREFIX, _GROUP_PREFIX, _DEAD_LETTERS)
+        of_groups = [name for name in there if name.startswith(kinds)]
         return [f"state/{name}" for name in (*REGISTERS, *optional, *of_groups)]
 
     def table_paths(self) -> list[str]:

@@ -15,7 +15,8 @@ from txmq.errors import (
 _OVERTAKEN = (
     "DELTA_VERSION_NOT_FOUND", "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
     "DELTA_LOG_FILE_NOT_FOUND", "DELTA_FILE_NOT_FOUND_DETAILED", "FAILED_READ_FILE.FILE_NOT_EXIST",
-    "DELTA_STREAM_CHECK_CONSTRAINT", "FileNotFoundException",
+    "Did not get the first delta file version", "Did not get the last delta file version",
+    "FileNotFoundException",
 )  # fmt: skip
 _MISMATCH = ("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",)
 _CORRUPT = (

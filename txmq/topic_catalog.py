@@ -70,6 +70,8 @@ class TopicCatalog:
         self, topic: str, *, is_transactional: bool, is_delayed: bool, has_sharding_key: bool
     ) -> None:
         """Raise TopicKindError where the topic does not take such messages."""
+        if self._kind(topic) is TopicKind.UNSPECIFIED:
+            return
         sent = {
             "is_transactional": is_transactional,
             "is_delayed": is_delayed,

@@ -38,7 +38,7 @@ RUN_ROWS = 1024
 # Larger files are read one row group at a time.
 LARGE_FILE_BYTES = 32 * 1024 * 1024
 # Up to here the bodies are read together with the offsets.
-SMALL_FILE_BYTES = 4 * 1024 * 1024
+SMALL_FILE_BYTES = 16 * 1024 * 1024
 KEPT_BYTES = 192 * 1024 * 1024
 KEPT_PLACES = 256
 

@@ -225,7 +225,7 @@ class _InternalProducer:
         self._ordinary = OrdinaryMessages(self._commits)
 
     def send(self, messages: Sequence[Message]) -> object:
-        return self._ordinary.send(messages).result()
+        return self._ordinary.send(self._ordinary.pieces(messages))
 
     def close(self) -> None:
         self._commits.close()

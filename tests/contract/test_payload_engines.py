@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.builders import GROUP, halves, messages, op_row, transaction_id
 from tests.reading import are_gap_free, offsets, topic_rows
 from txmq.errors import EnvironmentProblemError, PayloadMissingError
-from txmq.half_log import HalfOrigin, half_table, head_row
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind
 from txmq.message import Message, message_id
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -218,7 +218,7 @@ def test_head_without_payload_is_no_message(world: World) -> None:
     payload = halves(1, messages(3)).slice(1)
     origin = HalfOrigin(transaction_id(1), GROUP, 0, 6.0, START_MS)
     world.half(payload)
-    world.half(half_table([head_row(origin, 2)]))
+    world.half(half_table([HalfTransaction(origin, (), (), 2)]))
     world.commit(1)
 
     world.publish()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.builders import GROUP, halves, messages, transaction_id
 from txmq.clock import timestamp
-from txmq.half_log import HalfLog, HalfOrigin, half_table, head_row
+from txmq.half_log import HalfLog, HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import (
     DELIVERY_STATES,
     Claim,
@@ -102,6 +102,7 @@ def half_cases(number: int) -> list[Case]:
         with_column(three, "queue_id", 3), "born_timestamp", timestamp(START_MS + 9)
     )
     origin = HalfOrigin(transaction_id(number), GROUP, 0, 6.0, START_MS)
+    head = half_table([HalfTransaction(origin, (), (), 3)])
     payload = without_sequence(halves(number, messages(4)), 0)
     late = [replace_delay(message, n) for n, message in enumerate(messages(3))]
     delayed, some = halves(number, late), frozenset({0, 2})
@@ -116,8 +117,8 @@ def half_cases(number: int) -> list[Case]:
         Case("head lost", (without_sequence(three, 0),), Halves(GROUP, None, 2)),
         Case("too many", (halves(number, messages(3), message_count=2),), Halves(GROUP, 2, 3)),
         Case("conflict", (one, with_column(one, "body", b"other")), Halves(GROUP, 1, 1, True)),  # noqa: FBT003
-        Case("of a dataframe", (payload, half_table([head_row(origin, 3)])), Halves(GROUP, 3, 3)),
-        Case("head alone", (half_table([head_row(origin, 3)]),), Halves(GROUP, 3, 0)),
+        Case("of a dataframe", (payload, head), Halves(GROUP, 3, 3)),
+        Case("head alone", (head,), Halves(GROUP, 3, 0)),
         Case("of two groups", (three, halves(number, producer_group=OTHERS)),
              Halves(GROUP, 3, 3, True)),  # noqa: FBT003
         Case("each row of another group", (without_sequence(three, 1),

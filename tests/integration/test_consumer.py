@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,14 @@ from deltalake import DeltaTable
 
 from tests.reading import publish
 from txmq.consumer import ConsumeFromWhere, Consumer
-from txmq.errors import InvalidNameError, TopicNotFoundError
+from txmq.errors import (
+    CheckpointCorruptError,
+    CheckpointMismatchError,
+    InvalidFilterError,
+    InvalidNameError,
+    ReaderOvertakenError,
+    TopicNotFoundError,
+)
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.store import Store
@@ -135,3 +143,85 @@ def test_name_of_the_topic_is_checked(store: Store, spark: Any, topic: str) -> N
         consumer.read_stream(topic, spark=spark)
     with pytest.raises(InvalidNameError):
         consumer.checkpoint_location(topic)
+
+
+def test_stream_of_several_topics_has_a_filter_for_each(
+    store: Store, spark: Any, tmp_path: Path
+) -> None:
+    send(store, b"1")
+    with TransactionProducer(store, producer_group="orders-service") as producer:
+        producer.send(
+            [Message("order-sent", b"2", tags="a"), Message("order-sent", b"3", tags="b")]
+        )
+    publish(store)
+    consumer = Consumer(store, consumer_group="billing")
+    topics = {TOPIC: "*", "order-sent": "sql:TAGS = 'b'"}
+    stream = consumer.read_stream(topics, spark=spark)
+
+    assert consumed(stream, tmp_path / "checkpoint") == [b"1", b"3"]
+
+
+def test_new_checkpoint_may_begin_at_an_offset_or_a_moment(
+    store: Store, spark: Any, tmp_path: Path
+) -> None:
+    with TransactionProducer(store, producer_group="orders-service") as producer:
+        producer.send([Message(TOPIC, b"%d" % number) for number in range(3)], queue_id=0)
+    publish(store)
+    by_offset = stream_of(store, spark, from_where={TOPIC: {0: 2}})
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    by_moment = stream_of(
+        store, spark, from_where=ConsumeFromWhere.TIMESTAMP, from_timestamp=long_ago
+    )
+    later = stream_of(
+        store, spark, from_where=ConsumeFromWhere.TIMESTAMP,
+        from_timestamp=long_ago.replace(year=2200),
+    )  # fmt: skip
+
+    assert consumed(by_offset, tmp_path / "offset") == [b"2"]
+    assert consumed(by_moment, tmp_path / "moment") == [b"0", b"1", b"2"]
+    assert consumed(later, tmp_path / "later") == []
+
+
+@pytest.mark.parametrize("text", ["a || ", "sql:1 = ", "sql:a = '", "a\x00", "sql:" + "(" * 5000])
+def test_bad_filter_never_reaches_spark(store: Store, spark: Any, text: str) -> None:
+    send(store, b"1")
+    with pytest.raises(InvalidFilterError):
+        Consumer(store, consumer_group="billing").read_stream({TOPIC: text}, spark=spark)
+
+
+def started(consumer: Consumer, topic: str, spark: Any, checkpoint: Path) -> Any:
+    return (
+        consumer.read_stream(topic, spark=spark)
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def test_what_stops_a_stream_is_an_error_of_ours(store: Store, spark: Any, tmp_path: Path) -> None:
+    consumer, checkpoint = Consumer(store, consumer_group="billing"), tmp_path / "checkpoint"
+    send(store, b"1")
+    with TransactionProducer(store, producer_group="orders-service") as producer:
+        producer.send(Message("order-sent", b"2"))
+    publish(store)
+    assert consumer.wait(started(consumer, TOPIC, spark, checkpoint))
+    with pytest.raises(CheckpointMismatchError):
+        consumer.wait(started(consumer, "order-sent", spark, checkpoint))
+    (checkpoint / "metadata").unlink()
+    with pytest.raises(CheckpointCorruptError), consumer.stream_errors():
+        started(consumer, TOPIC, spark, checkpoint)
+
+
+def test_stream_that_clean_up_overtook_says_so(store: Store, spark: Any, tmp_path: Path) -> None:
+    consumer, checkpoint = Consumer(store, consumer_group="billing"), tmp_path / "checkpoint"
+    send(store, b"1")
+    consumer.wait(started(consumer, TOPIC, spark, checkpoint))
+    for number in range(3):
+        send(store, b"%d" % number)
+    table = store.table_at(f"topics/{TOPIC}")
+    table.checkpoint()
+    for version in range(1, table.version):
+        Path(table.location, "_delta_log", f"{version:020}.json").unlink()
+    with pytest.raises(ReaderOvertakenError, match="new checkpoint"):
+        consumer.wait(started(consumer, TOPIC, spark, checkpoint))

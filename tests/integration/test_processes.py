@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.builders import messages
-from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.schemas import HALF, REGISTER
 from txmq.storage import Table
 from txmq.store import Store
@@ -189,7 +189,7 @@ def test_store_of_another_process_holds_what_this_one_appended(tmp_path: Path) -
     store = Store.create(tmp_path / "store")
     origin = HalfOrigin("018f0000-0000-7000-8000-000000000001", "group", 0, 6.0, 0)
     store.half_log().table.append(
-        half_table(half_rows(origin, messages(2), [0, 0], 2)), app_id="a", number=1
+        half_table([HalfTransaction(origin, messages(2), [0, 0], 2)]), app_id="a", number=1
     )
 
     program = (

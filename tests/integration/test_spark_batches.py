@@ -11,11 +11,12 @@ import pytest
 from tests.delay_world import DelayWorld
 from tests.reading import publish, wait_until
 from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.consumer_batch import ConsumeResult
 from txmq.consumer_rules import ConsumeStatus, TopicQueue
 from txmq.errors import ConfigError, MessagesExpiredError
 from txmq.message import Message
 from txmq.producer import TransactionProducer
-from txmq.pull_consumer import ConsumeResult, PullConsumer
+from txmq.pull_consumer import PullConsumer
 from txmq.spark_batches import OffsetRange, RangeConsumer, SparkBatches, halves
 from txmq.store import Store
 

@@ -31,7 +31,7 @@ from txmq import delta_table, lifecycle, payload
 from txmq.check_round import CheckRound
 from txmq.config import Config
 from txmq.errors import AlreadyResolvedError, CommitRefusedError, TxmqError
-from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing, TransactionState
 from txmq.listeners import HalfMessage
 from txmq.message import LocalTransactionState, Message, new_transaction_id
@@ -136,9 +136,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _append_halves(self, transaction_id: str, sent: Sequence[tuple[str, bytes]]) -> None:
         origin = HalfOrigin(transaction_id, GROUP, 0, IMMUNITY_S, self.clock.now_ms())
-        rows = half_rows(origin, [Message(*one) for one in sent], [0] * len(sent), len(sent))
+        messages = [Message(*one) for one in sent]
+        rows = half_table([HalfTransaction(origin, messages, [0] * len(sent), len(sent))])
         half = self.store.half_log().table
-        half.append(half_table(rows[:-1]), app_id=str(uuid.uuid4()), number=1)
+        half.append(rows.slice(0, len(sent) - 1), app_id=str(uuid.uuid4()), number=1)
 
     @precondition(lambda self: self.own)
     @rule(place=places)

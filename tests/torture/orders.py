@@ -17,7 +17,7 @@ from txmq.errors import (
     TransactionNotFoundError,
     UnknownCommitError,
 )
-from txmq.half_log import HalfOrigin, half_rows, half_table
+from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message import LocalTransactionState, Message, new_transaction_id
 from txmq.op_log import OpRow
@@ -160,7 +160,9 @@ class Orders:
         now_ms = self.producer.clock.now_ms()
         own_id = new_transaction_id(now_ms)
         origin = HalfOrigin(own_id, GROUP, 0, 2.0, now_ms)
-        rows = half_table(half_rows(origin, [Message(TOPICS[0], b"torn")], [0], message_count=2))
+        rows = half_table(
+            [HalfTransaction(origin, [Message(TOPICS[0], b"torn")], [0], message_count=2)]
+        )
         self.store.half_log().table.append(rows, app_id=f"torn/{own_id}", number=1)
         claim = OpRow(own_id, ClaimKind.COMMIT, GROUP, ClaimSource.PRODUCER, now_ms)
         self.store.op_log().append([claim], 0, app_id=f"torn/{own_id}", number=1)

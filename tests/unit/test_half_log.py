@@ -13,10 +13,10 @@ from tests.builders import GROUP, halves, ids, messages, transaction_id
 from txmq.half_log import (
     SUMMARY_COLUMNS,
     HalfOrigin,
+    HalfTransaction,
     grouped_summaries,
     half_table,
     halves_by_id,
-    head_row,
     store_date,
 )
 from txmq.lifecycle import CONFLICT, MISSING, Halves
@@ -71,7 +71,7 @@ def test_day_of_a_half_is_that_of_its_id_whoever_appends_it_and_when() -> None:
 def test_head_of_a_dataframe_transaction_carries_no_message() -> None:
     origin = HalfOrigin(transaction_id(1), GROUP, 2, 6.0, START_MS)
 
-    rows = half_table([head_row(origin, 1_000_000)])
+    rows = half_table([HalfTransaction(origin, (), (), 1_000_000)])
 
     row = rows.to_pylist()[0]
     assert row["message_count"] == 1_000_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from txmq.errors import (
     StorageError,
     TopicConflictError,
 )
+from txmq.half_log import HalfTransaction
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.recheck import RecheckJob
@@ -88,19 +89,15 @@ def test_message_that_was_not_acknowledged_is_rolled_back_unasked(world: DelayWo
 
 def test_send_that_took_too_long_is_told_that_the_check_was_first(world: DelayWorld) -> None:
     commits = world.producer._commits
-    waiting = commits.prepare_then
+    quick = commits.append_halves
 
-    def slow(rows: list[tuple[object, ...]], done: object, *, is_patient: bool) -> None:
+    def slow(transactions: Sequence[Sequence[HalfTransaction]]) -> None:
         """The check runs between the half and its end."""
+        quick(transactions)
+        world.clock.advance(60)
+        RecheckJob(world.store, clock=world.clock).run_once()
 
-        def after(error: BaseException | None) -> None:
-            world.clock.advance(60)
-            RecheckJob(world.store, clock=world.clock).run_once()
-            done(error)  # type: ignore[operator]
-
-        waiting(rows, after, is_patient=is_patient)
-
-    commits.prepare_then = slow  # type: ignore[method-assign,assignment]
+    commits.append_halves = slow  # type: ignore[method-assign]
     with pytest.raises(AlreadyResolvedError):
         world.producer.send(Message(TOPIC, b"too late"))
     world.publisher.run_once()

@@ -186,7 +186,7 @@ def test_callers_wait_where_too_many_are_on_their_way(tmp_path: Path, listener: 
         futures = [
             producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(100)
         ]
-        assert len(producer._commits._logs.halves._waiting) <= 5
+        assert len(producer._async._halves._waiting) <= 5
         assert all(future.result(30) for future in futures)
     world.producer.close()
 
