@@ -60,6 +60,9 @@ class Journal:
             (f"{end} {each.topic} {each.queue_id} {each.queue_offset}" for each in deliveries),
         )
 
+    def close(self) -> None:
+        self._file.close()
+
     def _write(self, moment_s: float, lines: Iterable[str]) -> None:
         self._file.write("".join(f"{moment_s:.6f} {line}\n" for line in lines))
         self._file.flush()
