@@ -203,7 +203,7 @@ class Crew:
         found = [
             own
             for own in self.members
-            if self._has_joined(own)
+            if self._has_messages(own)
             and own.continue_s is None
             and (group is None or group == own.group)
         ]

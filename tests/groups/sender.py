@@ -13,7 +13,7 @@ from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.store import Store
 
-BATCH, KEYS, POISONED = 60, 40, 12
+BATCH, KEYS, POISONED = 150, 40, 12
 BODY_BYTES = 200
 
 
