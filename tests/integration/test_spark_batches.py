@@ -159,13 +159,35 @@ def test_what_was_left_while_a_lease_was_over_comes_again(
     store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(store, *numbered(16))
-    seen = Seen(b"005")
-    batches = subscribe(seen)
-    answers = iter([True, False])
-    monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_: next(answers, True))
-    batches.run_once()
+    for looks in range(4):
+        seen = Seen(b"005")
+        batches = subscribe(seen)
+        answers = iter([True] * looks + [False])
+        monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_, own=answers: next(own, True))
+        batches.run_once()
+        batches._consumer.seek(TOPIC, 0, 0)
+        batches.close()
 
-    assert seen.bodies == [body for body in numbered(16) if body != b"005"]
+        assert seen.bodies == [body for body in numbered(16) if body != b"005"]
+
+
+def test_table_that_opens_while_a_queue_is_lost_is_not_handed_over(
+    store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(store, *numbered(4))
+    seen = Seen()
+    batches = subscribe(seen)
+    dataframe, lost = RangeConsumer.dataframe, list[bool]()
+
+    def slow(*arguments: Any) -> Any:
+        lost.append(True)
+        return dataframe(*arguments)
+
+    monkeypatch.setattr(RangeConsumer, "dataframe", slow)
+    monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_: not lost)
+
+    assert batches.run_batch() == ConsumeResult()
+    assert seen.batches == []
 
 
 def test_message_that_was_sent_back_comes_again(tmp_path: Path, spark: Any) -> None:
