@@ -36,6 +36,9 @@ race: ready ## race local transactions against their checks, with kills on both 
 mix: ready ## send messages of every kind while brokers are killed, and look where they came
 	$(BIN)/python -m tests.mix --keep
 
+groups: ready ## consumer groups whose members die, sleep, come and go, and look what each was given
+	$(BIN)/python -m tests.groups --keep
+
 bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
 
@@ -67,4 +70,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test unit lint bench torture race mix ready clean
+.PHONY: help demo test unit lint bench torture race mix groups ready clean

@@ -47,6 +47,7 @@ class Batch:
         """`replays` says how often the group went back in a queue."""
         self._waiting, self._handler, self._replays = deque(handed), handler, replays
         self._failed: list[tuple[TopicQueue, FailedMessage]] = []
+        self._left: dict[TopicQueue, ReceivedMessage] = {}
         self.result = ConsumeResult()
 
     @property
@@ -55,9 +56,12 @@ class Batch:
         return not self._waiting
 
     def serve_next(self, is_ours: Callable[[TopicQueue], bool]) -> None:
-        """Give one message to the handler; one of a queue that was lost is left to others."""
+        """Give one message to the handler; what comes in a queue that was lost is left."""
         queue, message = self._waiting[0]
-        if is_ours(queue):
+        # What follows is left too: the queue may be ours again, and has an order.
+        if queue in self._left or not is_ours(queue):
+            self._left.setdefault(queue, message)
+        else:
             reason = _failure_of(self._handler, message)
             self.result += ConsumeResult(consumed=1)
             if reason is not None:
@@ -77,7 +81,8 @@ class Batch:
         """The first offset of each queue that is neither handled nor sent back."""
         waiting = ((queue, message.queue_offset) for queue, message in self._waiting)
         failed = ((queue, each.message.queue_offset) for queue, each in self._failed)
-        return first_offsets([*waiting, *failed])
+        left = ((queue, message.queue_offset) for queue, message in self._left.items())
+        return first_offsets([*waiting, *failed, *left])
 
 
 def _failure_of(handler: Handler, message: ReceivedMessage) -> str | Exception | None:

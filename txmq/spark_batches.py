@@ -251,6 +251,7 @@ class _BatchRun:
         self._ranges, self._handled = ranges, dict[TopicQueue, int]()
         self._failed: list[tuple[OffsetRange, FailedMessage]] = []
         self._failures = self._sent_back = 0
+        self._has_left = False
 
     def run(self) -> ConsumeResult:
         try:
@@ -277,9 +278,11 @@ class _BatchRun:
         return sum(end - starts[queue] for queue, end in self._handled.items())
 
     def _try(self, ranges: list[OffsetRange]) -> None:
-        if not self._consumer.is_ours(ranges):
+        if self._is_left(ranges):
             return
         reason = self._failure(ranges)
+        if self._has_left:
+            return
         if reason is None:
             self._handled.update({each.queue: each.end for each in ranges})
         elif sum(each.messages for each in ranges) > 1:
@@ -291,9 +294,18 @@ class _BatchRun:
                 self._failed.append((ranges[0], failed))
             self._handled[ranges[0].queue] = ranges[0].end
 
+    def _is_left(self, ranges: Sequence[OffsetRange]) -> bool:
+        """Once a part was left, so is the rest: the queue may be ours again, and has an order."""
+        self._has_left = self._has_left or not self._consumer.is_ours(ranges)
+        return self._has_left
+
     def _failure(self, ranges: Sequence[OffsetRange]) -> str | Exception | None:
         try:
-            status = self._handler(self._consumer.dataframe(self._spark, ranges))
+            rows = self._consumer.dataframe(self._spark, ranges)
+            # Opening a table may take longer than a lease.
+            if self._is_left(ranges):
+                return None
+            status = self._handler(rows)
         except Exception as error:
             self._failures += 1
             if self._failures >= FAILURES_MAX:

@@ -17,7 +17,7 @@ from txmq.errors import ConfigError, MessagesExpiredError
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.pull_consumer import PullConsumer
-from txmq.spark_batches import OffsetRange, SparkBatches, halves
+from txmq.spark_batches import OffsetRange, RangeConsumer, SparkBatches, halves
 from txmq.store import Store
 
 TOPIC, GROUP = "order-paid", "billing"
@@ -153,6 +153,42 @@ def test_bad_message_is_sent_back_and_holds_up_nobody(store: Store, subscribe: S
 
     assert result == ConsumeResult(consumed=16, sent_back=1)
     assert seen.bodies == [body for body in numbered(16) if body != b"005"]
+
+
+def test_what_was_left_while_a_lease_was_over_comes_again(
+    store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(store, *numbered(16))
+    for looks in (2, 3):
+        seen = Seen(b"005")
+        batches = subscribe(seen)
+        answers = iter([True] * looks + [False])
+        monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_, own=answers: next(own, True))
+        batches.run_once()
+        for queue in batches._consumer.assignment:
+            batches._consumer.seek(*queue, 0)
+        batches.close()
+
+        assert seen.bodies == [body for body in numbered(16) if body != b"005"]
+
+
+def test_table_that_opens_while_a_queue_is_lost_is_not_handed_over(
+    store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(store, *numbered(4))
+    seen = Seen()
+    batches = subscribe(seen)
+    dataframe, lost = RangeConsumer.dataframe, list[bool]()
+
+    def slow(*arguments: Any) -> Any:
+        lost.append(True)
+        return dataframe(*arguments)
+
+    monkeypatch.setattr(RangeConsumer, "dataframe", slow)
+    monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_: not lost)
+
+    assert batches.run_batch() == ConsumeResult()
+    assert seen.batches == []
 
 
 def test_message_that_was_sent_back_comes_again(tmp_path: Path, spark: Any) -> None:

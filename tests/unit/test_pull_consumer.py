@@ -318,6 +318,25 @@ def test_member_that_was_silent_goes_on_by_itself_where_nobody_took_over(
     assert consumer.commit().refused == frozenset()
 
 
+def test_what_a_member_held_while_it_slept_comes_again_in_order_where_nobody_took_over(
+    world: ConsumerWorld,
+) -> None:
+    world.fill(4)
+    handled: list[ReceivedMessage] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        handled.append(message)
+        if len(handled) == 2:
+            world.clock.advance(world.store.config.consumer_lease_s + 0.1)
+
+    consumer = world.consumer()
+    for _ in range(2):
+        consumer.run_once(handle)
+
+    assert sorted(bodies(handled)) == sorted(f"{q}-{n}" for q in range(QUEUES) for n in range(4))
+    assert are_in_order(handled)
+
+
 def test_second_member_of_a_name_waits_for_the_first(world: ConsumerWorld) -> None:
     world.fill(1)
     world.consumer(member_id="blue")
