@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode
-from txmq.consumer_start import OffsetsByTopic, StartPoint
+from txmq.consumer_start import OffsetsByTopic, StartPoint, moment_ms
+from txmq.errors import ConfigError, shown
 from txmq.message_filter import MessageFilter
 from txmq.names import check_group, check_namespace, check_readable_topic, check_stored_group
 from txmq.namespaces import wrapped
@@ -90,6 +91,37 @@ class Consumer:
             self._stream(self._stored(topic), own, spark, start, offsets)
             for topic, own in filters.items()
         ]
+        rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+        return rows if self.namespace is None else without_namespace(rows, self.namespace)
+
+    def read(
+        self,
+        topics: Topics,
+        *,
+        spark: SparkSession,
+        version: int | None = None,
+        as_of: datetime | None = None,
+    ) -> DataFrame:
+        """All messages of topics as a DataFrame, or as they were: Delta's time travel.
+
+        How far back it goes, maintenance says: what retention took is not there any more.
+
+        Args:
+            topics: one, several, or each with a filter.
+            spark: a session, also of Spark Connect.
+            version: of the topic's table; for one topic only.
+            as_of: a moment, aware; of several topics each as it was then.
+
+        Raises: TopicNotFoundError, InvalidFilterError, ConfigError. Spark raises what cannot be
+            travelled to when the rows are read; see `stream_errors`.
+        """
+        filters = filters_by_topic(topics)
+        options = _travel(version, as_of, len(filters))
+        parts = []
+        for topic, own in filters.items():
+            reader = spark.read.format("delta").options(**options)
+            rows = reader.load(self.store.topic_location(self._stored(topic)))
+            parts.append(rows if own.is_all else rows.where(own.column()))
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
         return rows if self.namespace is None else without_namespace(rows, self.namespace)
 
@@ -179,3 +211,18 @@ class Consumer:
 
     def _stored(self, topic: str) -> str:
         return check_readable_topic(wrapped(check_readable_topic(topic), self.namespace))
+
+
+def _travel(version: object, as_of: object, topics: int) -> dict[str, str]:
+    """Options of Delta's reader. Raises: ConfigError."""
+    if version is not None and as_of is not None:
+        raise ConfigError(["version and as_of are both given; pass one"])
+    if as_of is not None:
+        return {"timestampAsOf": timestamp(moment_ms(as_of)).isoformat()}
+    if version is None:
+        return {}
+    if type(version) is not int or version < 0:
+        raise ConfigError([f"version must be a whole number from 0 on, not {shown(version)}"])
+    if topics > 1:
+        raise ConfigError(["version belongs to one topic; for several use as_of"])
+    return {"versionAsOf": str(version)}

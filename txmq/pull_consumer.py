@@ -48,6 +48,7 @@ from txmq.received_message import ReceivedMessage
 from txmq.send_back import FailedMessage, SendBack
 from txmq.service import ThreadHandle
 from txmq.store import Store
+from txmq.topic_catalog import TopicCatalog
 from txmq.topic_offsets import TopicOffsets
 from txmq.topic_reader import Run, TopicReader
 
@@ -135,6 +136,9 @@ class PullConsumer:
         self.member_id = _checked_member_id(member_id, self.mode)
         self.clock: Clock = clock or SystemClock()
         filters = self._filters(topics)
+        catalog = TopicCatalog(store)
+        for topic in filters:
+            catalog.check_is_there(topic)
         start = self._start_point(from_where, from_timestamp)
         self._sends_back = sends_back or SendBack(store, self.consumer_group, self.clock)
         self._pid, self._is_closed, self._using = os.getpid(), False, threading.Lock()

@@ -12,6 +12,7 @@ from txmq.consumer import ConsumeFromWhere, Consumer
 from txmq.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,
+    ConfigError,
     InvalidFilterError,
     InvalidNameError,
     ReaderOvertakenError,
@@ -225,3 +226,21 @@ def test_stream_that_clean_up_overtook_says_so(store: Store, spark: Any, tmp_pat
         Path(table.location, "_delta_log", f"{version:020}.json").unlink()
     with pytest.raises(ReaderOvertakenError, match="new checkpoint"):
         consumer.wait(started(consumer, TOPIC, spark, checkpoint))
+
+
+def test_topic_is_read_as_it_was(store: Store, spark: Any) -> None:
+    consumer = Consumer(store, consumer_group="billing")
+    send(store, b"1")
+    then = store.table_at(f"topics/{TOPIC}").version
+    send(store, b"2")
+
+    def bodies_of(**moment: Any) -> list[bytes]:
+        rows = consumer.read({TOPIC: "paid"}, spark=spark, **moment).collect()
+        return sorted(bytes(row["body"]) for row in rows)
+
+    assert bodies_of() == [b"1", b"2"]
+    assert bodies_of(version=then) == [b"1"]
+    assert bodies_of(as_of=datetime.now(UTC)) == [b"1", b"2"]
+    for bad in ({"version": -1}, {"as_of": datetime(2020, 1, 1)}, {"version": 1, "as_of": 1}):  # noqa: DTZ001
+        with pytest.raises(ConfigError):
+            bodies_of(**bad)

@@ -24,6 +24,7 @@ from tests.delay_world import TOPIC
 from tests.reading import commits, wait_until
 from txmq.clock import SystemClock
 from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
+from txmq.errors import TopicNotFoundError
 from txmq.received_message import ReceivedMessage
 from txmq.send_back import SendBack
 from txmq.testing import failing_commits
@@ -92,6 +93,12 @@ def test_poll_hands_out_no_more_than_it_is_asked_for(world: ConsumerWorld) -> No
     consumer = world.consumer()
 
     assert [len(consumer.poll(5, 0)) for _ in range(4)] == [5, 5, 2, 0]
+
+
+def test_topic_that_nobody_made_is_refused_where_topics_are_made_by_hand(tmp_path: Path) -> None:
+    world = ConsumerWorld(tmp_path, auto_create_topic_enable=False)
+    with pytest.raises(TopicNotFoundError, match="topics create"):
+        world.consumer("no-such-topic")
 
 
 def test_topic_that_is_not_there_yet_is_read_from_its_first_message(world: ConsumerWorld) -> None:
