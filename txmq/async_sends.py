@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from txmq.group_commit import GroupCommitter
@@ -56,6 +57,10 @@ class _Executed(NamedTuple):
     sent: _Sent
     state: LocalTransactionState
 
+    @property
+    def future(self) -> Future[Any]:
+        return self.sent.future
+
 
 @dataclass(frozen=True, slots=True)
 class AsyncLimits:
@@ -79,12 +84,15 @@ class AsyncSends:
 
     @staticmethod
     def _step(
-        commit: Callable[[list[Any]], Sequence[None]], name: str, limits: AsyncLimits
+        work: Callable[[list[Any]], None], name: str, limits: AsyncLimits
     ) -> GroupCommitter[Any, None]:
         return GroupCommitter(
-            commit, name=name, max_rows=limits.max_rows, max_waiting=limits.max_waiting,
+            partial(_answered, work),
+            name=name,
+            max_rows=limits.max_rows,
+            max_waiting=limits.max_waiting,
             linger_s=limits.linger_s,
-        )  # fmt: skip
+        )
 
     def send(self, pieces: Sequence[Piece]) -> Future[SendResult]:
         """Ordinary messages: two commits, shared with others. Raises: ClosedError."""
@@ -121,7 +129,7 @@ class AsyncSends:
 
     # --- step by step, each in a thread of its own --------------------------------------------
 
-    def _prepare(self, chunk: list[_Sent]) -> Sequence[None]:
+    def _prepare(self, chunk: list[_Sent]) -> None:
         error = self._failure_of_halves(chunk)
         for sent in chunk:
             sent.sending.done(error)
@@ -129,12 +137,11 @@ class AsyncSends:
             # R6: without a half there is no local transaction.
             for sent in chunk:
                 sent.future.set_exception(error)
-            return [None] * len(chunk)
+            return
         ordinary = [_Executed(sent, _COMMIT) for sent in chunk if sent.execute is None]
         if ordinary:
             self._executed(ordinary)
         self._local.put([sent for sent in chunk if sent.execute is not None])
-        return [None] * len(chunk)
 
     def _failure_of_halves(self, chunk: list[_Sent]) -> BaseException | None:
         try:
@@ -159,7 +166,7 @@ class AsyncSends:
     def _executed(self, executed: Sequence[_Executed]) -> None:
         self._ends.put_all(executed, [len(each.sent.pieces) for each in executed])
 
-    def _end(self, executed: list[_Executed]) -> Sequence[None]:
+    def _end(self, executed: list[_Executed]) -> None:
         known = [each for each in executed if each.state in _END_KINDS]
         for each in executed:
             if each.state not in _END_KINDS:
@@ -175,13 +182,12 @@ class AsyncSends:
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             for each in known:
                 self._finish(each, [], error)
-            return [None] * len(executed)
+            return
         position = 0
         for each in known:
             count = len(each.sent.pieces)
             self._finish(each, found[position : position + count], None)
             position += count
-        return [None] * len(executed)
 
     def _finish(
         self, executed: _Executed, found: Sequence[Resolution], error: BaseException | None
@@ -199,6 +205,18 @@ class AsyncSends:
         else:
             own_id = sent.transaction_id
             sent.future.set_result(TransactionSendResult(own_id, message_id(own_id, 0), state))
+
+
+def _answered(work: Callable[[list[Any]], None], items: list[_Sent | _Executed]) -> list[None]:
+    """Nobody waits for ever, whatever goes wrong in a step."""
+    try:
+        work(items)
+    except BaseException as error:
+        for item in items:
+            if not item.future.done():
+                item.future.set_exception(error)
+        raise
+    return [None] * len(items)
 
 
 def _refusal(executed: _Executed, found: Sequence[Resolution]) -> BaseException | None:

@@ -191,6 +191,21 @@ def test_callers_wait_where_too_many_are_on_their_way(tmp_path: Path, listener: 
     world.producer.close()
 
 
+@pytest.mark.parametrize("step", ["_finish", "_executed"])
+def test_nobody_waits_for_ever_whatever_goes_wrong_in_a_step(
+    world: DelayWorld, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def broken(*_: object) -> None:
+        problem = "a fault of ours"
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(world.producer._async, step, broken)
+    future = world.producer.send_async(Message(TOPIC, b"c"))
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        future.result(30)
+
+
 def test_bad_input_is_refused_at_once(world: DelayWorld) -> None:
     world.store.config = world.store.config.replace(max_message_size_bytes=10)
     version = world.store.half_log().table.version
