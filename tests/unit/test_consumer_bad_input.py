@@ -213,12 +213,12 @@ def test_consumer_of_a_forked_process_is_refused(world: ConsumerWorld) -> None:
     consumer._pid = os.getpid()
 
 
-def test_stream_cannot_begin_at_a_moment(world: ConsumerWorld) -> None:
+def test_stream_that_begins_at_a_moment_needs_one(world: ConsumerWorld) -> None:
     world.send("m")
     consumer = Consumer(world.store, consumer_group=BILLING)
     no_spark: Any = None
 
-    with pytest.raises(ConfigError, match="from_where of a stream"):
+    with pytest.raises(ConfigError, match="from_timestamp"):
         consumer.read_stream(TOPIC, spark=no_spark, from_where=ConsumeFromWhere.TIMESTAMP)
 
 
