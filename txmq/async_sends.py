@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from txmq.group_commit import GroupCommitter
@@ -183,11 +184,11 @@ class AsyncSends:
             for each in known:
                 self._finish(each, [], error)
             return
-        position = 0
-        for each in known:
-            count = len(each.sent.pieces)
-            self._finish(each, found[position : position + count], None)
-            position += count
+        answers = iter(found)
+        own = [(each, list(islice(answers, len(each.sent.pieces)))) for each in known]
+        # Who waits for the oldest wakes once, and finds the others done.
+        for each, resolutions in reversed(own):
+            self._finish(each, resolutions, None)
 
     def _finish(
         self, executed: _Executed, found: Sequence[Resolution], error: BaseException | None

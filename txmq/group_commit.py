@@ -48,7 +48,9 @@ class GroupCommitter(Generic[Item, Answer]):
         lock = threading.Lock()
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._has_ended = False
+        # Whether the thread sleeps, or is not there yet, so that somebody has to wake it.
+        self._is_idle = True
         self._pid = os.getpid()
 
     def submit(self, item: Item, rows: int) -> Future[Answer]:
@@ -66,22 +68,31 @@ class GroupCommitter(Generic[Item, Answer]):
         self._enter([(item, count, None) for item, count in zip(items, rows, strict=True)])
 
     def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
+        """Without the lock where nobody sleeps: threads that queue for it would sleep each time."""
         # A lock that was held while the process forked is never released in the child.
         self._check_process()
-        with self._has_rows:
+        if len(self._waiting) >= self._max_waiting:
             self._wait_for_room()
-            self.check_usable()
-            was_idle = not self._waiting
-            self._waiting.extend(entries)
-            if len(self._waiting) >= self._max_waiting:
-                self._is_urgent.set()
-            if was_idle:
-                self._start()
-                self._has_rows.notify()
+        self.check_usable()
+        self._waiting.extend(entries)
+        if self._is_idle or self._closed or len(self._waiting) >= self._max_waiting:
+            self._wake(entries)
 
     def _wait_for_room(self) -> None:
-        while len(self._waiting) >= self._max_waiting and not self._closed:
-            self._has_room.wait()
+        with self._has_rows:
+            while len(self._waiting) >= self._max_waiting and not self._closed:
+                self._has_room.wait()
+
+    def _wake(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
+        with self._has_rows:
+            if self._has_ended:
+                for entry in entries:
+                    self._waiting.remove(entry)
+                self.check_usable()
+            if len(self._waiting) >= self._max_waiting:
+                self._is_urgent.set()
+            self._start()
+            self._has_rows.notify()
 
     def close(self) -> None:
         """Commit what waits, then end the thread; in a forked process there is nothing to do."""
@@ -89,6 +100,7 @@ class GroupCommitter(Generic[Item, Answer]):
             return
         with self._has_rows:
             self._closed = True
+            self._has_ended = self._thread is None
             self._is_urgent.set()
             self._has_rows.notify()
             self._has_room.notify_all()
@@ -129,8 +141,7 @@ class GroupCommitter(Generic[Item, Answer]):
             del group
 
     def _next_group(self) -> list[_Entry[Item, Answer]]:
-        with self._has_rows:
-            self._has_rows.wait_for(lambda: self._waiting or self._closed)
+        self._sleep()
         if self._linger_s:
             # Nobody has to be woken for each row that comes meanwhile.
             self._is_urgent.wait(self._linger_s)
@@ -143,7 +154,17 @@ class GroupCommitter(Generic[Item, Answer]):
                 group.append(self._waiting.popleft())
                 count += group[-1][1]
             self._has_room.notify_all()
+            # Whoever puts something now finds that it is closed, and takes it back.
+            self._has_ended = not group
             return group
+
+    def _sleep(self) -> None:
+        """Until something waits; who puts it looks whether we sleep after it is there."""
+        with self._has_rows:
+            self._is_idle = True
+            while not (self._waiting or self._closed):
+                self._has_rows.wait()
+            self._is_idle = False
 
 
 # An item, its rows, and who waits for its answer.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import os
+import random
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -98,6 +99,9 @@ _WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
 _RANDOM_BITS = 74
+# os.urandom lets go of the interpreter's lock for each id. Our own, for users seed the module's.
+_random = random.Random()  # noqa: S311 - ids are no secrets
+os.register_at_fork(after_in_child=_random.seed)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -224,8 +228,7 @@ class Message:
 
 def new_transaction_id(now_ms: int) -> str:
     """A UUIDv7: it sorts by time, so file statistics prune."""
-    random = int.from_bytes(os.urandom(10), "big") >> (80 - _RANDOM_BITS)
-    return _uuid7(now_ms, random)
+    return _uuid7(now_ms, _random.getrandbits(_RANDOM_BITS))
 
 
 def first_transaction_id(time_ms: int) -> str:

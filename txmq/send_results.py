@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
 from dataclasses import dataclass
@@ -11,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from txmq.message import LocalTransactionState
 
-# Held for an assignment or two, so one for all is enough.
-_MAKING = threading.Lock()
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,26 @@ class SendFuture(Future[Any]):
         """The condition, at the first use; all methods of the parent ask for it first."""
         if name != "_condition":
             raise AttributeError(name)
-        with _MAKING:
-            if name not in self.__dict__:
-                self._waiters, self._done_callbacks = [], []
-                self._condition = threading.Condition()
-        return self._condition
+        self.__dict__.setdefault("_waiters", [])
+        self.__dict__.setdefault("_done_callbacks", [])
+        return self.__dict__.setdefault(name, threading.Condition())
 
     def set_result(self, result: Any) -> None:
-        """Without a condition nobody has to be woken."""
-        with _MAKING:
-            if "_condition" not in self.__dict__:
-                self._result, self._state = result, FINISHED
-                return
-        super().set_result(result)
+        """Whoever asks for the condition later sees the result; who has it already is woken.
+
+        So no lock is needed that all threads would share.
+        """
+        self._result = result
+        self._state = FINISHED
+        condition = self.__dict__.get("_condition")
+        if condition is None:
+            return
+        with condition:
+            for waiter in self._waiters:
+                waiter.add_result(self)
+            condition.notify_all()
+        for callback in self._done_callbacks:
+            _called(callback, self)
 
     def cancel(self) -> bool:
         """Never."""
@@ -90,3 +98,11 @@ class SendFuture(Future[Any]):
         if self._state == FINISHED and self._exception is None:
             return self._result
         return super().result(timeout)
+
+
+def _called(callback: Callable[[SendFuture], object], future: SendFuture) -> None:
+    try:
+        callback(future)
+    except Exception:
+        # As the standard library does: one callback must not keep the others from it.
+        logger.exception("a callback of a send raised")

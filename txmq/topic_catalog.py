@@ -36,10 +36,15 @@ class TopicCatalog:
 
     def settings(self, topic: str) -> TopicSettings | None:
         """What an operator has said about a topic; None where nobody has. Raises: StorageError."""
-        with self._lock:
-            if time.monotonic() - self._read_at_s >= self._store.config.topic_refresh_s:
-                self._read()
-            return self._known.settings.get(topic)
+        # Without the lock: it is asked for several times a message, by all threads at once.
+        if self._is_old():
+            with self._lock:
+                if self._is_old():
+                    self._read()
+        return self._known.settings.get(topic)
+
+    def _is_old(self) -> bool:
+        return time.monotonic() - self._read_at_s >= self._store.config.topic_refresh_s
 
     def queue_count(self, topic: str) -> int:
         """How many queues a topic has, or would have."""
