@@ -85,7 +85,8 @@ class GroupCommitter(Generic[Item, Answer]):
 
     def _wake(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         with self._has_rows:
-            if self._has_ended:
+            if self._has_ended and entries[0] in self._waiting:
+                # It came after the last look; all others were taken.
                 for entry in entries:
                     self._waiting.remove(entry)
                 self.check_usable()

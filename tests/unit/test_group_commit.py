@@ -1,0 +1,140 @@
+"""Many threads, one committing thread: nothing is lost, doubled or waited for for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from txmq.errors import ClosedError
+from txmq.group_commit import GroupCommitter
+
+THREADS = 8
+
+
+class Log:
+    """What was committed, in which pieces."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.commits: list[list[int]] = []
+        self.pause_s = pause_s
+
+    def commit(self, items: list[int]) -> Sequence[int]:
+        if self.pause_s:
+            time.sleep(self.pause_s)
+        self.commits.append(items)
+        return [-item for item in items]
+
+    @property
+    def items(self) -> list[int]:
+        return sorted(item for commit in self.commits for item in commit)
+
+
+def committer(log: Log, **options: float) -> GroupCommitter[int, int]:
+    limits = {"max_rows": 100, **options}
+    return GroupCommitter(log.commit, name="test", **limits)  # type: ignore[arg-type]
+
+
+def test_each_item_of_many_threads_has_its_own_answer() -> None:
+    log = Log()
+    group = committer(log)
+
+    def send(thread: int) -> list[tuple[int, int]]:
+        numbers = range(thread * 1000, thread * 1000 + 1000)
+        futures = [(number, group.submit(number, 1)) for number in numbers]
+        return [(number, future.result(30)) for number, future in futures]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = [pair for own in pool.map(send, range(THREADS)) for pair in own]
+    group.close()
+
+    assert all(answer == -number for number, answer in found)
+    assert log.items == list(range(THREADS * 1000))
+
+
+@pytest.mark.parametrize("attempt", range(20))
+def test_who_sends_while_it_is_closed_is_answered_or_told(attempt: int) -> None:
+    log = Log()
+    group = committer(log, linger_s=0.001)
+    begin = threading.Barrier(THREADS + 1)
+    taken: list[Future[int]] = []
+    refused: list[int] = []
+
+    def send(thread: int) -> None:
+        begin.wait()
+        for number in range(thread * 1000, thread * 1000 + 500):
+            try:
+                taken.append(group.submit(number, 1))
+            except ClosedError:
+                refused.append(number)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    begin.wait()
+    time.sleep(attempt * 0.0005)
+    group.close()
+    for thread in threads:
+        thread.join()
+
+    answers = sorted(-future.result(5) for future in taken)
+    assert answers == log.items
+    assert len(answers) + len(refused) == THREADS * 500
+
+
+def test_callers_wait_where_there_is_no_room() -> None:
+    log = Log(pause_s=0.002)
+    group = committer(log, max_waiting=5, max_rows=2)
+    most = 0
+    futures = []
+    for number in range(60):
+        futures.append(group.submit(number, 1))
+        most = max(most, len(group._waiting))
+    group.close()
+
+    assert [future.result(5) for future in futures] == [-number for number in range(60)]
+    assert most <= 5
+
+
+def test_commit_is_no_larger_than_allowed_but_for_one_large_item() -> None:
+    log = Log(pause_s=0.005)
+    group = committer(log, max_rows=10)
+    sizes = [4, 4, 4, 50, 1, 1]
+    for number, size in enumerate(sizes):
+        group.put(number, size)
+    group.close()
+
+    assert log.items == list(range(len(sizes)))
+    for commit in log.commits:
+        assert len(commit) == 1 or sum(sizes[item] for item in commit) <= 10
+
+
+def test_single_caller_of_one_without_linger_waits_for_nobody() -> None:
+    log = Log()
+    group = committer(log)
+    for number in range(100):
+        assert group.submit(number, 1).result(5) == -number
+    group.close()
+
+    assert log.commits == [[number] for number in range(100)]
+
+
+def test_error_of_a_commit_reaches_each_caller_and_the_next_commit_is_made() -> None:
+    failing = [True]
+
+    def commit(items: list[int]) -> Sequence[int]:
+        if failing.pop() if failing else False:
+            problem = "disk"
+            raise OSError(problem)
+        return items
+
+    group: GroupCommitter[int, int] = GroupCommitter(commit, name="test", max_rows=10)
+    with pytest.raises(OSError, match="disk"):
+        group.submit(1, 1).result(5)
+    assert group.submit(2, 1).result(5) == 2
+    group.close()
+    with pytest.raises(ClosedError):
+        group.submit(3, 1)
