@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from functools import reduce
 from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
@@ -20,7 +19,7 @@ from txmq.spark_batches import (
     BatchHandler,
     RangeConsumer,
     SparkBatches,
-    without_namespace,
+    united,
 )
 from txmq.stream_failures import typed_stream_error
 
@@ -91,8 +90,7 @@ class Consumer:
             self._stream(self._stored(topic), own, spark, start, offsets)
             for topic, own in filters.items()
         ]
-        rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
-        return rows if self.namespace is None else without_namespace(rows, self.namespace)
+        return united(parts, self.namespace)
 
     def read(
         self,
@@ -119,11 +117,18 @@ class Consumer:
         options = _travel(version, as_of, len(filters))
         parts = []
         for topic, own in filters.items():
-            reader = spark.read.format("delta").options(**options)
-            rows = reader.load(self.store.topic_location(self._stored(topic)))
+            stored = self._stored(topic)
+            location = self.store.topic_location(stored)
+            # Delta refuses a moment after the last commit, which is the topic as it is.
+            is_now = as_of is not None and self._is_newest(stored, moment_ms(as_of))
+            reader = spark.read.format("delta").options(**({} if is_now else options))
+            rows = reader.load(location)
             parts.append(rows if own.is_all else rows.where(own.column()))
-        rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
-        return rows if self.namespace is None else without_namespace(rows, self.namespace)
+        return united(parts, self.namespace)
+
+    def _is_newest(self, topic: str, at_ms: int) -> bool:
+        times_ms = self.store.table_at(f"topics/{topic}").commit_times_ms()
+        return at_ms >= max(times_ms.values(), default=0)
 
     def _stream(
         self,

@@ -141,8 +141,7 @@ class RangeConsumer(PullConsumer):
             self._of_topic(spark, topic, [each for each in ranges if each.queue.topic == topic])
             for topic in topics
         ]
-        rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
-        return rows if self.namespace is None else without_namespace(rows, self.namespace)
+        return united(parts, self.namespace)
 
     def _of_topic(
         self, spark: SparkSession, topic: str, ranges: Sequence[OffsetRange]
@@ -151,6 +150,12 @@ class RangeConsumer(PullConsumer):
         rows = rows.where(reduce(or_, map(_column, ranges)))
         own = self._own_filters.get(topic)
         return rows if own is None or own.is_all else rows.where(own.column())
+
+
+def united(parts: Sequence[DataFrame], namespace: str | None) -> DataFrame:
+    """Rows of several topics as one, with names as a namespace calls them."""
+    rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+    return rows if namespace is None else without_namespace(rows, namespace)
 
 
 def without_namespace(rows: DataFrame, namespace: str) -> DataFrame:
