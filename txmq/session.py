@@ -6,9 +6,9 @@ import os
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from txmq.class_archive import archive_options
 from txmq.delta_jars import (
     cache_folder,
     fetch_jars,
@@ -18,14 +18,13 @@ from txmq.delta_jars import (
     spark_home,
 )
 from txmq.errors import EnvironmentProblemError
-from txmq.java_runtime import home_for_spark, require_java
+from txmq.java_runtime import home_for_spark, java_options, require_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _WITHOUT_SPARK = "Spark is not installed, and this call needs it"
 
 _SETTINGS: Mapping[str, str] = {
@@ -52,18 +51,6 @@ _SETTINGS: Mapping[str, str] = {
     # Driver and executor are one process here, and share what Spark gives a driver alone.
     "spark.driver.memory": "2g",
 }
-# Errors only; a collector without threads of its own; no large buffer kept for each thread.
-# These are the default options, so that `spark.driver.extraJavaOptions` in `extra` can add.
-_JAVA_OPTIONS = (
-    f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
-    " -XX:+UseSerialGC -Djdk.nio.maxCachedBufferSize=1048576"
-)
-# Java's first compiler alone: a minute of small Delta work took 43 % less CPU, but bodies of
-# 1 GB took 60 % longer.
-# Its code cache is small by default, and full after some minutes: then nothing is compiled.
-_FOR_MINUTES = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-
-
 def local_session(
     app_name: str = "txmq",
     *,
@@ -85,13 +72,8 @@ def local_session(
         for key, value in (extra or {}).items():
             active.conf.set(key, value)
         return active
-    java_options = _JAVA_OPTIONS + (_FOR_MINUTES if for_minutes else "")
-    settings = {
-        "spark.master": master,
-        **_SETTINGS,
-        "spark.driver.defaultJavaOptions": java_options,
-    }
-    return _started(app_name, {**settings, **(extra or {})})
+    settings = {"spark.master": master, **_SETTINGS}
+    return _started(app_name, java_options(for_minutes=for_minutes), {**settings, **(extra or {})})
 
 
 def active_session() -> SparkSession | None:
@@ -103,12 +85,13 @@ def active_session() -> SparkSession | None:
     return SparkSession.getActiveSession()
 
 
-def _started(app_name: str, settings: Mapping[str, str]) -> SparkSession:
+def _started(app_name: str, options: str, settings: Mapping[str, str]) -> SparkSession:
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         # spark-submit has started Java already and chosen the jars.
         return _built(app_name, settings)
     cache = cache_folder()
-    java_home = home_for_spark(require_java(), cache)
+    java = require_java()
+    java_home = home_for_spark(java, cache)
     if missing_jars(jar_folder(cache)):
         fetch_jars(cache, java_home)
     jars = ",".join(str(path) for path in jar_paths(cache))
@@ -117,7 +100,9 @@ def _started(app_name: str, settings: Mapping[str, str]) -> SparkSession:
     with _environment(
         JAVA_HOME=str(java_home), SPARK_HOME=str(spark_home()), MALLOC_ARENA_MAX=arenas
     ):
-        return _built(app_name, {**settings, "spark.jars": jars})
+        # Default options, so that `spark.driver.extraJavaOptions` in `extra` can add.
+        started = {"spark.driver.defaultJavaOptions": options + archive_options(java)}
+        return _built(app_name, {**started, **settings, "spark.jars": jars})
 
 
 def _built(app_name: str, settings: Mapping[str, str]) -> SparkSession:

@@ -46,7 +46,7 @@ class Watched:
         self.query = (
             due.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", self._checkpoint)
-            .trigger(processingTime="100 milliseconds")
+            .trigger(processingTime="500 milliseconds")
             .start()
         )
 
