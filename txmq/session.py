@@ -51,6 +51,8 @@ _SETTINGS: Mapping[str, str] = {
     # Driver and executor are one process here, and share what Spark gives a driver alone.
     "spark.driver.memory": "2g",
 }
+
+
 def local_session(
     app_name: str = "txmq",
     *,

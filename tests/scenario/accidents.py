@@ -1,37 +1,35 @@
-"""A process that has an accident: `python -m tests.scenario.accidents ACTOR LOCATION BOOKS WHAT`.
+"""A process that has an accident.
 
-WHAT is `dies` (in its local transaction, or while it answers a question) or the name of a fail
-point, at which the process stops as by SIGSTOP; then it goes on with SIGCONT.
+What happens is `dies` (in its local transaction, or while it answers a question) or the name of a
+fail point, at which the process stops as by SIGSTOP; then it goes on with SIGCONT.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.forked import Forked
 from tests.scenario.books import GROUP, TOPICS, Books
-from tests.scenario.steps import REPOSITORY, act
+from tests.scenario.steps import PATIENCE_S, act
 from txmq.errors import AlreadyResolvedError
 from txmq.fail_points import FailPoint, arm
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.store import Store
-from txmq.testing import FAIL_POINTS_VARIABLE
 
 if TYPE_CHECKING:
     from txmq.listeners import HalfMessage
     from txmq.message import LocalTransactionState
 
 DIES = "dies"
-PATIENCE_S = 120
 
 
 class DyingBooks(Books):
@@ -94,47 +92,32 @@ def main(actor: str, location: str, path: str, what: str) -> None:
         act(actor, location, books)
 
 
-def started(
-    actor: str, store: Store, books: Books, what: str = "", faults: str = ""
-) -> subprocess.Popen[str]:
+def started(actor: str, store: Store, books: Books, what: str = "", faults: str = "") -> Forked:
     """The process; `faults` as TXMQ_FAILPOINTS takes them."""
-    module = [sys.executable, "-m", "tests.scenario.accidents"]
-    environment = {**os.environ, FAIL_POINTS_VARIABLE: faults, "PYTHONPATH": str(REPOSITORY)}
-    arguments = [actor, store.location, books.path, what]
-    return subprocess.Popen(
-        [*module, *arguments], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    log = Path(f"{store.location}-{uuid.uuid4()}.log")
+    return Forked(main, actor, store.location, books.path, what, faults=faults, log=log)
 
 
 def ended(
     actor: str, store: Store, books: Books, what: str = "", faults: str = ""
 ) -> tuple[int, str]:
     """The exit code of the process, as `subprocess` tells it, and what it complained about."""
-    with started(actor, store, books, what, faults) as process:
-        _, complaint = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, complaint
+    process = started(actor, store, books, what, faults)
+    return process.wait(PATIENCE_S), process.complaint()
 
 
 @contextmanager
-def stopped(
-    actor: str, store: Store, books: Books, point: FailPoint
-) -> Iterator[subprocess.Popen[str]]:
+def stopped(actor: str, store: Store, books: Books, point: FailPoint) -> Iterator[Forked]:
     """A process that has stopped at a fail point; it is gone afterwards."""
-    with started(actor, store, books, point) as process:
-        try:
-            _, status = os.waitpid(process.pid, os.WUNTRACED)
-            assert os.WIFSTOPPED(status), "it ended and did not stop"
-            yield process
-        finally:
-            process.kill()
+    process = started(actor, store, books, point)
+    try:
+        process.wait_until_stopped()
+        yield process
+    finally:
+        process.kill()
 
 
-def gone_on(process: subprocess.Popen[str]) -> tuple[int, str]:
+def gone_on(process: Forked) -> tuple[int, str]:
     """Let a stopped process go on to its end, as `ended`."""
     process.send_signal(signal.SIGCONT)
-    _, complaint = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, complaint
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return process.wait(PATIENCE_S), process.complaint()

@@ -1,14 +1,12 @@
-"""A process that dies at a fail point: `python -m tests.scenario.steps ACTOR LOCATION BOOKS`."""
+"""A process that dies at a fail point."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.forked import Forked
 from tests.scenario.books import GROUP, TOPICS, Books, sell, sell_frame
 from txmq.delay_service import DelayService
 from txmq.fail_points import FailPoint
@@ -19,10 +17,11 @@ from txmq.publisher import Publisher
 from txmq.recheck import RecheckJob
 from txmq.session import local_session
 from txmq.store import Store
-from txmq.testing import FAIL_POINTS_VARIABLE, ManualClock
+from txmq.testing import ManualClock
 
 REPOSITORY = Path(__file__).parents[2]
 ORDERS = 12
+PATIENCE_S = 120
 
 
 @dataclass(frozen=True)
@@ -145,15 +144,10 @@ def obstacle(store: Store) -> Path:
 def run(point: FailPoint, location: str, books: str) -> int:
     """Start a process that dies at the point and return its exit code, as `subprocess` does."""
     step = STEPS[point]
-    command = [sys.executable, "-m", "tests.scenario.steps", step.actor, location, books]
-    faults = {FAIL_POINTS_VARIABLE: f"{point}=kill@{step.hit}"}
-    environment = {**os.environ, **faults, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(command, check=False, timeout=120, env=environment).returncode
+    faults = f"{point}=kill@{step.hit}"
+    log = Path(f"{location}.log")
+    return Forked(main, step.actor, location, books, faults=faults, log=log).wait(PATIENCE_S)
 
 
 def main(actor: str, location: str, books: str) -> None:
     act(actor, location, Books(books))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -13,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.check_world import GROUP, UNKNOWN, CheckWorld, JournalListener, wait_until
+from tests.forked import Forked
+from tests.scenario.check_process import main
 from txmq.fail_points import FailPoint
 from txmq.lifecycle import ClaimKind
 from txmq.recheck import RecheckJob
-from txmq.testing import FAIL_POINTS_VARIABLE
 
-REPOSITORY = Path(__file__).parents[2]
 CHECK_MAX = 3
 ASKED_AND_NOT_WRITTEN = FailPoint.CHECKS_ANSWERED
 
@@ -36,14 +33,8 @@ def world(tmp_path: Path) -> CheckWorld:
 
 def killed_check(world: CheckWorld, journal: Path, point: FailPoint) -> int:
     """A recheck of a process that gets SIGKILL at a point of its first round."""
-    command = [sys.executable, "-m", "tests.scenario.check_process"]
-    faults = {FAIL_POINTS_VARIABLE: f"{point}=kill@1", "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(
-        [*command, world.store.location, str(journal)],
-        check=False,
-        timeout=120,
-        env={**os.environ, **faults},
-    ).returncode
+    faults, log = f"{point}=kill@1", Path(f"{world.store.location}.log")
+    return Forked(main, world.store.location, str(journal), faults=faults, log=log).wait(120)
 
 
 def check_until_discarded(world: CheckWorld, journal: Path, ids: list[str]) -> None:

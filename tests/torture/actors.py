@@ -1,9 +1,8 @@
-"""A process under torture: `python -m tests.torture.actors ACTOR FOLDER NAME ROUND`."""
+"""A process under torture."""
 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
@@ -149,7 +148,3 @@ def _try(claim: object) -> None:
 def main(actor: str, folder: str, name: str, round_number: str) -> None:
     """Do what the actor does, until it dies or all is done."""
     getattr(Actor(folder, name, int(round_number)), actor.replace(" ", "_"))()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.forked import Forked
+from tests.torture.actors import main
 from tests.torture.plan import POINTS, kills
 from txmq.fail_points import FailPoint
-from txmq.testing import FAIL_POINTS_VARIABLE
 
-REPOSITORY = Path(__file__).parents[2]
 STOP_WAIT_S = 600.0
 POLL_S = 0.05
 
@@ -49,7 +47,7 @@ class Process:
     actor: str
     name: str
     point: FailPoint | None
-    running: subprocess.Popen[bytes]
+    running: Forked
     log: Path
     is_told_to_end: bool = False
 
@@ -86,14 +84,9 @@ class Processes:
         serial = len(list((self._folder / "logs").iterdir()))
         name = f"{actor.replace(' ', '-')}-{round_number}-{serial}"
         log = self._folder / "logs" / f"{name}.log"
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        environment[FAIL_POINTS_VARIABLE] = f"{point}=kill@{hit}" if point else ""
-        command = [sys.executable, "-m", "tests.torture.actors", actor, str(self._folder), name]
-        with log.open("wb") as output:
-            running = subprocess.Popen(
-                [*command, str(round_number)], env=environment, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
+        faults = f"{point}=kill@{hit}" if point else ""
+        given = (actor, str(self._folder), name, str(round_number))
+        running = Forked(main, *given, faults=faults, log=log)
         process = Process(actor, name, point, running, log)
         self._running.append(process)
         return process
