@@ -124,7 +124,7 @@ def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World
 
 
 def test_both_engines_miss_nothing_after_retention_rebuild_and_deletion(
-    quiet: World, spark: SparkSession
+    quiet: World, quick: SparkSession
 ) -> None:
     topics = (TOPIC, "rebuilt", "deleted")
     for topic in topics[1:]:
@@ -141,7 +141,7 @@ def test_both_engines_miss_nothing_after_retention_rebuild_and_deletion(
         quiet.send(4, topic=topic)
 
     plain = verify(quiet.store.location)
-    told = verify_by_spark(quiet.store.location, spark, versions=plain.versions)
+    told = verify_by_spark(quiet.store.location, quick, versions=plain.versions)
 
     assert [bodies(quiet.store, topic) for topic in topics] == [
         [b"4"], [b"1", b"2", b"3", b"4"], [b"4"],

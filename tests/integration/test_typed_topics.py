@@ -434,7 +434,7 @@ def test_compaction_keeps_the_columns(typed: Store, producer: TransactionProduce
 
 
 def test_verify_finds_nothing_wrong_and_finds_a_changed_body(
-    typed: Store, producer: TransactionProducer, spark: Any
+    typed: Store, producer: TransactionProducer, quick: Any
 ) -> None:
     commit(producer, *(Message(ORDERS, body(number)) for number in range(3)))
     publish(typed)
@@ -446,7 +446,7 @@ def test_verify_finds_nothing_wrong_and_finds_a_changed_body(
 
     found = verify(typed.location).broken
     assert "I16" in found
-    assert set(verify_by_spark(typed.location, spark).broken) == set(found)
+    assert set(verify_by_spark(typed.location, quick).broken) == set(found)
 
 
 def test_spark_reads_and_streams_the_columns(
