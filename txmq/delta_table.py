@@ -6,7 +6,9 @@ transaction identifier: a name and a number that a commit carries, compared by e
 
 from __future__ import annotations
 
+import enum
 import errno
+import json
 import random
 import re
 import time
@@ -36,6 +38,8 @@ from txmq.errors import (
 
 READ_ATTEMPTS = 8
 RETRY_PAUSE_S = 0.01
+# Beyond that, asking delta-rs for a mark costs less than reading the commits.
+CARRIED_COMMITS = 16
 SHOWN_CHARACTERS_OF_A_CAUSE = 200
 MISSING = "is not there; run txmq init"
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
@@ -47,6 +51,14 @@ _CLEANED_BEHIND = re.compile(
     r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"
 )
 _READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
+
+
+class _Look(enum.Enum):
+    """What two file names say of a table since it was pinned."""
+
+    NOTHING_NEW = enum.auto()
+    ANOTHER_TABLE = enum.auto()
+    PERHAPS = enum.auto()
 
 
 class PinnedTable:
@@ -70,6 +82,8 @@ class PinnedTable:
         # Reading a mark costs half a millisecond, and a version's marks never change.
         self._marks: dict[str, int | None] = {}
         self._marks_of: int | None = None
+        # What the commit file of the pinned version looked like when it was pinned.
+        self._newest_seen: tuple[int, object] | None = None
 
     @property
     def handle(self) -> DeltaTable:
@@ -83,12 +97,46 @@ class PinnedTable:
         if self._handle is None:
             self._handle = self._opened()
             return self
+        match self._look():
+            case _Look.NOTHING_NEW:
+                return self
+            case _Look.ANOTHER_TABLE:
+                self._handle = self._opened()
+            case _Look.PERHAPS:
+                self._update()
+        self._note_newest()
+        return self
+
+    def _update(self) -> None:
         try:
-            self._handle.update_incremental()
+            self.handle.update_incremental()
         except (DeltaError, OSError):
             # Fast writers can make delta-rs see a gap; a fresh open succeeds.
             self._handle = self._opened()
-        return self
+
+    def _look(self) -> _Look:
+        """Two looks at file names spare the millisecond that delta-rs takes to find nothing.
+
+        It also misses a table that was deleted and made anew with as many commits.
+        """
+        if self._newest_seen is None or self._newest_seen[0] != self.version:
+            return _Look.PERHAPS
+        own, following = self._commit_files(self.version, self.version + 1)
+        if following.type is not pa_fs.FileType.NotFound or own.type is pa_fs.FileType.NotFound:
+            return _Look.PERHAPS
+        is_same = self._newest_seen[1] == (own.size, own.mtime_ns)
+        return _Look.NOTHING_NEW if is_same else _Look.ANOTHER_TABLE
+
+    def _note_newest(self) -> None:
+        # On an object store two looks cost more than the one of delta-rs.
+        if "://" not in self.location:
+            (own,) = self._commit_files(self.version)
+            is_there = own.type is not pa_fs.FileType.NotFound
+            self._newest_seen = (self.version, (own.size, own.mtime_ns)) if is_there else None
+
+    def _commit_files(self, *versions: int) -> list[pa_fs.FileInfo]:
+        paths = [commit_path(version) for version in versions]
+        return list(self.filesystem.get_file_info(paths))
 
     def reopen(self) -> Self:
         """A fresh handle at the newest version."""
@@ -123,8 +171,7 @@ class PinnedTable:
 
     def mark(self, app_id: str) -> int | None:
         """The newest number committed under `app_id` in this version of the table."""
-        if self._marks_of != self.version:
-            self._marks, self._marks_of = {}, self.version
+        self._carry_marks()
         if app_id not in self._marks:
             # It may read the log again, which may have been cleaned behind an old handle.
             with translated(self.name):
@@ -132,13 +179,33 @@ class PinnedTable:
             self._marks[app_id] = None if found is None else int(found)
         return self._marks[app_id]
 
+    def _carry_marks(self) -> None:
+        """Bring the known marks to the pinned version by the few commits since, if they are few."""
+        known, self._marks_of = self._marks_of, self.version
+        if known == self._marks_of:
+            return
+        passed = 0 if known is None else self._marks_of - known
+        commits = range(self._marks_of - passed + 1, self._marks_of + 1)
+        are_few = bool(self._marks) and 0 < passed <= CARRIED_COMMITS
+        if not are_few or not all(self._carry_marks_of(version) for version in commits):
+            self._marks = {}
+
+    def _carry_marks_of(self, version: int) -> bool:
+        """Whether the commit could be read; what it does not mark stays as it was."""
+        commit = self.commit_bytes(version)
+        for line in (commit or b"").splitlines():
+            mark = json.loads(line).get("txn") if b'"txn"' in line else None
+            if mark is not None and mark["appId"] in self._marks:
+                self._marks[mark["appId"]] = int(mark["version"])
+        return commit is not None
+
     def has_news(self) -> bool:
         """Whether a version after this one exists; one look at one file name."""
         return self.has_commit(self.version + 1)
 
     def has_commit(self, version: int) -> bool:
         """Whether the commit file of a version is there; one look at one file name."""
-        path = f"_delta_log/{version:020d}.json"
+        path = commit_path(version)
         return self.filesystem.get_file_info(path).type is not pa_fs.FileType.NotFound
 
     @property
@@ -150,7 +217,7 @@ class PinnedTable:
 
     def commit_bytes(self, version: int) -> bytes | None:
         """The commit file of one version, or None where it was cleaned away."""
-        path = f"_delta_log/{version:020d}.json"
+        path = commit_path(version)
         try:
             with self.filesystem.open_input_file(path) as file:
                 return bytes(file.read())
@@ -209,9 +276,15 @@ class PinnedTable:
                 commit_properties=commit_properties(marks),
                 post_commithook_properties=NO_CLEANUP,
             )  # fmt: skip
+        self._note_newest()
 
 
 # --- helpers ------------------------------------------------------------------------------------
+
+
+def commit_path(version: int) -> str:
+    """Where a table's commit is, from its root."""
+    return f"_delta_log/{version:020d}.json"
 
 
 def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:

@@ -7,6 +7,7 @@ depends on a checkpoint: every table says by itself how far it follows the op lo
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 import uuid
@@ -54,6 +55,7 @@ MAX_SPAN_VERSIONS = 4096
 PROGRESS_INTERVAL_S = 1.0
 BELLS_PER_S = 1
 ERROR_PAUSE_S = 1.0
+RIVAL_PAUSE_MAX_S = 0.1
 LARGE_ROUND_ROWS = 100_000
 
 
@@ -227,6 +229,7 @@ class _Round:
         self._topics: dict[str, TopicLog] = {}
         self._span = FIRST_SPAN_VERSIONS
         self._lost_in_a_row = 0
+        self._published_s = 0.0
         self._kept = self._register.read()
         # What others followed must be looked up in an op log that is not older.
         self._op.table.refresh()
@@ -254,7 +257,10 @@ class _Round:
         latest = self._op.table.version
         result = self._publish()
         while self._settled.mark < latest and not stopping.is_set():
-            result = result + self._settle(latest) + self._publish()
+            settled = self._settle(latest)
+            if settled.refused:
+                self._leave_to_rival(stopping)
+            result = result + settled + self._publish()
         self._retry_parked()
         return result
 
@@ -276,6 +282,11 @@ class _Round:
             return PublishResult(refused=1)
         reached(FailPoint.FACTS_COMMITTED)
         return PublishResult(settled=settlement.facts.num_rows, settled_commits=1)
+
+    def _leave_to_rival(self, stopping: threading.Event) -> None:
+        """For about as long as it takes to publish: to do the same beside it is thrown away."""
+        pause_s = random.random() * min(self._published_s, RIVAL_PAUSE_MAX_S)  # noqa: S311
+        stopping.wait(pause_s)
 
     def _check_that_rivals_advance(self, after: int, refusal: CommitRefusedError) -> None:
         """A refusal is no race where nobody moved the mark; that must not go on for ever."""
@@ -302,10 +313,12 @@ class _Round:
         result = PublishResult()
         if facts.num_rows:
             self._half.table.refresh()
+            begun_s = time.monotonic()
             plan = make_plan(self._half, facts, self._schedule)
             reached(FailPoint.PLAN_MADE)
             names = [name for name in plan.topics() if name not in self._progress.parked]
             result = self._write_topics(names, plan, mark)
+            self._published_s = time.monotonic() - begun_s
             reached(FailPoint.TOPICS_DONE)
         if facts.num_rows + result.published >= LARGE_ROUND_ROWS:
             # Arrow keeps what it freed, and a large transaction is rarely followed by another.

@@ -1,4 +1,4 @@
-"""`python -m tests.mix [--messages 50000] [--seconds 300] [--kills 10] [--keep]`."""
+"""`python -m tests.mix [--messages 50000] [--seconds 600] [--kills 10] [--keep]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULT = Path(__file__).with_name("result.json")
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mix", description=__doc__)
     parser.add_argument("--messages", type=int, default=50_000)
-    parser.add_argument("--seconds", type=float, default=300.0, help="to send them in")
+    parser.add_argument("--seconds", type=float, default=600.0, help="to send them in")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--without-spark", action="store_true")

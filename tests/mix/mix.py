@@ -27,6 +27,7 @@ from txmq.store import Store
 from txmq.verify import verify
 
 SENDERS, BROKERS = 2, 2
+WITH, WITHOUT = "with", "without"
 DRAIN_WAIT_S = 120.0
 POLL_S = 0.05
 SETTINGS = {"transaction_check_interval_s": 1.0, "recheck_interval_s": 5.0}
@@ -64,7 +65,7 @@ class Outcome:
 
 @dataclass
 class Brokers:
-    """Two brokers; one is killed at random while the other serves."""
+    """One on Spark and one without; one of them is killed at random while the other serves."""
 
     folder: Path
     location: str
@@ -103,7 +104,8 @@ class Brokers:
     def _start(self, number: int) -> None:
         self.starts += 1
         mark = self.folder / f"ready-{self.starts}"
-        command = ["tests.mix.broker", self.location, str(mark), self.spark]
+        spark = self.spark if number == 0 else WITHOUT
+        command = ["tests.mix.broker", self.location, str(mark), spark]
         with (self.folder / f"broker-{self.starts}.log").open("wb") as log:
             self.running[number] = started(command, log), mark
 
@@ -123,7 +125,7 @@ class Plan:
     seconds: float
     kills: int
     seed: int = 1
-    spark: str = "with"
+    spark: str = WITH
 
 
 def run(folder: Path, plan: Plan) -> Outcome:

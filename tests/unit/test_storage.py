@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from tests.builders import halves, ids, messages, op_row, transaction_id
 from txmq.data_files import NewFile, described
+from txmq.delta_table import CARRIED_COMMITS
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -712,6 +713,60 @@ def test_replace_holds_only_its_own_rows_and_refuses_rivals(
     with pytest.raises(CommitRefusedError):
         stale.swap(number_rows(3), {"progress": 2})
     assert stored_numbers(numbers) == [2]
+
+
+@pytest.mark.parametrize("passed", [1, 2, CARRIED_COMMITS, CARRIED_COMMITS + 3])
+def test_marks_that_are_known_follow_what_others_commit(
+    numbers: Table, another: Another, passed: int
+) -> None:
+    numbers.swap(number_rows(1), {"progress": 1, "still": 5})
+    assert (numbers.refresh().mark("progress"), numbers.mark("still")) == (1, 5)
+    assert numbers.mark("unknown") is None
+
+    for number in range(2, passed + 2):
+        rival = another()
+        rival.swap(number_rows(number), {"progress": rival.mark("progress") + number})
+    rival.swap(number_rows(0), {"unknown": 9})
+
+    numbers.refresh()
+    names = ("progress", "still", "unknown")
+    assert [numbers.mark(name) for name in names] == [another().mark(name) for name in names]
+    assert numbers.mark("unknown") == 9
+
+
+def test_refresh_looks_at_delta_only_where_something_was_committed(
+    numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers.refresh()
+    numbers.swap(number_rows(1), {"progress": 1})
+    numbers.refresh()
+    looks: list[object] = []
+    update = type(numbers.handle).update_incremental
+    monkeypatch.setattr(
+        type(numbers.handle), "update_incremental", lambda it: (looks.append(it), update(it))
+    )
+
+    for _ in range(3):
+        numbers.refresh()
+    assert looks == []
+    another().swap(number_rows(2), {"progress": 2})
+    assert numbers.refresh().mark("progress") == 2
+    assert sum(it is numbers.handle for it in looks) == 1
+
+
+def test_refresh_sees_a_table_that_was_made_anew_with_as_many_commits(
+    numbers: Table, another: Another
+) -> None:
+    numbers.swap(number_rows(1), {"progress": 1})
+    before = numbers.refresh().table_id
+    shutil.rmtree(numbers.location)
+    made = another()
+    made.create(checkpoint_interval=100)
+    made.swap(number_rows(2, 3), {"progress": 7})
+    assert made.refresh().version == numbers.version
+
+    assert numbers.refresh().table_id != before
+    assert numbers.mark("progress") == 7
 
 
 def test_mark_carries_the_time_without_which_spark_would_ignore_it(numbers: Table) -> None:
