@@ -1,6 +1,8 @@
 # Needs Python 3.11 or newer, git and make; finds or installs everything else.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
+# The code is checked while Java keeps its classes.
+MAKEFLAGS += --jobs=2
 
 CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
@@ -15,7 +17,7 @@ help: ## show this list
 demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
 
-test: lint ready ## check the code and run all tests, three at a time
+test: lint archive ## check the code and run all tests, three at a time
 	$(BIN)/pytest -n 3 --dist loadgroup
 
 unit: $(PACKAGES) ## run the tests that need no Spark
@@ -45,6 +47,9 @@ bench: ready ## measure, print tables, keep the results in bench/results
 ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
 	@$(BIN)/python -m txmq.environment
 
+archive: ready ## let Java keep the classes it loads, so that local starts are quicker
+	@$(BIN)/python -m txmq.class_archive
+
 clean: ## remove the virtual environment and all caches of this folder
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
@@ -70,4 +75,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test unit lint bench torture race mix groups ready clean
+.PHONY: help demo test unit lint bench torture race mix groups ready archive clean

@@ -3,6 +3,8 @@
 Without it Java reads, checks and links some ten thousand classes of Spark at every start. The
 archive belongs to one Java and one folder of jars, so it lives in the virtual environment beside
 them. It only saves time: where it is missing, or does not fit, Java loads its classes as always.
+
+`python -m txmq.class_archive` makes it, in about a minute.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.delta_jars import DELTA_VERSION, jar_paths, spark_home
+from txmq.delta_jars import DELTA_VERSION, cache_folder, jar_paths, spark_home
+from txmq.java_runtime import home_for_spark, java_options, require_java
 
 if TYPE_CHECKING:
     from txmq.java_runtime import Java
@@ -43,36 +46,44 @@ def archive_options(java: Java) -> str:
     return f" -XX:SharedArchiveFile={path} {_QUIET}"
 
 
-def make_archive(java: Java, java_home: Path, cache: Path, options: str) -> Path | None:
+def main() -> int:
+    """Make the archive if there is none; 0 also where that fails, for nothing needs it."""
+    java = require_java()
+    path = archive_path(java)
+    if not path.is_file() and make_archive(java, cache_folder()) is None:
+        sys.stdout.write("left out Java's archive of classes: this Java could not make one\n")
+        return 0
+    sys.stdout.write(f"found    Java's archive of classes, {path}\n")
+    return 0
+
+
+def make_archive(java: Java, cache: Path) -> Path | None:
     """Run a small story on Spark and keep the classes that it loaded; None where that fails.
 
     Args:
         java: the Java that was found.
-        java_home: the home that Spark is started with, see `home_for_spark`.
         cache: where Delta's jars are.
-        options: what sessions start Java with; some of it an archive must agree with.
     """
     path = archive_path(java)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as work:
-            draft = _made(Path(work), java_home, cache, options)
-            draft.replace(path)
+            _made(Path(work), home_for_spark(java, cache), cache).replace(path)
     except (OSError, subprocess.SubprocessError):
         return None
     _forget_others(path)
     return path
 
 
-def _made(work: Path, java_home: Path, cache: Path, options: str) -> Path:
+def _made(work: Path, java_home: Path, cache: Path) -> Path:
     """Submitted, for then the program that is waited for is Java, which writes at its end."""
     draft, program, home = work / "classes.jsa", work / "story.py", spark_home()
     program.write_text(_STORY, encoding="utf-8")
-    java_options = f"{options} -XX:ArchiveClassesAtExit={draft} {_QUIET}"
+    options = f"{java_options(for_minutes=True)} -XX:ArchiveClassesAtExit={draft} {_QUIET}"
     command = [
         str(home / "bin" / "spark-submit"), "--master", "local[2]", "--driver-memory", "2g",
         "--jars", ",".join(map(str, jar_paths(cache))),
-        "--driver-java-options", java_options, str(program), str(work / "store"),
+        "--driver-java-options", options, str(program), str(work / "store"),
     ]  # fmt: skip
     variables = {
         "JAVA_HOME": str(java_home), "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable,
@@ -90,3 +101,7 @@ def _forget_others(path: Path) -> None:
     for other in path.parent.glob("classes-*.jsa"):
         if other != path:
             other.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """What Java is shown for its archive of classes: a broker, a transaction and two readers on Spark.
 
-Run by `python -m txmq.environment`, never by users.
+Submitted by `python -m txmq.class_archive`, never by users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txmq.store import Store
 if TYPE_CHECKING:
     from txmq.listeners import HalfMessage
 
-CHECKS_S = 8.0
+CHECKS_S = 5.0
 _GROUP, _TOPIC = "archive", "archive"
 
 

@@ -8,17 +8,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from txmq.class_archive import archive_path, make_archive
 from txmq.delta_jars import JARS, cache_folder, fetch_jars, jar_folder, missing_jars
 from txmq.errors import EnvironmentProblemError
-from txmq.java_runtime import (
-    JAVA_PACKAGE,
-    Java,
-    find_java,
-    home_for_spark,
-    java_options,
-    require_java,
-)
+from txmq.java_runtime import JAVA_PACKAGE, Java, find_java, home_for_spark, require_java
 
 _OLDEST_PYTHON = (3, 11)
 
@@ -30,7 +22,6 @@ def main() -> int:
         _check_packages()
         java = _java()
         _jars(java)
-        _archive(java)
     except EnvironmentProblemError as problem:
         sys.stderr.write(f"missing  {problem.what}\nto do    {problem.next_step}\n")
         return 1
@@ -82,18 +73,6 @@ def _jars(java: Java) -> None:
         _say("fetch", f"{len(JARS)} jars of Delta (13 MB)")
         fetch_jars(cache, home_for_spark(java, cache))
     _say("found", f"{len(JARS)} jars of Delta in {folder}")
-
-
-def _archive(java: Java) -> None:
-    """Only saves time, so nothing is missing without it."""
-    path = archive_path(java)
-    if path.is_file():
-        _say("found", f"Java's archive of Spark's classes in {path.parent}")
-        return
-    _say("make", "Java's archive of Spark's classes (200 MB; later starts are quicker)")
-    cache = cache_folder()
-    if make_archive(java, home_for_spark(java, cache), cache, java_options()) is None:
-        _say("left out", "the archive: Java could not make one; starts are as quick as always")
 
 
 def _say(what: str, text: str) -> None:

@@ -21,7 +21,7 @@ GROUP = "orders-service"
 AT_ONCE = {
     "transaction_timeout_s": 0.001,
     "transaction_check_interval_s": 0.001,
-    "check_trigger_interval_s": 0.1,
+    "check_trigger_interval_s": 0.5,
     "publish_drain_s": 0.5,
 }
 

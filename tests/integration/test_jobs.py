@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from txmq.class_archive import archive_options
 from txmq.delta_jars import (
     cache_folder,
     fetch_jars,
@@ -21,7 +22,7 @@ from txmq.delta_jars import (
     missing_jars,
     spark_home,
 )
-from txmq.java_runtime import home_for_spark, require_java
+from txmq.java_runtime import home_for_spark, java_options, require_java
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.store import Store
@@ -29,8 +30,7 @@ from txmq.verify import verify
 
 PROJECT = Path(__file__).parents[2]
 START_LIMIT_S = 120
-# These live for seconds: as `local_session(for_minutes=True)`.
-FOR_SECONDS = "spark.driver.defaultJavaOptions=-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+OPTIONS = "spark.driver.defaultJavaOptions"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,9 @@ def spark_options() -> list[str]:
     pairs = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
     kept = [f"{key}={value}" for key, value in pairs if key != "spark.jars.packages"]
     jars = ",".join(str(path) for path in jar_paths(cache_folder()))
-    settings = (p for k in [*kept, FOR_SECONDS] for p in ("--conf", k))
+    # These live for seconds: as `local_session(for_minutes=True)`.
+    quick = f"{OPTIONS}={java_options(for_minutes=True)}{archive_options(require_java())}"
+    settings = (p for k in [*kept, quick] for p in ("--conf", k))
     return ["--master", "local[2]", "--jars", jars, *settings]
 
 
