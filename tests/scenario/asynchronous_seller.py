@@ -35,16 +35,14 @@ class AsynchronousBooks(Books):
     ) -> LocalTransactionState:
         if not argument:
             return LocalTransactionState.ROLLBACK
-        if message.message.body == self._last:
+        if message.body == self._last:
             self._die_paying(message)
-        self.pay(message.transaction_id, message.message.body)
+        self.pay(message.transaction_id, message.body)
         return LocalTransactionState.COMMIT
 
     def _die_paying(self, message: HalfMessage) -> None:
         with closing(self._open()) as books:
-            books.execute(
-                "INSERT INTO paid VALUES (?, ?)", (message.transaction_id, message.message.body)
-            )
+            books.execute("INSERT INTO paid VALUES (?, ?)", (message.transaction_id, message.body))
             os.kill(os.getpid(), signal.SIGKILL)
 
 

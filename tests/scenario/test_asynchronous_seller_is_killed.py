@@ -18,10 +18,10 @@ from txmq.verify import verify
 
 DEATHS = {
     "halves written, not committed": ("storage.files_written=kill@2", ""),
-    "halves committed, not answered": ("producer.half_committed=kill@2", ""),
+    "halves committed, not answered": ("producer.half_committed=kill@1", ""),
     "in a local transaction": ("", "sale 100"),
     "after local transactions": ("producer.end_ready=kill@1", ""),
-    "ends committed, not answered": ("producer.end_committed=kill@2", ""),
+    "ends committed, not answered": ("producer.end_committed=kill@1", ""),
 }
 
 
