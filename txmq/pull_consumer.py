@@ -410,13 +410,16 @@ class PullConsumer:
         return tuple(sorted(self._shown(queue) for queue in self._member.held.epochs))
 
     def pause(self, topic: str, queue_id: int | None = None) -> None:
-        """Hand out nothing of a topic, or of one of its queues, until `resume`; 0 commits."""
+        """Hand out nothing of a topic, or of one of its queues, until `resume`; 0 commits.
+
+        Raises: ConfigError, ClosedError, ConcurrentUseError.
+        """
         with self._use():
             stored = self._subscribed(topic)
             if queue_id is None:
                 self._paused_topics.add(stored)
             else:
-                self._paused.add(TopicQueue(stored, queue_id))
+                self._paused.add(TopicQueue(stored, _checked_queue(queue_id)))
 
     def resume(self, topic: str, queue_id: int | None = None) -> None:
         """Go on where `pause` was called, with a topic and all its queues, or with one queue."""
@@ -426,7 +429,7 @@ class PullConsumer:
                 self._paused_topics.discard(stored)
                 self._paused = {queue for queue in self._paused if queue.topic != stored}
             else:
-                self._paused.discard(TopicQueue(stored, queue_id))
+                self._paused.discard(TopicQueue(stored, _checked_queue(queue_id)))
 
     def _is_paused(self, queue: TopicQueue) -> bool:
         return queue in self._paused or queue.topic in self._paused_topics
@@ -580,6 +583,12 @@ def _checked_member_id(member_id: object, mode: ConsumeMode) -> str:
         rule = "use 1 to 255 ASCII letters, digits and . _ @ -; in BROADCASTING it is needed"
         raise InvalidNameError("member_id", member_id, rule)
     return member_id
+
+
+def _checked_queue(queue_id: object) -> int:
+    if type(queue_id) is not int or queue_id < 0:
+        raise ConfigError([f"queue_id must be a whole number from 0 on, not {shown(queue_id)}"])
+    return queue_id
 
 
 def _check_poll(max_messages: object, timeout_s: object) -> None:

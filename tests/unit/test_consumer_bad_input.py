@@ -151,6 +151,15 @@ def test_seek_in_a_queue_of_somebody_else_is_refused(world: ConsumerWorld, queue
         world.consumer().seek(TOPIC, queue_id, 0)
 
 
+@pytest.mark.parametrize("queue_id", [-1, "0", True, 1.0])
+@pytest.mark.parametrize("call", ["pause", "resume"])
+def test_queue_that_cannot_be_is_not_paused_in_silence(
+    world: ConsumerWorld, call: str, queue_id: Any
+) -> None:
+    with pytest.raises(ConfigError, match="queue_id"):
+        getattr(world.consumer(), call)(TOPIC, queue_id)
+
+
 @pytest.mark.parametrize("call", ["pause", "resume", "seek", "seek_to_time"])
 def test_topic_that_is_not_read_cannot_be_moved(world: ConsumerWorld, call: str) -> None:
     more = {"seek": (0, 0), "seek_to_time": (datetime.now(UTC),)}.get(call, ())
