@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
 from deltalake.exceptions import CommitFailedError
 
 from txmq import payload
@@ -115,9 +116,17 @@ class Log:
         live = tuple(added) if replaces else (*last.live, *added)
         all_marks = {**last.marks, **marks}
         now_ms = self.disk.clock.now_ms()
-        self.commits.append(Commit(tuple(added), live, dict(marks), all_marks, now_ms))
+        content = _content(marks)
+        self.commits.append(Commit(tuple(added), live, dict(marks), all_marks, now_ms, content))
         self.disk.after(self.location)
         return len(self.commits) - 1
+
+
+def _content(marks: Mapping[str, int]) -> bytes:
+    """A commit file's lines about marks, and what tells it from every other."""
+    actions = [{"txn": {"appId": name, "version": number}} for name, number in marks.items()]
+    lines = [*actions, {"commitInfo": {"txnId": str(uuid.uuid4())}}]
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
 
 
 @cache
@@ -249,6 +258,15 @@ class MemoryTable(Table):
 
     def has_news(self) -> bool:
         return len(self._log.commits) > self.version + 1
+
+    def _commit_files(self, *versions: int) -> list[Any]:
+        return [self._commit_file(version) for version in versions]
+
+    def _commit_file(self, version: int) -> SimpleNamespace:
+        content = self.commit_bytes(version)
+        if content is None:
+            return SimpleNamespace(type=pa_fs.FileType.NotFound)
+        return SimpleNamespace(type=pa_fs.FileType.File, size=len(content), mtime_ns=hash(content))
 
     def commit_bytes(self, version: int) -> bytes | None:
         commits = self._log.commits

@@ -29,7 +29,7 @@ GROUP, TOPIC = "orders", "order-paid"
 SETTINGS = {
     "transaction_timeout_s": 1.0,
     "transaction_check_interval_s": 1.0,
-    "check_trigger_interval_s": 0.5,
+    "check_trigger_interval_s": 0.2,
     "maintenance_interval_s": 0.2,
     "log_reserved_time_s": 2.0,
     "topic_log_reserved_time_h": 0.01,
