@@ -26,6 +26,11 @@ _TESTS = Path(__file__).parent
 _TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
 # The longest first, so that all workers end at about the same time.
 _ORDER = ("scenario", "property", "integration", "contract", "benchmark", "unit")
+# About half of the time that tests with Spark take.
+_SECOND_JAVA = (
+    "test_verify", "test_typed", "test_topic_streams", "test_retries", "test_delta_listener",
+    "test_platform",
+)  # fmt: skip
 # Small stores: compiling a query would cost more than running it.
 _FOR_SMALL_STORES = {
     "spark.sql.codegen.wholeStage": "false",
@@ -46,8 +51,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(item.path.parent.name)
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker("spark")
-        # Java starts and warms up in one worker, and each module makes its stores once.
-        item.add_marker(pytest.mark.xdist_group("spark"))
+        # Java starts and warms up in two workers, and each module makes its stores once.
+        is_second = item.path.name.startswith(_SECOND_JAVA)
+        item.add_marker(pytest.mark.xdist_group("spark-2" if is_second else "spark"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
