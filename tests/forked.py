@@ -9,12 +9,12 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.testing import FAIL_POINTS_VARIABLE, arm_fail_points
+from txmq.testing import arm_fail_points
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -30,9 +30,8 @@ class Forked:
         self, function: Callable[..., None], *arguments: str, faults: str, log: Path
     ) -> None:
         """Call `function` in a session of its own; `faults` as TXMQ_FAILPOINTS takes them."""
-        given = {FAIL_POINTS_VARIABLE: faults}
         self._process: ForkServerProcess = _server().Process(
-            target=_run, args=(function, arguments, given, str(log))
+            target=_run, args=(function, arguments, faults, str(log))
         )
         self._process.start()
         assert self._process.pid is not None
@@ -82,15 +81,12 @@ def _server() -> ForkServerContext:
     return context
 
 
-def _run(
-    function: Callable[..., None], arguments: tuple[str, ...], given: Mapping[str, str], log: str
-) -> None:
+def _run(function: Callable[..., None], arguments: tuple[str, ...], faults: str, log: str) -> None:
     os.setsid()
     written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
         os.dup2(written, number)
     # The one that is forked from ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.update(given)
-    arm_fail_points(given[FAIL_POINTS_VARIABLE])
+    arm_fail_points(faults)
     function(*arguments)

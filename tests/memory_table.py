@@ -256,9 +256,6 @@ class MemoryTable(Table):
     def filesystem(self) -> Any:
         return self._log
 
-    def has_news(self) -> bool:
-        return len(self._log.commits) > self.version + 1
-
     def _commit_files(self, *versions: int) -> list[Any]:
         return [self._commit_file(version) for version in versions]
 

@@ -50,11 +50,18 @@ def main() -> int:
     """Make the archive if there is none; 0 also where that fails, for nothing needs it."""
     java = require_java()
     path = archive_path(java)
-    if not path.is_file() and make_archive(java, cache_folder()) is None:
-        sys.stdout.write("left out Java's archive of classes: this Java could not make one\n")
+    if path.is_file():
+        _say("found", f"Java's archive of classes, {path}")
         return 0
-    sys.stdout.write(f"found    Java's archive of classes, {path}\n")
+    _say("make", "Java's archive of classes (160 MB, once; this takes up to a minute)")
+    if make_archive(java, cache_folder()) is None:
+        _say("left out", "the archive: this Java could not make one; starts take as long as before")
     return 0
+
+
+def _say(what: str, text: str) -> None:
+    sys.stdout.write(f"{what:8} {text}\n")
+    sys.stdout.flush()
 
 
 def make_archive(java: Java, cache: Path) -> Path | None:

@@ -205,8 +205,8 @@ class PinnedTable:
 
     def has_commit(self, version: int) -> bool:
         """Whether the commit file of a version is there; one look at one file name."""
-        path = commit_path(version)
-        return self.filesystem.get_file_info(path).type is not pa_fs.FileType.NotFound
+        (found,) = self._commit_files(version)
+        return found.type is not pa_fs.FileType.NotFound
 
     @property
     def filesystem(self) -> pa_fs.FileSystem:
