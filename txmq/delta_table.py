@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -121,15 +121,22 @@ class PinnedTable:
         """
         if self._newest_seen is None or self._newest_seen[0] != self.version:
             return _Look.PERHAPS
-        own, following = self._commit_files(self.version, self.version + 1)
+        try:
+            own, following = self._commit_files(self.version, self.version + 1)
+        except OSError:
+            return _Look.PERHAPS
         if following.type is not pa_fs.FileType.NotFound or own.type is pa_fs.FileType.NotFound:
             return _Look.PERHAPS
         is_same = self._newest_seen[1] == (own.size, own.mtime_ns)
         return _Look.NOTHING_NEW if is_same else _Look.ANOTHER_TABLE
 
     def _note_newest(self) -> None:
+        self._newest_seen = None
         # On an object store two looks cost more than the one of delta-rs.
-        if "://" not in self.location:
+        if "://" in self.location:
+            return
+        # The commit that was just made has landed, whatever becomes of a look at it.
+        with suppress(OSError):
             (own,) = self._commit_files(self.version)
             is_there = own.type is not pa_fs.FileType.NotFound
             self._newest_seen = (self.version, (own.size, own.mtime_ns)) if is_there else None

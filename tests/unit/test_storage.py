@@ -754,6 +754,21 @@ def test_refresh_looks_at_delta_only_where_something_was_committed(
     assert sum(it is numbers.handle for it in looks) == 1
 
 
+def test_look_that_fails_neither_loses_a_commit_nor_its_answer(
+    numbers: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers.refresh()
+
+    def broken(*_: int) -> Any:
+        raise OSError(errno.EIO, "a disk that cannot be looked at")
+
+    monkeypatch.setattr(numbers, "_commit_files", broken)
+    numbers.swap(number_rows(1), {"progress": 1})
+
+    assert numbers.refresh().mark("progress") == 1
+    assert stored_numbers(numbers) == [1]
+
+
 def test_refresh_sees_a_table_that_was_made_anew_with_as_many_commits(
     numbers: Table, another: Another
 ) -> None:
