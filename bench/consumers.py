@@ -31,6 +31,7 @@ WARM_UP_ROUNDS = 5
 BLOCK_ROUNDS = 5
 PAUSE_S = 0.05
 IDLE_S = 3.0
+LOOK_S = 0.001
 WAIT_S = 60.0
 POLLS = (32, 1_000)
 SPAWN = get_context("spawn")
@@ -224,7 +225,7 @@ def _publishing(sizes: Sizes, folder: Path) -> Outcome:
 
 
 def _publishing_s(sizes: Sizes, folder: Path) -> tuple[float, float]:
-    """Seconds to send and publish, with the groups running and with them stopped, in turns."""
+    """Seconds from send() to visible, with the groups running and with them stopped, in turns."""
     with (
         _sending(folder) as (store, send),
         _other_process(_handlers, store.location, GROUPS) as (_, pid),
@@ -252,20 +253,27 @@ def _block_s(send: Callable[[int], float]) -> list[float]:
 
 @contextmanager
 def _sending(folder: Path) -> Iterator[tuple[Store, Callable[[int], float]]]:
-    """A store, and what sends and publishes some messages and says how long that took."""
+    """A store with its publisher, and what sends messages and says how soon they were visible."""
     store = Store.create(fresh_folder(folder, "store"))
-    publisher = Publisher(store)
+    log = Path(store.location) / "topics" / TOPIC / "_delta_log"
+    service = Publisher(store).start()
     with TransactionProducer(store, producer_group=GROUP) as producer:
 
         def send(count: int) -> float:
             batch = [Message(TOPIC, random_body(1024)) for _ in range(count)]
+            before = len(list(log.glob("*.json")))
+            visible = log / f"{before or 1:020}.json"
             start_s = time.perf_counter()
             producer.send(batch)
-            publisher.run_once()
+            while not visible.exists():
+                time.sleep(LOOK_S)
             return time.perf_counter() - start_s
 
-        send(QUEUES)
-        yield store, send
+        try:
+            send(QUEUES)
+            yield store, send
+        finally:
+            service.stop()
 
 
 @contextmanager

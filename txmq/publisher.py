@@ -37,7 +37,7 @@ from txmq.payload import (
     suits_spark,
 )
 from txmq.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
-from txmq.service import Restarting, StreamHandle, forget_checkpoint
+from txmq.service import Restarting, StreamHandle, TurnHandle, forget_checkpoint
 from txmq.settlement import settle
 from txmq.storage import Table
 from txmq.topic_log import TopicLog, offsets_in_order
@@ -87,7 +87,7 @@ class Publisher:
 
     Args:
         store: where the logs are.
-        spark: needed by `start()` and by the spark engine.
+        spark: needed by the spark engine; with it `start()` runs on a streaming query.
         name: in the commits that it makes, so that people can tell publishers apart.
 
     Reads: op, half, settled. Writes: settled, topics, state/publisher.
@@ -122,14 +122,15 @@ class Publisher:
         return result
 
     def start(self) -> Restarting:
-        """Follow the op log until `stop()`; catches up before it returns."""
-        if self._spark is None:
-            what = "Publisher.start() needs a Spark session"
-            raise EnvironmentProblemError(what, "Pass spark=, or call run_once() on a schedule.")
+        """Follow the op log until `stop()`, without Spark in a thread of its own.
+
+        It catches up before it returns.
+        """
         self._stopping.clear()
         self._final = None
         self.run_once()
-        return Restarting(self._bell, self._stopping, self._is_final)
+        bell = self._thread_bell if self._spark is None else self._bell
+        return Restarting(bell, self._stopping, self._is_final)
 
     def _is_final(self, failure: BaseException | None) -> bool:
         """Whether no new bell can help: the op log is another, or Java has ended."""
@@ -150,7 +151,15 @@ class Publisher:
         )
         return StreamHandle(query, self._stopping, lambda: forget_checkpoint(checkpoint))
 
+    def _thread_bell(self) -> TurnHandle:
+        bell = TurnHandle(self.name, self._ring, self._stopping)
+        bell.begin()
+        return bell
+
     def _on_bell(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - only the bell
+        self._ring()
+
+    def _ring(self) -> None:
         """Go on for a while, for Spark's next trigger costs more than our next look."""
         reached(FailPoint.BELL_RUNG)
         with self._lock:
@@ -163,7 +172,8 @@ class Publisher:
             self._advance_or_wait()
             if time.monotonic() >= deadline_s:
                 break
-            self._rounds().wait_for_news(self._stopping, deadline_s)
+            if self.last_error is None:
+                self._rounds().wait_for_news(self._stopping, deadline_s)
         self._rounds().keep_progress()
 
     def _advance_or_wait(self) -> None:

@@ -120,6 +120,29 @@ class ThreadHandle:
             self._end()
 
 
+class Running(ServiceHandle, Protocol):
+    """What `Restarting` starts anew where it breaks."""
+
+    def forget(self) -> None:
+        """Throw away what is left of it once it has ended."""
+        ...
+
+
+class TurnHandle(ThreadHandle):
+    """A function that is called again and again, each time as soon as it has returned."""
+
+    def __init__(self, name: str, turn: Callable[[], None], stopping: threading.Event) -> None:
+        """`begin()` starts it."""
+        super().__init__(name, 0.0, stopping=stopping)
+        self._called = turn
+
+    def _turn(self) -> None:
+        self._called()
+
+    def forget(self) -> None:
+        """A thread leaves nothing."""
+
+
 class StreamHandle:
     """A streaming query whose batches look at a stop flag."""
 
@@ -170,7 +193,7 @@ class StreamHandle:
 
 
 class Restarting(ThreadHandle):
-    """A query that is started anew, with a new checkpoint, where it breaks.
+    """A query, or a thread, that is started anew, with a new checkpoint, where it breaks.
 
     Checkpoints of services keep no promise, so one that was deleted, restored or damaged under a
     running query is a reason to begin another, and not to end the service.
@@ -178,7 +201,7 @@ class Restarting(ThreadHandle):
 
     def __init__(
         self,
-        start: Callable[[], StreamHandle],
+        start: Callable[[], Running],
         stopping: threading.Event,
         is_final: Callable[[BaseException | None], bool],
     ) -> None:
@@ -214,7 +237,7 @@ class Restarting(ThreadHandle):
         self._running.forget()
         self._running = self._started()
 
-    def _started(self) -> StreamHandle:
+    def _started(self) -> Running:
         """A query that runs; a checkpoint that is deleted while it starts is one more break."""
         while True:
             try:

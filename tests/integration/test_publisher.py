@@ -22,9 +22,9 @@ from tests.reading import (
     topic_rows,
     wait_until,
 )
+from txmq.config import Config
 from txmq.errors import (
     CommitConflictError,
-    EnvironmentProblemError,
     PayloadMissingError,
     SourceRestoredError,
 )
@@ -482,14 +482,14 @@ def test_publisher_that_lags_does_not_take_progress_back(store: Store) -> None:
 # --- start() ----------------------------------------------------------------------------
 
 
-def test_start_needs_spark(store: Store) -> None:
-    with pytest.raises(EnvironmentProblemError):
-        Publisher(store).start()
+@pytest.fixture(params=["on Spark", "without Spark"])
+def session(request: pytest.FixtureRequest, spark: Any) -> Any:
+    return spark if request.param == "on Spark" else None
 
 
 @pytest.fixture
-def started(store: Store, spark: Any) -> Iterator[tuple[Publisher, Restarting]]:
-    publisher = Publisher(store, spark=spark)
+def started(store: Store, session: Any) -> Iterator[tuple[Publisher, Restarting]]:
+    publisher = Publisher(store, spark=session)
     handle = publisher.start()
     yield publisher, handle
     handle.stop()
@@ -517,31 +517,55 @@ def test_stopped_publisher_writes_nothing_more(
 
     assert not handle.is_alive
     assert table_versions(store)["settled"] == before["settled"]
-    assert list(Path(store.location, "checkpoints", "services").iterdir()) == []
+    assert list(Path(store.location, "checkpoints").glob("services/*")) == []
     assert publisher.run_once().published == 1
 
 
-def test_publisher_goes_on_after_a_failure_that_passes(
-    store: Store, started: tuple[Publisher, Restarting]
+def test_publisher_goes_on_after_a_failure_that_passes_without_another_claim(
+    tmp_path: Path, session: Any
 ) -> None:
+    # Longer than the test waits: nothing but the failure itself makes it look again.
+    store = Store.create(str(tmp_path / "store"), config=Config(publish_drain_s=600.0))
+    handle = Publisher(store, spark=session).start()
     with failing_commits(1, error=BROKEN, table="settled") as failed:
         send(store)
         wait_until(lambda: bool(failed))
     wait_until(lambda: len(topic_rows(store)) == 1)
+    is_alive = handle.is_alive
+    handle.stop()
 
-    assert started[1].is_alive
+    assert is_alive
 
 
-def test_restored_op_log_ends_the_service_and_says_why(store: Store, spark: Any) -> None:
+def broken_turn(publisher: Publisher) -> None:
+    raise ZeroDivisionError(publisher.name)
+
+
+def test_publisher_without_spark_is_started_anew_where_its_thread_breaks(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Publisher(store).start()
+    with monkeypatch.context() as broken:
+        broken.setattr(Publisher, "_advance_or_wait", broken_turn)
+        send(store)
+        wait_until(lambda: handle._breaks > 1)
+    wait_until(lambda: len(topic_rows(store)) == 1)
+    handle.stop()
+
+    assert not handle.is_alive
+    assert handle.exception is None
+
+
+def test_restored_op_log_ends_the_service_and_says_why(store: Store, session: Any) -> None:
     op = Path(store.location, "op")
     shutil.copytree(op, op.with_name("older-op"))
     send(store, 2)
-    handle = Publisher(store, spark=spark).start()
+    handle = Publisher(store, spark=session).start()
     wait_until(lambda: commits(store, "settled") > 0)
 
     restore(op)
     send(store, 5)
 
     wait_until(lambda: not handle.is_alive)
-    assert "SourceRestoredError" in str(handle.exception)
+    assert "SourceRestoredError" in repr(handle.exception)
     handle.stop()
