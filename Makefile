@@ -10,6 +10,11 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do "$$p" -c '$(NEW_ENOUGH)' 2>/dev/nul
 BIN := .venv/bin
 PACKAGES := .venv/packages.stamp
 CODE := $(wildcard txmq jobs)
+PROJECT := '.[demo,spark,dev]'
+# uv takes a third of pip's time; it is told of pip's mirror, and where it fails pip does it.
+INSTALL_QUICKLY := index=$$($(BIN)/pip config get :env:.index-url || $(BIN)/pip config get global.index-url); \
+	$(BIN)/pip install -qq uv && \
+	$${index:+env UV_DEFAULT_INDEX=$$index} $(BIN)/uv pip install -q -p $(BIN)/python -e $(PROJECT)
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r t s; do printf '  make %-8s %s\n' "$$t" "$$s"; done
@@ -17,8 +22,9 @@ help: ## show this list
 demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
 
+# Three workers on a few cores: threads of delta-rs for each would only take turns.
 test: lint archive ## check the code and run all tests, three at a time
-	$(BIN)/pytest -n 3 --dist loadgroup
+	TOKIO_WORKER_THREADS=1 $(BIN)/pytest -n 3 --dist loadgroup
 
 unit: $(PACKAGES) ## run the tests that need no Spark
 	$(BIN)/pytest tests/unit
@@ -54,8 +60,8 @@ clean: ## remove the virtual environment and all caches of this folder
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(PACKAGES): setup.cfg pyproject.toml | $(BIN)/pip
-	@echo "install  packages into .venv (1.2 GB on disk, once; this takes a minute or more)"
-	@$(BIN)/python -m pip install -qq -e '.[demo,spark,dev]' || { \
+	@echo "install  packages into .venv (1.2 GB on disk, once; this takes half a minute or more)"
+	@($(INSTALL_QUICKLY)) 2>/dev/null || $(BIN)/python -m pip install -qq -e $(PROJECT) || { \
 	  echo "missing  packages: pip could not fetch them, see above"; \
 	  echo "to do    check the network; behind a mirror, set PIP_INDEX_URL; then run make again"; \
 	  exit 1; }

@@ -31,13 +31,7 @@ _SECOND_JAVA = (
     "test_verify", "test_typed", "test_topic_streams", "test_retries", "test_delta_listener",
     "test_platform",
 )  # fmt: skip
-# Small stores: compiling a query would cost more than running it.
-_FOR_SMALL_STORES = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("dev", max_examples=50, **_COMMON)
 settings.register_profile("ci", max_examples=1_000, **_COMMON)
@@ -144,9 +138,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture(scope="module")
 def quick(spark: SparkSession) -> Iterator[SparkSession]:
     """For the many small queries of a verification."""
-    before = {key: spark.conf.get(key, None) for key in _FOR_SMALL_STORES}
-    for key, value in _FOR_SMALL_STORES.items():
-        spark.conf.set(key, value)
+    before = spark.conf.get(SHUFFLE_PARTITIONS)
+    spark.conf.set(SHUFFLE_PARTITIONS, "1")
     yield spark
-    for key, value in before.items():
-        spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+    spark.conf.set(SHUFFLE_PARTITIONS, before)

@@ -52,6 +52,13 @@ _SETTINGS: Mapping[str, str] = {
     "spark.driver.memory": "2g",
 }
 
+# What lives for minutes runs most queries once, and compiling each costs more than it gains.
+_FOR_MINUTES: Mapping[str, str] = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+
 
 def local_session(
     app_name: str = "txmq",
@@ -62,9 +69,9 @@ def local_session(
 ) -> SparkSession:
     """The active session if there is one, else a new local one with Delta.
 
-    `for_minutes` lets Java compile less, which pays for demos and tests. An active session keeps
-    its settings but for `extra`, which win over the defaults in both cases. The first start on a
-    machine fetches Delta's jars (13 MB).
+    `for_minutes` lets Java and Spark compile less, which pays for demos and tests. An active
+    session keeps its settings but for `extra`, which win over the defaults in both cases. The first
+    start on a machine fetches Delta's jars (13 MB).
 
     Raises:
         EnvironmentProblemError: Spark, Java or Delta's jars are missing and cannot be had.
@@ -74,7 +81,7 @@ def local_session(
         for key, value in (extra or {}).items():
             active.conf.set(key, value)
         return active
-    settings = {"spark.master": master, **_SETTINGS}
+    settings = {"spark.master": master, **_SETTINGS, **(_FOR_MINUTES if for_minutes else {})}
     return _started(app_name, java_options(for_minutes=for_minutes), {**settings, **(extra or {})})
 
 
