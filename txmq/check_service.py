@@ -229,7 +229,7 @@ class _Running(StreamHandle):
 
     def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
         self._on_due = on_due
-        self._ending = threading.Event()
+        self._ending, self._in_batch = threading.Event(), threading.Lock()
         self._trigger_s = store.config.check_trigger_interval_s
         self._first_batch_s: float | None = None
         self._last_batch_s = -math.inf
@@ -239,7 +239,7 @@ class _Running(StreamHandle):
         query = start_check_stream(
             spark, store, clock=clock, checkpoint=checkpoint, on_batch=self._batch
         )
-        super().__init__(query, self._ending, after=lambda: forget_checkpoint(checkpoint))
+        super().__init__(query, self._ending, self._in_batch, lambda: forget_checkpoint(checkpoint))
 
     def is_steady(self, horizon_s: float, silence_s: float) -> bool:
         now_s, first_s = time.monotonic(), self._first_batch_s
@@ -253,6 +253,10 @@ class _Running(StreamHandle):
         return any(operator.numRowsDroppedByWatermark > 0 for operator in operators)
 
     def _batch(self, batch: DataFrame) -> None:
+        with self._in_batch:
+            self._take(batch)
+
+    def _take(self, batch: DataFrame) -> None:
         if self._ending_batches >= ENDING_BATCHES_MAX:
             # Batches without a pause between them: state that is not written ends the query.
             return

@@ -37,7 +37,7 @@ from txmq.payload import (
     suits_spark,
 )
 from txmq.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
-from txmq.service import STOP_WAIT_S, Restarting, StreamHandle, TurnHandle, forget_checkpoint
+from txmq.service import Restarting, StreamHandle, TurnHandle, forget_checkpoint
 from txmq.settlement import settle
 from txmq.storage import Table
 from txmq.topic_log import TopicLog, offsets_in_order
@@ -149,13 +149,9 @@ class Publisher:
             .trigger(processingTime="0 seconds")
             .start()
         )
-        return StreamHandle(query, self._stopping, lambda: self._end_bell(checkpoint))
-
-    def _end_bell(self, checkpoint: str) -> None:
-        """A turn goes on when its query has ended; it would meet the end of the process."""
-        if self._lock.acquire(timeout=STOP_WAIT_S):
-            self._lock.release()
-        forget_checkpoint(checkpoint)
+        return StreamHandle(
+            query, self._stopping, self._lock, lambda: forget_checkpoint(checkpoint)
+        )
 
     def _thread_bell(self) -> TurnHandle:
         bell = TurnHandle(self.name, self._ring, self._stopping)

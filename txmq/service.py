@@ -146,10 +146,17 @@ class TurnHandle(ThreadHandle):
 class StreamHandle:
     """A streaming query whose batches look at a stop flag."""
 
-    def __init__(self, query: Any, stopping: threading.Event, after: Callable[[], None]) -> None:
-        """`after` runs once, when the query has ended."""
+    def __init__(
+        self,
+        query: Any,
+        stopping: threading.Event,
+        in_batch: threading.Lock,
+        after: Callable[[], None],
+    ) -> None:
+        """A batch holds `in_batch`; `after` runs when the query and its last batch have ended."""
         self._query = query
         self._stopping = stopping
+        self._in_batch = in_batch
         self._after = after
 
     def stop(self) -> None:
@@ -163,7 +170,13 @@ class StreamHandle:
         self.forget()
 
     def forget(self) -> None:
-        """Throw away what is left of a query that has ended."""
+        """Throw away what is left of a query that has ended.
+
+        Its last batch may go on in Python, as when Java was killed, and must not meet the end of
+        the process: that ends by a signal.
+        """
+        if self._in_batch.acquire(timeout=STOP_WAIT_S):
+            self._in_batch.release()
         self._after()
 
     @property

@@ -537,32 +537,6 @@ def test_publisher_goes_on_after_a_failure_that_passes_without_another_claim(
     assert is_alive
 
 
-def test_bell_has_not_ended_while_its_turn_goes_on(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Its query has, as when Java is killed: Python would end under the turn, by a signal.
-    publisher = Publisher(store)
-    is_in_turn, may_end = threading.Event(), threading.Event()
-
-    def long_turn() -> None:
-        is_in_turn.set()
-        may_end.wait()
-
-    monkeypatch.setattr(publisher, "_drain", long_turn)
-    turn = threading.Thread(target=publisher._ring)
-    end = threading.Thread(target=publisher._end_bell, args=(str(tmp_path / "checkpoint"),))
-    turn.start()
-    is_in_turn.wait()
-    end.start()
-    end.join(timeout=0.2)
-    has_waited = end.is_alive()
-    may_end.set()
-    end.join()
-    turn.join()
-
-    assert has_waited
-
-
 def broken_turn(publisher: Publisher) -> None:
     raise ZeroDivisionError(publisher.name)
 

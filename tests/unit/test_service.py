@@ -10,7 +10,7 @@ import pytest
 
 from tests.reading import wait_until
 from txmq import service
-from txmq.service import BREAKS_MAX, Restarting
+from txmq.service import BREAKS_MAX, Restarting, StreamHandle
 
 
 class Query:
@@ -132,3 +132,36 @@ def test_first_start_that_fails_again_and_again_is_an_error(queries: list[Query]
     with pytest.raises(RuntimeError, match="no such folder"):
         Restarting(start, threading.Event(), lambda _: False)
     assert len(queries) == BREAKS_MAX + 1
+
+
+class Ended:
+    """A query whose Java was killed."""
+
+    isActive = False  # noqa: N815 - Spark's name
+
+
+def test_query_is_not_stopped_before_its_last_batch_has_ended() -> None:
+    # Python would end under the batch, by a signal.
+    in_batch, forgotten = threading.Lock(), threading.Event()
+    handle = StreamHandle(Ended(), threading.Event(), in_batch, forgotten.set)
+    with in_batch:
+        stopper = threading.Thread(target=handle.stop)
+        stopper.start()
+        stopper.join(timeout=0.1)
+        has_waited = stopper.is_alive() and not forgotten.is_set()
+    stopper.join()
+
+    assert has_waited
+    assert forgotten.is_set()
+
+
+def test_batch_that_hangs_does_not_keep_a_service_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "STOP_WAIT_S", 0.01)
+    in_batch, forgotten = threading.Lock(), threading.Event()
+    in_batch.acquire()
+
+    StreamHandle(Ended(), threading.Event(), in_batch, forgotten.set).stop()
+
+    assert forgotten.is_set()
