@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tests import reading
+from tests.stores import fresh_store
 from txmq.config import Config
 from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message import LocalTransactionState, Message, new_transaction_id
 from txmq.op_log import OpRow
 from txmq.schemas import HALF
-from txmq.store import Store
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class CheckWorld:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
-        self.store = Store.create(str(folder / "store"), CHECK_CONFIG.replace(**settings))
+        self.store = fresh_store(folder / "store", CHECK_CONFIG.replace(**settings))
         self.clock = ManualClock(wall_ms())
         self._half, self._op = self.store.half_log(), self.store.op_log()
         self._numbers = itertools.count(1)

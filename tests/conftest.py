@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.delayed import delayed_store
-from tests.stores import HandMadeStore, clean_store
+from tests.stores import HandMadeStore, clean_store, fresh_store
 from txmq.service import ThreadHandle
 from txmq.store import Store
 from txmq.testing import ManualClock
@@ -83,7 +83,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store.create(str(tmp_path / "store"))
+    return fresh_store(tmp_path / "store")
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.stores import fresh_store
 from txmq.clock import timestamp
 from txmq.config import Config
 from txmq.delay_service import DelayResult, DelayService
@@ -17,7 +18,6 @@ from txmq.names import SCHEDULE_TOPIC
 from txmq.op_log import OpRow
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
-from txmq.store import Store
 from txmq.testing import ManualClock
 
 GROUP = "orders-service"
@@ -30,7 +30,7 @@ class DelayWorld:
     def __init__(self, folder: Path, **settings: Any) -> None:
         # Files carry the machine's time, so this is where the clock begins.
         self.clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
-        self.store = Store.create(folder / "store", Config(**settings), clock=self.clock)
+        self.store = fresh_store(folder / "store", Config(**settings), clock=self.clock)
         self.publisher = Publisher(self.store, clock=self.clock)
         self.service = DelayService(self.store, clock=self.clock)
         self.producer = TransactionProducer(self.store, producer_group=GROUP, clock=self.clock)

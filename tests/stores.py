@@ -5,18 +5,23 @@ Nothing here knows how the publisher works: every row of every table is said by 
 
 from __future__ import annotations
 
+import atexit
 import copy
 import json
+import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from txmq.clock import Clock
 from txmq.config import Config
 from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC, TableSchema
@@ -136,6 +141,30 @@ class Settled:
             "op_timestamp": START,
             "store_date": START.date(),
         }
+
+
+_MADE: dict[str, str] = {}
+
+
+def fresh_store(
+    location: str | Path, config: Config | None = None, *, clock: Clock | None = None
+) -> Store:
+    """As `Store.create`, by a copy of one with the same settings: a fifth of the time."""
+    settings = config or Config()
+    key = f"{settings} at {None if clock is None else clock.now_ms()}"
+    if key not in _MADE:
+        folder = tempfile.mkdtemp(prefix="txmq-fresh-")
+        atexit.register(_forget, folder, os.getpid())
+        Store.create(f"{folder}/store", settings, clock=clock)
+        _MADE[key] = f"{folder}/store"
+    shutil.copytree(_MADE[key], location, dirs_exist_ok=True)
+    return Store(str(location), settings)
+
+
+def _forget(folder: str, process_id: int) -> None:
+    """Not by a process that was forked."""
+    if process_id == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class HandMadeStore:

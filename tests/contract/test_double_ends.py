@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.reading import log_rows, topic_rows
+from tests.stores import fresh_store
 from txmq.config import Config
 from txmq.errors import AlreadyResolvedError
 from txmq.lifecycle import ClaimKind, ClaimSource
@@ -202,7 +203,7 @@ def check_end(stage: Stage, story: Story, heard: tuple[str, str]) -> None:
 @pytest.fixture(scope="module")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("double-ends") / "store"
-    Store.create(str(folder), Config(transaction_check_max=1))
+    fresh_store(folder, Config(transaction_check_max=1))
     return folder
 
 

@@ -17,6 +17,7 @@ from tests.asked import states
 from tests.builders import table_versions
 from tests.reading import bodies, publish, rows_of, wait_until
 from tests.scenario.books import SETTINGS
+from tests.stores import fresh_store
 from txmq.batch_transactions import TRIES, BatchTransactions
 from txmq.config import Config
 from txmq.delta_listener import DeltaListener
@@ -113,7 +114,7 @@ def table_of(payments: list[str]) -> pa.Table:
 def job(tmp_path: Path) -> Job:
     table = str(tmp_path / "booked")
     write_deltalake(table, table_of([]))
-    return Job(Store.create(tmp_path / "store", Config(**SETTINGS)), table)
+    return Job(fresh_store(tmp_path / "store", Config(**SETTINGS)), table)
 
 
 def crash(*_: object) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tests.stores import fresh_store
 from txmq.clock import milliseconds
 from txmq.config import Config
 from txmq.errors import TransactionNotFoundError
@@ -97,7 +98,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     settings = Config(transaction_check_max=1, transaction_timeout_s=0.001)
-    return World(Store.create(tmp_path / "store", settings))
+    return World(fresh_store(tmp_path / "store", settings))
 
 
 # --- the rule ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from tests.builders import table_versions
 from tests.planted import DEAD, Filled, Vandal, filled
 from tests.reading import topic_rows
+from tests.stores import fresh_store
 from txmq.config import Config
 from txmq.delay_service import DelayService
 from txmq.errors import PayloadMissingError, ReservedNameError, TopicNotRebuiltError
@@ -287,7 +288,7 @@ class Past:
 
     def __init__(self, location: Path) -> None:
         self.clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
-        self.store = Store.create(location, Config(default_topic_queue_nums=2))
+        self.store = fresh_store(location, Config(default_topic_queue_nums=2))
         self.topics = Topics(self.store, clock=self.clock)
         self.publisher = Publisher(self.store, clock=self.clock)
         self.send(6)
@@ -408,7 +409,7 @@ class Delays:
 
     def __init__(self, location: Path) -> None:
         self.clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
-        self.store = Store.create(location, Config(default_topic_queue_nums=2))
+        self.store = fresh_store(location, Config(default_topic_queue_nums=2))
         self.topics = Topics(self.store, clock=self.clock)
         self.publisher = Publisher(self.store, clock=self.clock)
         self.delays = DelayService(self.store, clock=self.clock)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.builders import table_versions
 from tests.reading import bodies, topic_rows
+from tests.stores import fresh_store
 from txmq.config import Config
 from txmq.errors import CommitRefusedError, StorageError
 from txmq.maintenance import Maintenance
@@ -55,7 +56,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    return World(Store.create(tmp_path / "store", Config(file_reserved_time_h=10_000)))
+    return World(fresh_store(tmp_path / "store", Config(file_reserved_time_h=10_000)))
 
 
 def test_old_messages_go_and_young_ones_stay(world: World) -> None:
