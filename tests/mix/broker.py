@@ -15,6 +15,7 @@ from txmq.service import ServiceHandle, ThreadHandle
 from txmq.session import local_session
 from txmq.store import Store
 
+TURN_S = 0.05
 CHECK_S = 2.0
 
 
@@ -32,7 +33,7 @@ class Turns(ThreadHandle):
 
 def without_spark(store: Store) -> BrokerHandle:
     services: dict[str, ServiceHandle] = {
-        "publisher": Publisher(store).start(),
+        "publisher": Turns("publisher", Publisher(store), TURN_S),
         "recheck": Turns("recheck", RecheckJob(store, listeners={GROUP: Listener()}), CHECK_S),
         "delay service": DelayService(store).start(),
         "maintenance": Maintenance(store).start(),
