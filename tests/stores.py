@@ -5,17 +5,15 @@ Nothing here knows how the publisher works: every row of every table is said by 
 
 from __future__ import annotations
 
-import atexit
 import copy
 import json
-import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -143,7 +141,7 @@ class Settled:
         }
 
 
-_MADE: dict[str, str] = {}
+_MADE: dict[str, TemporaryDirectory[str]] = {}
 
 
 def fresh_store(
@@ -153,18 +151,10 @@ def fresh_store(
     settings = config or Config()
     key = f"{settings} at {None if clock is None else clock.now_ms()}"
     if key not in _MADE:
-        folder = tempfile.mkdtemp(prefix="txmq-fresh-")
-        atexit.register(_forget, folder, os.getpid())
-        Store.create(f"{folder}/store", settings, clock=clock)
-        _MADE[key] = f"{folder}/store"
-    shutil.copytree(_MADE[key], location, dirs_exist_ok=True)
+        _MADE[key] = TemporaryDirectory(prefix="txmq-fresh-")
+        Store.create(f"{_MADE[key].name}/store", settings, clock=clock)
+    shutil.copytree(f"{_MADE[key].name}/store", location, dirs_exist_ok=True)
     return Store(str(location), settings)
-
-
-def _forget(folder: str, process_id: int) -> None:
-    """Not by a process that was forked."""
-    if process_id == os.getpid():
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class HandMadeStore:
