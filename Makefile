@@ -1,14 +1,15 @@
 # Needs Python 3.11 or newer, git and make; finds or installs everything else.
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
-# The code is checked while Java keeps its classes.
-MAKEFLAGS += --jobs=2
+# The code is checked while tests run, for much of their preparation and some of them only wait.
+MAKEFLAGS += --jobs=3
 
 CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(CANDIDATES); do "$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && echo "$$p" && break; done)
 BIN := .venv/bin
 PACKAGES := .venv/packages.stamp
+COMPILED := .venv/compiled.stamp
 CODE := $(wildcard txmq jobs)
 PROJECT := '.[demo,spark,dev]'
 # uv takes a third of pip's time; it is told of pip's mirror, and where it fails pip does it.
@@ -22,9 +23,16 @@ help: ## show this list
 demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
 
+test: lint all-tests ## check the code and run all tests, three at a time
+
 # Three workers on a few cores: threads of delta-rs for each would only take turns.
-test: lint archive ## check the code and run all tests, three at a time
+all-tests: archive $(COMPILED)
 	TOKIO_WORKER_THREADS=1 $(BIN)/pytest -n 3 --dist loadgroup
+
+# Once, for else each of the workers compiles every module that tests import.
+$(COMPILED): $(PACKAGES)
+	@$(BIN)/pytest -n 0 --collect-only -qq >/dev/null || true
+	@touch $@
 
 unit: $(PACKAGES) ## run the tests that need no Spark
 	$(BIN)/pytest tests/unit
@@ -81,4 +89,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test unit lint bench torture race mix groups ready archive clean
+.PHONY: help demo test all-tests unit lint bench torture race mix groups ready archive clean
