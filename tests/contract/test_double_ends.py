@@ -6,7 +6,8 @@ wins for good, DISCARD is an end until a RESUME, UNKNOWN never ends anything.
 
 from __future__ import annotations
 
-import shutil
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,11 @@ from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.op_log import OpRow
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
-from txmq.store import Store
 from txmq.testing import START_MS, ManualClock
 from txmq.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 GROUP = "orders-service"
@@ -38,6 +38,8 @@ STATE_ASKED_FOR = {COMMIT: LocalTransactionState.COMMIT, ROLLBACK: LocalTransact
 
 # What becomes of the one message.
 VISIBLE, NEVER, DEAD = "visible once", "never visible", "one dead letter"
+# Rows of its topic and dead letters.
+SHOWN = {VISIBLE: (1, 0), NEVER: (0, 0), DEAD: (0, 1)}
 # Whose claim took effect.
 FIRST, SECOND, NOBODY = "the first", "the second", "nobody"
 # What commit() or rollback() of a producer comes to; NONE: it cannot ask for this.
@@ -111,21 +113,12 @@ OF_PRODUCERS = [s for s in STORIES if {s.first[1], s.second[1]} == {ClaimSource.
 class Stage:
     """One prepared transaction of one message, and all who may end it."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        clock = ManualClock()
-        self.publisher = Publisher(store, clock=clock)
-        self.producer = TransactionProducer(store, producer_group=GROUP, clock=clock)
-        # Another process of the group, for it knows nothing of the first one's transactions.
-        self.other = TransactionProducer(store, producer_group=GROUP, clock=clock)
-        self.transaction = self.producer.begin_transaction()
+    def __init__(self, theatre: Theatre) -> None:
+        self.store, self.other = theatre.store, theatre.other
+        self.transaction = theatre.producer.begin_transaction()
         self.transaction.send(Message(TOPIC, b"42"))
         self.transaction.prepare()
         self._written = 0
-
-    def close(self) -> None:
-        self.producer.close()
-        self.other.close()
 
     def claim(self, kind: ClaimKind, source: ClaimSource) -> str:
         """Write it as its source does; what the caller of a producer heard."""
@@ -151,7 +144,8 @@ class Stage:
         """A DISCARD comes after the one question that is allowed."""
         kinds = (UNKNOWN, DISCARD) if kind is DISCARD else (kind,)
         rows = [self._row(each, source) for each in kinds]
-        self.store.op_log().append(rows, 0, app_id=f"test-{source}", number=self._written)
+        app_id = f"test-{self.transaction.id}-{source}"
+        self.store.op_log().append(rows, 0, app_id=app_id, number=self._written)
 
     def _row(self, kind: ClaimKind, source: ClaimSource) -> OpRow:
         bound = kind in (DISCARD, UNKNOWN)
@@ -162,19 +156,61 @@ class Stage:
             next_check_timestamp_ms=LONG_DUE_MS if kind is UNKNOWN else None,
         )  # fmt: skip
 
-    def facts(self) -> list[tuple[Any, ...]]:
-        return [(f["state"], f["source"], f["life"]) for f in log_rows(self.store, "settled")]
 
-    def effect(self) -> str:
-        visible = len(topic_rows(self.store, TOPIC))
-        dead = len(topic_rows(self.store, TRANS_CHECK_MAX_TIME_TOPIC))
-        effects = {(1, 0): VISIBLE, (0, 0): NEVER, (0, 1): DEAD}
-        return effects.get((visible, dead), f"{visible} visible and {dead} dead letters")
+class Theatre:
+    """One store in which every story is told at once, each of a transaction of its own."""
+
+    def __init__(self, folder: Path, stories: Sequence[Story]) -> None:
+        self.store = fresh_store(folder / "store", Config(transaction_check_max=1))
+        clock = ManualClock()
+        self.publisher = Publisher(self.store, clock=clock)
+        self.producer = TransactionProducer(self.store, producer_group=GROUP, clock=clock)
+        # Another process of the group, for it knows nothing of the first one's transactions.
+        self.other = TransactionProducer(self.store, producer_group=GROUP, clock=clock)
+        # Threads of one producer share a commit.
+        with ThreadPoolExecutor(len(stories)) as pool:
+            stages = pool.map(lambda _: Stage(self), stories)
+            self.stages = dict(zip(stories, stages, strict=True))
+        self.heard: dict[Story, list[str]] = {story: [] for story in stories}
+
+    def claim_first(self) -> None:
+        for story, stage in self.stages.items():
+            self.heard[story].append(stage.claim(*story.first))
+
+    def claim_second(self) -> None:
+        for story, stage in self.stages.items():
+            self.heard[story].append(stage.claim(*story.second))
 
     def publish(self) -> None:
         self.publisher.run_once()
         report = verify(self.store.location)
         assert report.is_clean, report
+
+    def settle_only(self) -> None:
+        rounds = Publisher(self.store, clock=ManualClock())._rounds()
+        rounds._settle(rounds._op.table.version)
+
+    def end(self) -> Theatre:
+        """Read what became of it all."""
+        self.producer.close()
+        self.other.close()
+        self.settled = log_rows(self.store, "settled")
+        self.visible = Counter(row["transaction_id"] for row in topic_rows(self.store, TOPIC))
+        dead = topic_rows(self.store, TRANS_CHECK_MAX_TIME_TOPIC)
+        self.dead = Counter(row["transaction_id"] for row in dead)
+        return self
+
+    def check(self, story: Story) -> None:
+        transaction_id = self.stages[story].transaction.id
+        outcome = story.outcome
+        assert self.heard[story] == [
+            expected_answer(story, story.first, outcome.first_hears),
+            expected_answer(story, story.second, outcome.second_hears),
+        ]
+        facts = [fact for fact in self.settled if fact["transaction_id"] == transaction_id]
+        assert [(f["state"], f["source"], f["life"]) for f in facts] == expected_facts(story)
+        shown = self.visible[transaction_id], self.dead[transaction_id]
+        assert shown == SHOWN[outcome.effect]
 
 
 def expected_facts(story: Story) -> list[tuple[Any, ...]]:
@@ -190,30 +226,43 @@ def expected_answer(story: Story, claim: tuple[ClaimKind, ClaimSource], hears: s
     return hears
 
 
-def check_end(stage: Stage, story: Story, heard: tuple[str, str]) -> None:
-    outcome = story.outcome
-    assert heard == (
-        expected_answer(story, story.first, outcome.first_hears),
-        expected_answer(story, story.second, outcome.second_hears),
-    )
-    assert stage.facts() == expected_facts(story)
-    assert stage.effect() == outcome.effect
+# All tests of one worker, so that each theatre is built once.
+pytestmark = pytest.mark.xdist_group("double-ends")
 
 
 @pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("double-ends") / "store"
-    fresh_store(folder, Config(transaction_check_max=1))
-    return folder
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    return lambda: tmp_path_factory.mktemp("double-ends")
 
 
-@pytest.fixture
-def stage(empty_store: Path, tmp_path: Path) -> Iterator[Stage]:
-    # Copying an empty store is much faster than making one.
-    shutil.copytree(empty_store, tmp_path / "store")
-    stage = Stage(Store.open(str(tmp_path / "store")))
-    yield stage
-    stage.close()
+@pytest.fixture(scope="module")
+def published_between(folder: Callable[[], Path]) -> Theatre:
+    theatre = Theatre(folder(), STORIES)
+    theatre.claim_first()
+    theatre.publish()
+    theatre.claim_second()
+    theatre.publish()
+    return theatre.end()
+
+
+@pytest.fixture(scope="module")
+def in_one_range(folder: Callable[[], Path]) -> Theatre:
+    theatre = Theatre(folder(), STORIES)
+    theatre.claim_first()
+    theatre.claim_second()
+    theatre.publish()
+    return theatre.end()
+
+
+@pytest.fixture(scope="module")
+def settled_between(folder: Callable[[], Path]) -> Theatre:
+    """The publisher dies between settle and publish; another one goes on."""
+    theatre = Theatre(folder(), OF_PRODUCERS)
+    theatre.claim_first()
+    theatre.settle_only()
+    theatre.claim_second()
+    theatre.publish()
+    return theatre.end()
 
 
 def test_the_table_has_every_pair_of_kinds() -> None:
@@ -222,31 +271,17 @@ def test_the_table_has_every_pair_of_kinds() -> None:
 
 
 @pytest.mark.parametrize("story", STORIES, ids=str)
-def test_second_end_after_the_first_was_published(stage: Stage, story: Story) -> None:
-    first = stage.claim(*story.first)
-    stage.publish()
-    second = stage.claim(*story.second)
-    stage.publish()
-    check_end(stage, story, (first, second))
+def test_second_end_after_the_first_was_published(published_between: Theatre, story: Story) -> None:
+    published_between.check(story)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=str)
-def test_both_ends_settled_in_one_range(stage: Stage, story: Story) -> None:
-    heard = stage.claim(*story.first), stage.claim(*story.second)
-    stage.publish()
-    check_end(stage, story, heard)
+def test_both_ends_settled_in_one_range(in_one_range: Theatre, story: Story) -> None:
+    in_one_range.check(story)
 
 
 @pytest.mark.parametrize("story", OF_PRODUCERS, ids=str)
-def test_second_end_after_the_first_was_settled_only(stage: Stage, story: Story) -> None:
-    """The publisher dies between settle and publish; another one goes on."""
-    first = stage.claim(*story.first)
-    settle_only(stage.store)
-    second = stage.claim(*story.second)
-    stage.publish()
-    check_end(stage, story, (first, second))
-
-
-def settle_only(store: Store) -> None:
-    rounds = Publisher(store, clock=ManualClock())._rounds()
-    rounds._settle(rounds._op.table.version)
+def test_second_end_after_the_first_was_settled_only(
+    settled_between: Theatre, story: Story
+) -> None:
+    settled_between.check(story)
