@@ -3,6 +3,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -168,76 +169,91 @@ def test_rearmed_row_comes_out_with_its_count_and_life(world: CheckWorld, watche
     assert row["deadline"] == timestamp(next_ms)
 
 
-def test_claim_from_before_a_resume_does_not_answer_what_it_armed(
-    world: CheckWorld, watched: Watched
-) -> None:
+# --- many stories in one query --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Transactions by what happened to them, and the ids that came out."""
+
+    ids: dict[str, list[str]]
+    out: list[str]
+    dropped: int
+
+    def came_out(self, name: str) -> list[str]:
+        return [key for key in self.ids[name] for _ in range(self.out.count(key))]
+
+
+UNUSABLE = {repr(value): value for value in (float("nan"), float("inf"), -1.0, 0.0)}
+YEAR_MS = 365 * 86_400_000
+
+
+@pytest.fixture(scope="module")
+def stories(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stories:
+    """Each is of transactions of its own, so one query serves them all."""
+    world = CheckWorld(tmp_path_factory.mktemp("stories"))
+    watched = Watched(spark, world, AffineClock.from_now(speed=20.0))
     with watched.one_batch():
-        ids = world.prepare(2, immunity_s=100_000.0)
-        soon_ms = watched.clock.now_ms() + 60_000
-        world.claim(ids, ClaimKind.DISCARD, life=0)
-        world.claim(ids, ClaimKind.RESUME, life=1, next_check_timestamp_ms=soon_ms)
-        world.claim(ids[1:], ClaimKind.COMMIT)
-
-    watched.wait(lambda: watched.out, "the resumed one")
+        ids = written(world, watched.clock)
+    due = ("plain", "resumed", "claimed by thieves", "of many messages")
+    watched.wait(lambda: len(watched.out) >= sum(len(ids[name]) for name in due), "all due")
     watched.wait_batches(3)
-
-    assert watched.ids() == ids[:1]
-
-
-def test_claim_of_another_group_answers_nothing(world: CheckWorld, watched: Watched) -> None:
-    ids = world.prepare(immunity_s=60.0)
-    world.claim(ids, ClaimKind.COMMIT, group="thieves")
-    watched.wait(lambda: watched.out, "the half")
-
-    assert watched.ids() == ids
+    watched.stop()
+    return Stories(ids, watched.ids(), watched.dropped)
 
 
-def test_clock_of_a_producer_does_not_matter(world: CheckWorld, watched: Watched) -> None:
-    year_ms = 365 * 86_400_000
-    with watched.one_batch():
-        fast, slow = world.prepare(2, immunity_s=60.0)
-        world.claim([fast], ClaimKind.COMMIT, op_timestamp_ms=world.clock.now_ms() + year_ms)
-        world.claim([slow], ClaimKind.COMMIT, op_timestamp_ms=world.clock.now_ms() - year_ms)
-        ids = world.prepare(immunity_s=60.0)
-
-    watched.wait(lambda: watched.out, "the unanswered one")
-    watched.wait_batches(3)
-
-    assert watched.ids() == ids
-    assert watched.dropped == 0
-
-
-def test_only_the_first_message_of_a_transaction_is_watched(
-    world: CheckWorld, watched: Watched
-) -> None:
-    ids = world.prepare(3, messages=50, immunity_s=6.0)
-    watched.wait(lambda: len(watched.out) >= 3, "the heads")
-    watched.wait_batches(2)
-
-    assert Counter(watched.ids()) == Counter(ids)
+def written(world: CheckWorld, clock: AffineClock) -> dict[str, list[str]]:
+    ids = {name: world.prepare(immunity_s=value) for name, value in UNUSABLE.items()}
+    ids["far"] = world.prepare(immunity_s=horizon_s(world.store.config) + 1_000.0)
+    ids["of many messages"] = world.prepare(3, messages=50, immunity_s=6.0)
+    ids["claimed by thieves"] = world.prepare(immunity_s=60.0)
+    world.claim(ids["claimed by thieves"], ClaimKind.COMMIT, group="thieves")
+    for name, off_ms in (("fast", YEAR_MS), ("slow", -YEAR_MS)):
+        ids[name] = world.prepare(immunity_s=60.0)
+        said_ms = world.clock.now_ms() + off_ms
+        world.claim(ids[name], ClaimKind.COMMIT, op_timestamp_ms=said_ms)
+    both = world.prepare(2, immunity_s=100_000.0)
+    soon_ms = clock.now_ms() + 60_000
+    world.claim(both, ClaimKind.DISCARD, life=0)
+    world.claim(both, ClaimKind.RESUME, life=1, next_check_timestamp_ms=soon_ms)
+    world.claim(both[1:], ClaimKind.COMMIT)
+    ids["resumed"], ids["resumed and committed"] = both[:1], both[1:]
+    ids["plain"] = world.prepare(immunity_s=60.0)
+    return ids
 
 
-@pytest.mark.parametrize("immunity_s", [float("nan"), float("inf"), -1.0, 0.0])
+def test_claim_from_before_a_resume_does_not_answer_what_it_armed(stories: Stories) -> None:
+    assert stories.came_out("resumed") == stories.ids["resumed"]
+    assert stories.came_out("resumed and committed") == []
+
+
+def test_claim_of_another_group_answers_nothing(stories: Stories) -> None:
+    assert stories.came_out("claimed by thieves") == stories.ids["claimed by thieves"]
+
+
+@pytest.mark.parametrize("clock", ["fast", "slow"])
+def test_clock_of_a_producer_does_not_matter(clock: str, stories: Stories) -> None:
+    assert stories.came_out(clock) == []
+    assert stories.dropped == 0
+
+
+def test_only_the_first_message_of_a_transaction_is_watched(stories: Stories) -> None:
+    assert stories.came_out("of many messages") == stories.ids["of many messages"]
+
+
+@pytest.mark.parametrize("immunity", UNUSABLE)
 def test_half_with_an_unusable_immunity_is_left_out_and_stops_nothing(
-    world: CheckWorld, watched: Watched, immunity_s: float
+    immunity: str, stories: Stories
 ) -> None:
-    world.prepare(immunity_s=immunity_s)
-    fine = world.prepare(immunity_s=6.0)
-    watched.wait(lambda: watched.out, "the half beside it")
-    watched.wait_batches(2)
-
-    assert watched.ids() == fine
+    assert stories.came_out(immunity) == []
+    assert stories.came_out("plain") == stories.ids["plain"]
 
 
-def test_deadline_beyond_the_horizon_is_left_to_the_recheck(
-    world: CheckWorld, watched: Watched
-) -> None:
-    world.prepare(immunity_s=horizon_s(world.store.config) + 1_000.0)
-    near = world.prepare(immunity_s=6.0)
-    watched.wait(lambda: watched.out, "the near one")
-    watched.wait_batches(2)
+def test_deadline_beyond_the_horizon_is_left_to_the_recheck(stories: Stories) -> None:
+    assert stories.came_out("far") == []
 
-    assert watched.ids() == near
+
+# --- the rest has a query for each ----------------------------------------------------------------
 
 
 def test_rows_that_retention_deletes_are_not_rows_of_now(

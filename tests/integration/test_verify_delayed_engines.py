@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.delay_world import DelayWorld
 from tests.delayed import (
     BUGS,
     DelayBug,
@@ -17,11 +16,9 @@ from tests.delayed import (
     deliver,
     ended,
     retained,
-    send_all_kinds,
     shown,
 )
 from tests.delayed import tomorrow as all_forgotten
-from tests.planted import clean_log_at
 from tests.random_store import random_store
 from tests.stores import START, HandMadeStore
 from txmq.names import SCHEDULE_TOPIC
@@ -76,51 +73,18 @@ def test_engines_agree_on_every_row_of_every_bug(found: dict[str, VerifyReport])
     assert found[SPARK].violation_count > len(BUGS)
 
 
-def test_every_life_of_a_delayed_message_is_sound_while_running(
-    made: HandMadeStore, quick: SparkSession
-) -> None:
-    report = assert_sound(both(made.location, quick, drained=False))
-
-    assert report.lateness.max_s == 65.0
-    assert report.counts["delivered"] == 6
-
-
-def test_what_the_services_write_is_sound_also_when_its_claims_are_cleaned(
-    tmp_path: Path, quick: SparkSession
-) -> None:
-    world = DelayWorld(tmp_path)
-    send_all_kinds(world)
-    world.publisher.run_once()
-    world.after(3_600)
-    world.producer.close()
-    before = verify(world.store.location)
-    clean_log_at(world.store.location, "op")
-
-    report = assert_sound(both(world.store.location, quick))
-
-    assert before.is_clean
-    assert (before.counts["scheduled"], before.counts["delivered"]) == (1, 4)
-    assert (report.counts["scheduled"], report.counts["delivered"]) == (1, 4)
-
-
-def test_schedule_stands_for_halves_that_are_gone(made: HandMadeStore, quick: SparkSession) -> None:
-    retained(made, "half", "op", **all_forgotten())
-    version = ended(made, deliver(3, 1))
-    shown(made, delayed(3, "orders", "orders")[1], version)
-
-    assert assert_sound(both(made.location, quick)).counts["known_by_schedule_alone"] == 8
-
-
-def test_what_retention_took_of_topics_and_schedule_is_history(
+def test_what_retention_took_is_history_and_the_schedule_stands_for_halves_that_are_gone(
     made: HandMadeStore, quick: SparkSession
 ) -> None:
     day = (START + timedelta(days=-1)).date()
-    said = {"orders": 99, "stock": 99}
-    retained(made, "topics/orders", "topics/stock", topic_begin=said,
-             schedule_forgotten_before_date=(day + timedelta(days=1)).isoformat())  # fmt: skip
+    retained(made, "half", "op", "topics/stock", topic_begin={"orders": 3, "stock": 99},
+             schedule_forgotten_before_date=(day + timedelta(days=1)).isoformat(),
+             **all_forgotten())  # fmt: skip
     made.remove(f"topics/{SCHEDULE_TOPIC}", f"due_date = '{day}'")
+    version = ended(made, deliver(3, 1))
+    shown(made, delayed(3, "orders", "orders")[1], version)
 
-    assert_sound(both(made.location, quick))
+    assert assert_sound(both(made.location, quick)).counts["known_by_schedule_alone"] == 7
 
 
 @pytest.mark.parametrize("taken", ["half", "nothing"])

@@ -128,8 +128,8 @@ def test_command_finds_every_outcome_sound(
         assert counts[state] > 0
 
 
-def test_rows_written_by_hand_are_sound_while_running_and_one_engine_compares_local_transactions(
-    clean: HandMadeStore, tmp_path: Path, quick: SparkSession
+def test_every_life_of_a_delayed_message_is_sound_while_running_and_one_engine_compares_business(
+    with_delays: HandMadeStore, tmp_path: Path, quick: SparkSession
 ) -> None:
     orders = str(tmp_path / "orders")
     write_deltalake(orders, pa.table({"id": [1]}))
@@ -137,15 +137,17 @@ def test_rows_written_by_hand_are_sound_while_running_and_one_engine_compares_lo
 
     result = CliRunner().invoke(
         app,
-        ["verify", clean.location, "--running", "--engine", "both", "--json", "--business",
+        ["verify", with_delays.location, "--running", "--engine", "both", "--json", "--business",
          f"group=delta:{orders}"],
     )  # fmt: skip
 
     values = json.loads(result.stdout)
     assert (result.exit_code, values["differences"]) == (3, []), values
     assert (values["is_txmq_clean"], values["is_business_clean"]) == (True, False)
-    assert values[PLAIN]["business"]["faults"] == {"producer": 4}
-    assert values[SPARK]["business"] is None
+    assert values[PLAIN]["business"]["faults"] == {"producer": 8}
+    told = values[SPARK]
+    assert told["business"] is None
+    assert (told["lateness"]["max_s"], told["counts"]["delivered"]) == (65.0, 6)
 
 
 def test_what_nobody_forgot_is_missed(copy: Filled) -> None:
