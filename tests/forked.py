@@ -19,7 +19,10 @@ from txmq.testing import arm_fail_points
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
-PRELOADED = ["tests.scenario.accidents", "tests.scenario.check_process", "tests.torture.actors"]
+PRELOADED = [
+    "tests.scenario.accidents", "tests.scenario.check_process", "tests.torture.actors",
+    "tests.race.actors", "tests.groups.member",
+]  # fmt: skip
 POLL_S = 0.005
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import enum
-import os
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.forked import Forked
+from tests.groups.member import main
 from tests.groups.world import Group, journal_of, mark_of
-from tests.mix.mix import started
 
 MEMBERS, MOST, LEAST = 3, 4, 2
 RESTART_MAX_S, END_WAIT_S = 2.0, 120.0
@@ -48,7 +47,7 @@ class Member:
     name: str
     group: Group
     with_spark: bool
-    process: subprocess.Popen[bytes]
+    process: Forked
     continue_s: float | None = None
     stopped_s: float = 0.0
 
@@ -110,9 +109,9 @@ class Crew:
         for own in self.leaving:
             try:
                 returned = own.process.wait(END_WAIT_S)
-            except subprocess.TimeoutExpired:
+            except TimeoutError:
                 own.process.kill()
-                returned = own.process.wait()
+                returned = own.process.returncode
             if returned:
                 self.ended.append(f"{own.name} left with {returned}")
         self.leaving.clear()
@@ -129,7 +128,6 @@ class Crew:
             self.members.remove(own)
             begin_s = time.monotonic()
             own.process.kill()
-            own.process.wait()
             self._note(Deed.KILL, own, begin_s)
             at_s = time.monotonic() + self.draw.uniform(0, RESTART_MAX_S)
             self.restarts.append((at_s, own.group, own.with_spark))
@@ -139,7 +137,7 @@ class Crew:
         own = self._one_that_serves()
         if own is not None:
             own.process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, own.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            own.process.wait_until_stopped()
             own.stopped_s = time.monotonic()
             own.continue_s = own.stopped_s + self.lease_s * self.draw.uniform(*STOP_LEASES)
         return own
@@ -180,9 +178,8 @@ class Crew:
         self.starts += 1
         how = "spark" if with_spark else "pull"
         name = f"{group.name}-{self.starts}-{how}"
-        command = ["tests.groups.member", self.location, str(self.folder), group.name, name, how]
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = started(command, log)
+        arguments = self.location, str(self.folder), group.name, name, how
+        process = Forked(main, *arguments, faults="", log=self.folder / f"{name}.log")
         self.members.append(Member(name, group, with_spark, process))
 
     def _note(self, deed: Deed, own: Member, begin_s: float) -> None:

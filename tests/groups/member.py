@@ -1,13 +1,9 @@
-"""A member in a process of its own: `python -m tests.groups.member LOCATION FOLDER GROUP NAME HOW`.
-
-It goes on until SIGTERM; HOW is `pull` or `spark`.
-"""
+"""A member in a process of its own, until SIGTERM; it receives by `pull` or by `spark`."""
 
 from __future__ import annotations
 
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -123,7 +119,3 @@ def main(location: str, folder: str, group: str, name: str, how: str) -> None:
     handler = Handler(Path(folder), group, name)
     until = spark_until if how == "spark" else pull_until
     until(stopping, Store.open(location), handler, (Path(folder), group, name))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,7 +82,3 @@ def main(role: str, location: str, spec: str, folder: str, last: str) -> None:
         produce(location, spec, folder, int(last))
     else:
         check(location, spec, folder, fenced=last == "fenced")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tests import databases
-from tests.race.actors import IMMUNITY_S
+from tests.forked import Forked
+from tests.race.actors import IMMUNITY_S, main
 from tests.race.business import GROUP, business
 from tests.reading import topic_rows
 from txmq.config import Config
@@ -26,7 +24,6 @@ from txmq.recheck import RecheckJob
 from txmq.store import Store
 from txmq.verify import verify
 
-REPOSITORY = Path(__file__).parents[2]
 PRODUCERS, CHECKERS = 2, 2
 TIME_LIMIT_S = 1_200.0
 SETTINGS = {
@@ -102,7 +99,7 @@ class Field:
     def __init__(self, race: Race, store: Store, spec: str, folder: Path) -> None:
         self._race, self._store, self._spec, self._folder = race, store, spec, folder
         self._drawn = random.Random(race.seed)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, Forked] = {}
         self._kills: Counter[str] = Counter()
 
     def play(self) -> dict[str, int]:
@@ -118,7 +115,6 @@ class Field:
         finally:
             for process in self._running.values():
                 process.kill()
-                process.wait()
         return dict(self._kills)
 
     def _until_enough(self, names: list[str]) -> None:
@@ -131,7 +127,6 @@ class Field:
 
     def _kill(self, name: str) -> None:
         self._running[name].kill()
-        self._running[name].wait()
         self._kills[name.split(maxsplit=1)[0]] += 1
         self._start(name)
 
@@ -139,16 +134,15 @@ class Field:
         role = name.split(maxsplit=1)[0]
         fenced = "fenced" if self._race.fenced else "unfenced"
         last = str(self._drawn.getrandbits(32)) if role == "producer" else fenced
-        command = [sys.executable, "-m", "tests.race.actors", role, self._store.location,
-                   self._spec, str(self._folder), last]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        self._running[name] = subprocess.Popen(command, env=environment)
+        arguments = role, self._store.location, self._spec, str(self._folder), last
+        log = self._folder / f"{name}.log"
+        self._running[name] = Forked(main, *arguments, faults="", log=log)
 
     def _end(self, role: str) -> None:
         self._folder.joinpath(f"stop {role}s").touch()
         for name, process in self._running.items():
             if name.startswith(role):
-                assert process.wait(60) == 0, f"{name} failed"
+                assert process.wait(60) == 0, f"{name} failed: {process.complaint()}"
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
