@@ -94,7 +94,7 @@ def test_two_brokers_share_the_work_and_double_nothing(tmp_path: Path) -> None:
 
 
 def test_without_compare_and_swap_the_same_is_red(tmp_path: Path) -> None:
-    outcome = two_brokers(tmp_path, 100, "without-compare-and-swap")
+    outcome = two_brokers(tmp_path, 50, "without-compare-and-swap")
 
     assert outcome.were_alive
     assert not outcome.report.is_clean
