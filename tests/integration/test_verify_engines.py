@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PLAIN, SPARK = "plain", "spark"
 IDS = [bug.name for bug in BUGS]
+# Also those without Spark in its worker, so that the store is filled once.
+pytestmark = pytest.mark.xdist_group("spark-2")
 
 
 @pytest.fixture(scope="module")

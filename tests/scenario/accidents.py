@@ -24,6 +24,7 @@ from txmq.fail_points import FailPoint, arm
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.store import Store
+from txmq.topic_admin import Topics
 
 if TYPE_CHECKING:
     from txmq.listeners import HalfMessage
@@ -90,6 +91,11 @@ def main(actor: str, location: str, path: str, what: str) -> None:
         sell_with_a_key(Store.open(location), books)
     else:
         act(actor, location, books)
+
+
+def rebuild(location: str, topic: str) -> None:
+    """What `txmq topics rebuild --apply` does."""
+    Topics(Store.open(location)).rebuild(topic, apply=True)
 
 
 def started(actor: str, store: Store, books: Books, what: str = "", faults: str = "") -> Forked:

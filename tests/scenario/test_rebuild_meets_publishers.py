@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,24 +12,20 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import CommitFailedError
 
+from tests.forked import Forked
 from tests.planted import Vandal
 from tests.reading import topic_rows, wait_until
+from tests.scenario.accidents import rebuild
 from txmq.config import Config
 from txmq.fail_points import FailPoint
 from txmq.message import Message
 from txmq.producer import TransactionProducer
 from txmq.publisher import Publisher
 from txmq.store import Store
-from txmq.testing import FAIL_POINTS_VARIABLE
 from txmq.topic_admin import Topics
 from txmq.verify import verify
 
 GROUP, TOPIC = "orders", "order-paid"
-REPOSITORY = Path(__file__).parents[2]
-REBUILD = (
-    "import sys, txmq.testing; from txmq import Store, Topics; "
-    "Topics(Store.open(sys.argv[1])).rebuild(sys.argv[2], apply=True)"
-)
 
 
 @pytest.fixture
@@ -95,9 +89,8 @@ def damage(store: Store) -> None:
 
 
 def rebuild_in_a_process(store: Store, faults: str = "") -> int:
-    environment = {**os.environ, FAIL_POINTS_VARIABLE: faults, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", REBUILD, store.location, TOPIC]
-    return subprocess.run(command, env=environment, check=False, timeout=120).returncode
+    log = Path(f"{store.location}-{uuid.uuid4()}.log")
+    return Forked(rebuild, store.location, TOPIC, faults=faults, log=log).wait(120)
 
 
 def assert_right(store: Store) -> None:
