@@ -230,39 +230,30 @@ def expected_answer(story: Story, claim: tuple[ClaimKind, ClaimSource], hears: s
 pytestmark = pytest.mark.xdist_group("double-ends")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    return lambda: tmp_path_factory.mktemp("double-ends")
-
-
-@pytest.fixture(scope="module")
-def published_between(folder: Callable[[], Path]) -> Theatre:
-    theatre = Theatre(folder(), STORIES)
+def told(folder: Path, stories: Sequence[Story], between: Callable[[Theatre], object]) -> Theatre:
+    """All stories to their ends, with something `between` the two claims of each."""
+    theatre = Theatre(folder, stories)
     theatre.claim_first()
-    theatre.publish()
+    between(theatre)
     theatre.claim_second()
     theatre.publish()
     return theatre.end()
 
 
 @pytest.fixture(scope="module")
-def in_one_range(folder: Callable[[], Path]) -> Theatre:
-    theatre = Theatre(folder(), STORIES)
-    theatre.claim_first()
-    theatre.claim_second()
-    theatre.publish()
-    return theatre.end()
+def published_between(tmp_path_factory: pytest.TempPathFactory) -> Theatre:
+    return told(tmp_path_factory.mktemp("published"), STORIES, Theatre.publish)
 
 
 @pytest.fixture(scope="module")
-def settled_between(folder: Callable[[], Path]) -> Theatre:
+def in_one_range(tmp_path_factory: pytest.TempPathFactory) -> Theatre:
+    return told(tmp_path_factory.mktemp("together"), STORIES, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def settled_between(tmp_path_factory: pytest.TempPathFactory) -> Theatre:
     """The publisher dies between settle and publish; another one goes on."""
-    theatre = Theatre(folder(), OF_PRODUCERS)
-    theatre.claim_first()
-    theatre.settle_only()
-    theatre.claim_second()
-    theatre.publish()
-    return theatre.end()
+    return told(tmp_path_factory.mktemp("settled"), OF_PRODUCERS, Theatre.settle_only)
 
 
 def test_the_table_has_every_pair_of_kinds() -> None:
