@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,21 +112,28 @@ def test_stream_sees_every_message_once_while_its_topic_is_compacted_and_cleaned
     wait_until(lambda: len(follow()) >= 1)
     publisher, maintenance = Publisher(store), Maintenance(store, clock=ClockAhead())
     handle = maintenance.start()
+    topic = store.table_at(f"topics/{TOPIC}")
+    numbers = count(1)
+
+    def first_half_is_cleaned_away() -> bool:
+        # Maintenance comes to a topic without news only once a minute.
+        send(producer, next(numbers))
+        publisher.run_once()
+        return min(log_files(topic).commits_ms) > 40
+
     with TransactionProducer(store, producer_group=GROUP) as producer:
-        for number in range(1, 80):
+        for number in islice(numbers, 79):
             send(producer, number)
             publisher.run_once()
-    wait_until(lambda: len(follow()) >= 80)
-    wait_until(lambda: handle.total.data_files_removed > 40)
-    topic = store.table_at(f"topics/{TOPIC}")
-    wait_until(lambda: len(log_files(topic).commits_ms) < 80)
+        wait_until(first_half_is_cleaned_away)
+    sent = next(numbers)
+    wait_until(lambda: len(follow()) >= sent)
     handle.stop()
 
-    assert sorted(map(int, follow())) == list(range(80))
+    assert sorted(map(int, follow())) == list(range(sent))
     assert handle.total.compacted.files_before > 80
+    assert handle.total.data_files_removed > 40
     assert not handle.total.failed
-    # The last twelve seconds and what leads to the last checkpoint.
-    assert len(log_files(topic).commits_ms) < 80
 
 
 def test_broker_asks_and_publishes_everything_while_its_logs_are_cleaned(
