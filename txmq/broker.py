@@ -45,13 +45,13 @@ class Broker:
 
     Args:
         store: where the logs are.
-        spark: the session that the services run on.
+        spark: the session that the services run on; without it they are threads, and no Java runs.
         listeners: who answers for a producer group, beside those that the settings name; one in a
             namespace is named `tenant%group` (R94).
         hooks: told of the ends that the check writes (R89).
 
     Example:
-        >>> result = Broker(store, spark=spark).run_once()
+        >>> result = Broker(store).run_once()
     """
 
     def __init__(  # noqa: PLR0913 - what its services are told once

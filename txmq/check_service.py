@@ -1,4 +1,7 @@
-"""The check service: a deadline join that sees at once, and a recheck that misses nothing."""
+"""The check service: a deadline join that sees at once, and a recheck that misses nothing.
+
+Without Spark the recheck is all there is: it looks at the logs whenever something may be due.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -16,8 +19,8 @@ from txmq.check_claims import RoundResult
 from txmq.check_round import CheckRound
 from txmq.check_stream import dues_of, horizon_s, start_check_stream
 from txmq.clock import Clock, SystemClock
-from txmq.due_table import rounds_of
-from txmq.errors import EnvironmentProblemError, TxmqError
+from txmq.due_table import DUE, rounds_of
+from txmq.errors import TxmqError
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners import CheckListener
@@ -36,6 +39,7 @@ RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 60.0
 STOP_PAUSE_S = 0.3
 ENDING_BATCHES_MAX = 2
+PAUSES_FOR_A_LOOK = 9
 
 OnDue = Callable[[pa.Table, int], None]
 
@@ -47,8 +51,8 @@ class CheckService:
 
     Args:
         store: whose transactions.
-        spark: needed by `start()`, and by listeners that answer with a DataFrame (SetListener);
-            its settings are left as they are.
+        spark: what the deadline join runs on; without it `start()` rechecks again and again.
+            Needed by listeners that answer with a DataFrame; its settings are left as they are.
         listeners: by producer group; those that the settings name are added.
         clock: what "due" means.
         hooks: told of the ends that it writes (R89).
@@ -82,10 +86,7 @@ class CheckService:
         ).run_once()  # fmt: skip
 
     def start(self) -> CheckHandle:
-        """Run until `stop()`; a recheck begins at once. Raises: EnvironmentProblemError."""
-        if self._spark is None:
-            what = "CheckService.start() needs a Spark session"
-            raise EnvironmentProblemError(what, "Pass spark=, or call run_once() on a schedule.")
+        """Run until `stop()`; a recheck begins at once, and without Spark there is nothing else."""
         checks = CheckRound(
             self.store, listeners=self._listeners, clock=self._clock, spark=self._spark,
             hooks=self._hooks,
@@ -96,37 +97,34 @@ class CheckService:
 class CheckHandle(ThreadHandle):
     """A check service that runs: one thread looks after the join and does the rechecks."""
 
-    def __init__(self, store: Store, spark: SparkSession, checks: CheckRound, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, spark: SparkSession | None, checks: CheckRound, clock: Clock
+    ) -> None:
         """Made by `CheckService.start()`."""
         super().__init__("check", LOOK_INTERVAL_S)
         self._checks = checks
-        self._recheck_interval_s = store.config.recheck_interval_s
-        self._check_interval_s = min(
-            each.transaction_check_interval_s for each in store.config.check_settings().values()
-        )
         self._recheck = Recheck(store, checks, clock)
-        self._stream = _Stream(spark, store, clock, self._on_due)
+        self._scout: _Scout = (
+            _Logs(store, clock, self._recheck, self._on_due)
+            if spark is None
+            else _Stream(spark, store, clock, self._on_due)
+        )
         self._recheck_wanted = threading.Event()
-        self._rechecked_s = -math.inf
+        self._rechecked_s, self._took_s = -math.inf, 0.0
         self.checked = RoundResult()
         self.last_error: TxmqError | None = None
         self.begin()
 
     def _turn(self) -> None:
-        if self._stream.keep_running():
+        if self._scout.keep_running():
             # What the join missed meanwhile, it will not see any more.
             self._recheck_wanted.set()
-        if self._recheck_is_due():
+        since_s = time.monotonic() - self._rechecked_s
+        if self._recheck_wanted.is_set() or since_s >= self._scout.recheck_interval_s(self._took_s):
             self._recheck_wanted.clear()
             self._rechecked_s = time.monotonic()
             self._try_recheck()
-
-    def _recheck_is_due(self) -> bool:
-        if self._recheck_wanted.is_set():
-            return True
-        watched = self._stream.watches_all(self._check_interval_s)
-        interval_s = self._recheck_interval_s if watched else self._check_interval_s
-        return time.monotonic() - self._rechecked_s >= min(interval_s, self._recheck_interval_s)
+            self._took_s = time.monotonic() - self._rechecked_s
 
     def _try_recheck(self) -> None:
         try:
@@ -161,11 +159,49 @@ class CheckHandle(ThreadHandle):
         self.last_error = error
 
     def _end(self) -> None:
-        self._stream.stop()
+        self._scout.stop()
         try:
             self._checks.close()
         except TxmqError as error:
             self._failed(error)
+
+
+class _Scout(Protocol):
+    """What says when a recheck is wanted; it may find due transactions by itself."""
+
+    def keep_running(self) -> bool:
+        """Look after it; whether it may have missed something."""
+        ...
+
+    def recheck_interval_s(self, took_s: float) -> float:
+        """How long after the last recheck, which took so long, the next one may come."""
+        ...
+
+    def stop(self) -> None:
+        """End it."""
+        ...
+
+
+class _Logs:
+    """Without Spark: the logs' own news, and the deadlines that the last recheck has seen."""
+
+    def __init__(self, store: Store, clock: Clock, recheck: Recheck, on_due: OnDue) -> None:
+        self._clock, self._recheck, self._on_due = clock, recheck, on_due
+        self._trigger_s = store.config.check_trigger_interval_s
+
+    def keep_running(self) -> bool:
+        """Write what listeners answered late; nothing is missed, for all is read each time."""
+        self._on_due(DUE.empty_table(), self._clock.now_ms())
+        return False
+
+    def recheck_interval_s(self, took_s: float) -> float:
+        """Often, but at most a tenth of the time, and never where it would find what it found."""
+        if not self._recheck.may_find_more():
+            return math.inf
+        return max(self._trigger_s, PAUSES_FOR_A_LOOK * took_s)
+
+    def stop(self) -> None:
+        """Nothing runs."""
 
 
 class _Stream:
@@ -178,6 +214,10 @@ class _Stream:
     def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
         self._spark, self._store, self._clock, self._on_due = spark, store, clock, on_due
         self._horizon_s = horizon_s(store.config)
+        self._recheck_interval_s = store.config.recheck_interval_s
+        self._check_interval_s = min(
+            each.transaction_check_interval_s for each in store.config.check_settings().values()
+        )
         self._running: _Running | None = None
         self._failures = 0
         self._next_start_s = -math.inf
@@ -195,10 +235,12 @@ class _Stream:
         self.stop()
         return time.monotonic() >= self._next_start_s and self._start()
 
-    def watches_all(self, silence_s: float) -> bool:
-        """Whether it has run for a horizon, and its last micro-batch is not long ago."""
-        running = self._running
-        return running is not None and running.is_steady(self._horizon_s, silence_s)
+    def recheck_interval_s(self, took_s: float) -> float:  # noqa: ARG002 - rechecks are few here
+        """Seldom where the join has run for a horizon and its last micro-batch is not long ago."""
+        running, silence_s = self._running, self._check_interval_s
+        if running is not None and running.is_steady(self._horizon_s, silence_s):
+            return self._recheck_interval_s
+        return min(silence_s, self._recheck_interval_s)
 
     def stop(self) -> None:
         """Stop between two micro-batches and throw the checkpoint away."""

@@ -44,12 +44,12 @@ from txmq.cli_view import (
     status_view,
     verify_view,
 )
-from txmq.config import Config
 from txmq.database_marker import MARKER_TABLE, marker_table_ddl
 from txmq.errors import TxmqError
 from txmq.maintenance import Maintenance
 from txmq.message import LocalTransactionState
 from txmq.namespaces import stored_name
+from txmq.opening import create_store, open_store
 from txmq.operator_claims import Operator, OperatorResult
 from txmq.recheck import RecheckJob
 from txmq.store import Store
@@ -146,7 +146,7 @@ def _root(
 @app.command()
 def init(location: Location, config: ConfigFile = None) -> None:
     """Make a new store."""
-    store = Store.create(location, None if config is None else Config.from_yaml(config))
+    store = create_store(location, config)
     say(f"Store made at {store.location}. Next: txmq serve {store.location}")
 
 
@@ -156,14 +156,20 @@ def serve(
     config: ConfigFile = None,
     *,
     once: Annotated[bool, typer.Option("--once", help="Do what is due, then end.")] = False,
+    with_spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark/--no-spark", help="Without Spark: threads, no Java, a start at once."
+        ),
+    ] = True,
 ) -> None:
     """Run all services of a store until SIGTERM or Ctrl-C."""
-    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    store = open_store(location, config)
     from txmq.broker import Broker, run_until_signal
     from txmq.session import local_session
 
     logging.getLogger("txmq").setLevel(logging.INFO)
-    broker = Broker(store, spark=local_session("txmq-broker"))
+    broker = Broker(store, spark=local_session("txmq-broker") if with_spark else None)
     if once:
         say(str(broker.run_once()))
         return
@@ -174,7 +180,7 @@ def serve(
 @app.command()
 def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
     """Ask the listeners of the settings about all that is due, once; for schedulers."""
-    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    store = open_store(location, config)
     result = RecheckJob(store).run_once()
     print_result(result, recheck_view, as_json=as_json)
 
@@ -182,7 +188,7 @@ def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = 
 @app.command()
 def maintenance(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
     """Compact, clean and retire what nobody needs, once; for schedulers. `serve` does it too."""
-    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    store = open_store(location, config)
     result = Maintenance(store).run_once()
     print_result(result, maintenance_view, as_json=as_json)
     if result.failed:
@@ -200,7 +206,7 @@ def status(
     ] = 2.0,
 ) -> None:
     """Show how a store stands: open and ended transactions, topics, lag."""
-    admin = Admin(Store.open(location))
+    admin = Admin(open_store(location))
     if watch:
         _watch(admin, interval_s, as_json=as_json)
     elif as_json:
@@ -215,7 +221,7 @@ def show(
 ) -> None:
     """Show everything about one transaction, in order of time. Bodies are never shown."""
     location, own_id = location_and(location, transaction_id, "TRANSACTION_ID")
-    life = Admin(Store.open(location)).transaction(own_id)
+    life = Admin(open_store(location)).transaction(own_id)
     print_result(life, life_view, as_json=as_json)
 
 
@@ -228,7 +234,7 @@ def list_open(
     as_json: AsJson = False,
 ) -> None:
     """List the transactions without a final end, oldest first."""
-    found = Operator(Store.open(location)).open_transactions(producer_group=_stored(group))
+    found = Operator(open_store(location)).open_transactions(producer_group=_stored(group))
     if as_json:
         print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
     else:
@@ -244,7 +250,7 @@ def list_discarded(
     as_json: AsJson = False,
 ) -> None:
     """List the transactions that were discarded, oldest first; `txmq resume` opens one again."""
-    found = Operator(Store.open(location)).discarded(producer_group=_stored(group))
+    found = Operator(open_store(location)).discarded(producer_group=_stored(group))
     if as_json:
         print_json(_listed([one.to_dict() for one in found[:limit]], len(found)))
     else:
@@ -269,7 +275,7 @@ def resolve(  # noqa: PLR0913 - the options of a command
         raise typer.BadParameter("give one of both", param_hint="--commit / --rollback")
     end = LocalTransactionState.COMMIT if commit else LocalTransactionState.ROLLBACK
     location, own_id = location_and(location, transaction_id, "TRANSACTION_ID")
-    operator = Operator(Store.open(location))
+    operator = Operator(open_store(location))
     _show_claim(operator.resolve(own_id, end, reason=reason, apply=apply), as_json=as_json)
 
 
@@ -284,7 +290,7 @@ def resume(
 ) -> None:
     """Open a DISCARDED or INCOMPLETE transaction again; without --apply only show it."""
     location, own_id = location_and(location, transaction_id, "TRANSACTION_ID")
-    operator = Operator(Store.open(location))
+    operator = Operator(open_store(location))
     _show_claim(operator.resume(own_id, reason=reason, apply=apply), as_json=as_json)
 
 
@@ -316,7 +322,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     read.
     """
     places = marker_places(business or [])
-    store = Store.open(location, None if config is None else Config.from_yaml(config))
+    store = open_store(location, config)
     checker = _Verification(store, places, drained=drained)
     found = checker.both() if engine is VerifyEngine.BOTH else checker.one(engine)
     if as_json:

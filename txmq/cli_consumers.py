@@ -32,6 +32,7 @@ from txmq.dead_letters import (
     groups_with_dead_letters,
 )
 from txmq.namespaces import shown_name
+from txmq.opening import open_store
 from txmq.store import Store
 
 SHOWN_LETTERS = 50
@@ -76,7 +77,7 @@ def list_dead_letters(
     as_json: AsJson = False,
 ) -> None:
     """List the dead letters of a consumer group, oldest first. Bodies are never shown."""
-    store = Store.open(location)
+    store = open_store(location)
     if group is None:
         _list_groups(store, as_json=as_json)
         return
@@ -104,7 +105,7 @@ def show(
 ) -> None:
     """Show one dead letter, and where it comes from."""
     location, own_id = location_and(location, message_id, "MESSAGE_ID")
-    letter = DeadLetters(Store.open(location), group).show(own_id, with_body=body)
+    letter = DeadLetters(open_store(location), group).show(own_id, with_body=body)
     print_result(letter, _letter_view, as_json=as_json)
 
 
@@ -126,7 +127,7 @@ def replay(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Send dead letters again, each once; without --apply only show what would be sent."""
     chosen = _chosen(message_ids, older_than_h, everything=everything)
-    found = DeadLetters(Store.open(location), group)
+    found = DeadLetters(open_store(location), group)
     result = found.replay(chosen, reason=reason, to=to, apply=apply)
     print_result(result, _replay_view, as_json=as_json)
 
@@ -145,7 +146,7 @@ def purge(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Put dead letters away for good; without --apply only show how many."""
     chosen = _chosen(message_ids, older_than_h, everything=everything)
-    result = DeadLetters(Store.open(location), group).purge(chosen, reason=reason, apply=apply)
+    result = DeadLetters(open_store(location), group).purge(chosen, reason=reason, apply=apply)
     print_result(result, _purge_view, as_json=as_json)
 
 

@@ -31,6 +31,7 @@ from txmq.errors import ConsumerGroupNotFoundError
 from txmq.message_filter import MessageFilter, parse_filter
 from txmq.names import check_readable_topic
 from txmq.namespaces import shown_name, stored_name
+from txmq.opening import open_store
 from txmq.pull_consumer import PullConsumer
 from txmq.received_message import ReceivedMessage
 from txmq.store import Store
@@ -61,7 +62,7 @@ def add_group_commands(app: typer.Typer) -> None:
 
 def groups(location: Location, *, as_json: AsJson = False) -> None:
     """List consumer groups: what they read, who lives, how far they are behind."""
-    found = ConsumerGroups(Store.open(location)).list()
+    found = ConsumerGroups(open_store(location)).list()
     if as_json:
         print_json({"count": len(found), "groups": [one.to_dict() for one in found]})
     else:
@@ -75,7 +76,7 @@ def lag(
     as_json: AsJson = False,
 ) -> None:
     """Show for each queue of each group what it has not consumed yet, from the tables."""
-    store = Store.open(location)
+    store = open_store(location)
     lags = ConsumerLag(store)
     if group is None:
         found = lags.of_all()
@@ -116,7 +117,7 @@ def consume(  # noqa: PLR0913 - the options of a command
     """
     location, own = location_and(location, topic, "TOPIC")
     start = _start(from_where)
-    store, message_filter = Store.open(location), parse_filter(wanted)
+    store, message_filter = open_store(location), parse_filter(wanted)
     found = (
         islice(_peeked(store, own, start, message_filter, follow=follow), max_count)
         if group is None
@@ -145,7 +146,7 @@ def reset(  # noqa: PLR0913 - the options of a command
     """Let a group go on elsewhere in a topic. Shows what would change, unless --apply is given."""
     location, own = location_and(location, group, "GROUP")
     where, moment = _target(to, queue_id)
-    found = ConsumerGroups(Store.open(location)).reset_offsets(
+    found = ConsumerGroups(open_store(location)).reset_offsets(
         own, topic, where, moment=moment, queue_id=queue_id, apply=apply, force=force
     )
     print_result(found, _reset_view, as_json=as_json)

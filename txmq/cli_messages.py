@@ -19,8 +19,8 @@ from txmq.cli_shared import AsJson, Location, console, location_and, print_json,
 from txmq.message import Message
 from txmq.message_query import MAX_COUNT, FoundMessage, MessagePlace, MessageQuery
 from txmq.namespaces import shown_name, stored_name, wrapped
+from txmq.opening import open_store
 from txmq.producer import TransactionProducer
-from txmq.store import Store
 from txmq.trace_records import TraceRecord
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def produce(  # noqa: PLR0913 - the options of a command
     )
     # What is wrong with the options is told before anything is read or sent.
     form.message(b"")
-    store = Store.open(location)
+    store = open_store(location)
     with (
         TransactionProducer(store, producer_group=group, namespace=namespace) as producer,
         _Sent(as_json=as_json) as sent,
@@ -130,7 +130,7 @@ def message(  # noqa: PLR0913 - the options of a command
         raise typer.BadParameter("give one of the three", param_hint="--id / --key / --transaction")
     if topic is not None and key is None:
         raise typer.BadParameter("goes with --key only", param_hint="--topic")
-    query = MessageQuery(Store.open(location))
+    query = MessageQuery(open_store(location))
     if message_id is not None:
         found: Sequence[FoundMessage] = [query.by_id(message_id, with_body=with_body)]
     elif transaction_id is not None:
@@ -155,7 +155,7 @@ def recall(
 ) -> None:
     """Take a delayed message back before it is due."""
     location, own_id = location_and(location, message_id, "MESSAGE_ID")
-    store = Store.open(location)
+    store = open_store(location)
     with TransactionProducer(store, producer_group=group, namespace=namespace) as producer:
         producer.recall(own_id)
     say(f"{own_id} is recalled")

@@ -23,7 +23,7 @@ from txmq.cli_shared import (
 )
 from txmq.errors import ConfigError
 from txmq.namespaces import shown_name
-from txmq.store import Store
+from txmq.opening import open_store
 from txmq.topic_admin import KEEP, TopicDescription, Topics, TopicSummary
 from txmq.topic_deletion import TopicDeletion
 from txmq.topic_rebuild import TopicRebuild
@@ -63,7 +63,7 @@ def create(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Make a topic and its table."""
     location, name = location_and(location, topic, "TOPIC")
-    settings = Topics(Store.open(location)).create(
+    settings = Topics(open_store(location)).create(
         name,
         kind=kind or TopicKind.UNSPECIFIED,
         queue_nums=queues,
@@ -76,7 +76,7 @@ def create(  # noqa: PLR0913 - the options of a command
 @topics_app.command("list")
 def list_topics(location: Location, *, as_json: AsJson = False) -> None:
     """List all topics, those of txmq itself too."""
-    found = Topics(Store.open(location)).all()
+    found = Topics(open_store(location)).all()
     if as_json:
         print_json({"topics": [one.to_dict() for one in found]})
     else:
@@ -87,7 +87,7 @@ def list_topics(location: Location, *, as_json: AsJson = False) -> None:
 def describe(location: Location, topic: TopicName = None, *, as_json: AsJson = False) -> None:
     """Show all about one topic: settings, size, queues, oldest and newest message."""
     location, name = location_and(location, topic, "TOPIC")
-    found = Topics(Store.open(location)).describe(name)
+    found = Topics(open_store(location)).describe(name)
     print_result(found, _description_view, as_json=as_json)
 
 
@@ -111,7 +111,7 @@ def alter(  # noqa: PLR0913 - the options of a command
     _check_one_of(reserved_time_h is not None, for_ever, "--reserved-time-h / --for-ever")
     _check_one_of(body is not None, any_body, "--body / --any-body")
     location, name = location_and(location, topic, "TOPIC")
-    settings = Topics(Store.open(location)).alter(
+    settings = Topics(open_store(location)).alter(
         name,
         kind=kind,
         queue_nums=queues,
@@ -128,7 +128,7 @@ def delete(
 ) -> None:
     """Take a topic and its messages away; without --apply only show what would go."""
     location, name = location_and(location, topic, "TOPIC")
-    found = Topics(Store.open(location)).delete(name, apply=apply)
+    found = Topics(open_store(location)).delete(name, apply=apply)
     print_result(found, _deletion_view, as_json=as_json)
 
 
@@ -137,7 +137,7 @@ def rebuild_topic(
 ) -> None:
     """Set a topic right by what half and settled say; without --apply only show what is wrong."""
     location, name = location_and(location, topic, "TOPIC")
-    found = Topics(Store.open(location)).rebuild(name, apply=apply)
+    found = Topics(open_store(location)).rebuild(name, apply=apply)
     print_result(found, _rebuild_view, as_json=as_json)
 
 

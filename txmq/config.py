@@ -18,6 +18,7 @@ from txmq.setting_faults import (
     faults_of_groups,
     faults_of_listeners,
     faults_of_value,
+    is_nearly,
     setting,
     unknown_key,
 )
@@ -269,13 +270,26 @@ class Config:
         return cls.from_dict({} if loaded is None else loaded)
 
     @classmethod
-    def from_env(cls, prefix: str = "TXMQ_", environ: Mapping[str, str] | None = None) -> Config:
-        """Settings from variables such as TXMQ_TRANSACTION_CHECK_MAX; values are read as YAML."""
+    def from_env(
+        cls,
+        prefix: str = "TXMQ_",
+        environ: Mapping[str, str] | None = None,
+        *,
+        base: Config | None = None,
+    ) -> Config:
+        """Settings from variables such as TXMQ_TRANSACTION_CHECK_MAX; values are read as YAML.
+
+        Keys that no variable names are those of `base`, else defaults. A misspelt one is refused;
+        what is far from every key (a password, a port of Kubernetes) is none of ours.
+        """
         variables = os.environ if environ is None else environ
-        known = {prefix + spec.name.upper(): spec.name for spec in fields(cls)}
-        return cls.from_dict(
-            {name: _loaded(variables[key]) for key, name in known.items() if key in variables}
-        )
+        known = {spec.name for spec in fields(cls)}
+        values = {} if base is None else base.to_dict()
+        for variable in sorted(variables):
+            key = variable.removeprefix(prefix).lower()
+            if variable.startswith(prefix) and (key in known or is_nearly(key, known)):
+                values[key] = _loaded(variables[variable])
+        return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values."""

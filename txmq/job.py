@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.broker import BrokerHandle, run_until_signal
-from txmq.config import Config
+from txmq.opening import open_store
 from txmq.service import ServiceHandle
 from txmq.store import Store
 
@@ -81,14 +81,16 @@ def run_batch_job(
 
 def _opened(options: argparse.Namespace) -> Store:
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    config = Config.from_yaml(options.config) if options.config else None
-    return Store.open(options.location, config)
+    return open_store(options.location, options.config)
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=name, description=description)
     parser.add_argument("location", help="where the store is")
-    parser.add_argument("--config", help="settings in place of the store's, as conf/txmq.yaml")
+    parser.add_argument(
+        "--config",
+        help="settings in place of the store's, as conf/txmq.yaml; TXMQ_… variables come first",
+    )
     return parser
 
 

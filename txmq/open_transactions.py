@@ -106,6 +106,10 @@ class OpenTransactions:
         deadlines_ms = self._deadlines_ms(halves, standings, due_ms)
         return _as_table(halves, standings, deadlines_ms, due_ms)
 
+    def has_news(self) -> bool:
+        """Whether halves or claims came since it was read; one look at one file name each."""
+        return self._half.has_news() or self._standings.op.table.has_news()
+
     # --- the anti-join -----------------------------------------------------------------------
 
     def _open(self, now_ms: int) -> tuple[pa.Table, pa.Table]:

@@ -489,6 +489,8 @@ class SparkEngine:
     ) -> list[NewFile]:
         folder = staging_folder()
         writer = spark_writer(self._copied(half, part, now_ms))
+        # Java needs what planning took, and Arrow gives back only what it is asked for.
+        pa.default_memory_pool().release_unused()
         with _spark_failures_told(topic.schema.name):
             writer.parquet(f"{topic.location}/{folder}")
         return written_by_spark(folder, topic.filesystem, TOPIC.statistics_columns, {})

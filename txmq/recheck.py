@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -110,14 +111,22 @@ class Recheck:
         self._checks = checks
         self._clock = clock
         self._open = OpenTransactions(store, clock)
+        self._quiet_until_ms = -math.inf
+
+    def may_find_more(self) -> bool:
+        """Whether halves or claims came since the last look, or a deadline that it saw is past."""
+        return self._clock.now_ms() >= self._quiet_until_ms or self._open.has_news()
 
     def run_once(self, is_stopping: Callable[[], bool] = lambda: False) -> RecheckResult:
         """Ask until nothing is left that was due at the start, or until `is_stopping`."""
         clock_ms = self._clock.now_ms()
         total = RoundResult()
+        # A look that fails has seen nothing.
+        self._quiet_until_ms = -math.inf
         while True:
             found = self._open.read(clock_ms)
             dues = dues_of(found, clock_ms)
+            self._quiet_until_ms = _next_deadline_ms(found, dues)
             reached(FailPoint.DUE_FOUND)
             done, is_complete = self._rounds(dues, clock_ms, is_stopping)
             total += done
@@ -162,6 +171,14 @@ def all_listeners(
     }
     named = {group: name for group, name in config.listeners.items() if group not in given}
     return {**load_listeners(named), **given}
+
+
+def _next_deadline_ms(found: pa.Table, dues: pa.Table) -> float:
+    """When the next of OPEN_TRANSACTIONS will be due; those that are due are so already."""
+    if dues.num_rows:
+        return -math.inf
+    next_us = pc.min(found["deadline"].cast(pa.int64())).as_py()
+    return math.inf if next_us is None else next_us / 1000
 
 
 def _result(checks: RoundResult, found: pa.Table, *, is_complete: bool) -> RecheckResult:

@@ -35,6 +35,11 @@ def unknown_key(key: object, known: Collection[str]) -> str:
     return f"{key!r} is not a setting{hint}"
 
 
+def is_nearly(key: str, known: Collection[str]) -> bool:
+    """Whether a key that is no setting can only be a misspelt one."""
+    return bool(difflib.get_close_matches(key, known, n=1, cutoff=0.85))
+
+
 def faults_of_value(spec: dataclasses.Field[Any], value: object) -> list[str]:
     """What is wrong with a number, a text or a flag: its type first, then its bounds."""
     check = _CHECKS[str(spec.type)]

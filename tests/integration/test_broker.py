@@ -10,7 +10,7 @@ import pytest
 from tests.reading import bodies, log_rows, rows_of, wait_until
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.config import Config
-from txmq.errors import EnvironmentProblemError, ListenerError
+from txmq.errors import ListenerError
 from txmq.listeners import HalfMessage
 from txmq.message import LocalTransactionState, Message
 from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -102,11 +102,6 @@ def test_what_cannot_answer_is_refused_at_once(store: Store) -> None:
 
 
 # --- start ---------------------------------------------------------------------------------------
-
-
-def test_start_needs_spark(store: Store) -> None:
-    with pytest.raises(EnvironmentProblemError):
-        Broker(store).start()
 
 
 @pytest.fixture

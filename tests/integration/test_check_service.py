@@ -10,7 +10,7 @@ from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, wait
 from txmq.affine_clock import AffineClock
 from txmq.check_service import CheckHandle, CheckService
 from txmq.clock import SystemClock
-from txmq.errors import EnvironmentProblemError, ListenerError
+from txmq.errors import ListenerError
 from txmq.lifecycle import ClaimKind
 from txmq.recheck import RecheckJob
 from txmq.testing import failing_commits
@@ -53,7 +53,7 @@ def wait_for_batch(handle: CheckHandle, count: int = 1) -> None:
 
     def batches() -> int:
         assert handle.exception is None, handle.exception
-        running = handle._stream._running
+        running = handle._scout._running
         return 0 if running is None else running.batches
 
     goal = batches() + count
@@ -93,11 +93,6 @@ def test_run_once_again_asks_nobody(world: CheckWorld) -> None:
     service.run_once()
 
     assert service.run_once().checks.asked == 0
-
-
-def test_start_without_spark_says_what_to_do(world: CheckWorld) -> None:
-    with pytest.raises(EnvironmentProblemError, match="spark="):
-        CheckService(world.store).start()
 
 
 def test_listener_that_cannot_answer_is_refused(world: CheckWorld) -> None:
@@ -303,11 +298,11 @@ def test_query_that_fails_is_started_anew_with_a_recheck(
     listener = world.listener(COMMIT)
     handle = start(orders=listener)
     without_rechecks(handle)
-    running = handle._stream._running
+    running = handle._scout._running
     assert running is not None
     monkeypatch.setattr(running, "_on_due", lambda *_: 1 / 0)
     ids = world.prepare(3, immunity_s=0.1)
-    wait_until(lambda: handle._stream._running is not running, "another query", PATIENCE_S)
+    wait_until(lambda: handle._scout._running is not running, "another query", PATIENCE_S)
     wait_until(lambda: len(listener.asked()) >= 3, "three questions", PATIENCE_S)
 
     assert sorted(listener.asked()) == sorted(ids)
@@ -341,12 +336,12 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
     world.prepare(immunity_s=10_000.0)
     handle = start(orders=listener)
     without_rechecks(handle)
-    running = handle._stream._running
+    running = handle._scout._running
     assert running is not None
     time_s = time.monotonic()
     wait_until(lambda: time.monotonic() > time_s + 3.0, "the deadline")
     monkeypatch.setattr(running, "has_dropped_rows", lambda: True)
-    wait_until(lambda: handle._stream._running is not running, "another query", PATIENCE_S)
+    wait_until(lambda: handle._scout._running is not running, "another query", PATIENCE_S)
     wait_for_answers(world, ids)
 
     assert sorted(listener.asked()) == sorted(ids)

@@ -75,6 +75,13 @@ def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path: Path) -> 
     assert_one_line(result, "did you mean transaction_check_max?")
 
 
+def test_a_misspelt_variable_is_refused_by_every_command(store: Store) -> None:
+    for command in ("status", "open", "groups"):
+        result = run(command, store.location, TXMQ_TRANSACTION_CHECK_MAXX="3")
+
+        assert_one_line(result, "did you mean transaction_check_max?")
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 
@@ -246,6 +253,14 @@ def test_serve_runs_until_a_signal(store: Store, broker: list[Any]) -> None:
     assert FakeBroker.made[0].store.location == store.location
 
 
+def test_serve_without_spark_starts_none(store: Store, broker: list[Any]) -> None:
+    run("serve", store.location)
+    run("serve", store.location, "--no-spark")
+
+    assert broker == ["handle", "handle"]
+    assert [made.spark for made in FakeBroker.made] == ["session txmq-broker", None]
+
+
 def test_serve_once_ends(store: Store, broker: list[Any]) -> None:
     result = run("serve", store.location, "--once")
 
@@ -258,6 +273,13 @@ def test_serve_takes_settings_from_a_file(store: Store, broker: list[Any], tmp_p
     settings.write_text("transaction_check_max: 3\n", encoding="utf-8")
 
     run("serve", store.location, "--config", str(settings))
+
+    assert broker
+    assert FakeBroker.made[0].store.config.transaction_check_max == 3
+
+
+def test_serve_takes_settings_from_variables(store: Store, broker: list[Any]) -> None:
+    run("serve", store.location, TXMQ_TRANSACTION_CHECK_MAX="3")
 
     assert broker
     assert FakeBroker.made[0].store.config.transaction_check_max == 3

@@ -106,6 +106,32 @@ def test_variable_that_cannot_be_read_is_named(value: str) -> None:
         Config.from_env(environ={"TXMQ_TRANSACTION_CHECK_MAX": value})
 
 
+def test_variables_change_a_base_and_leave_the_rest() -> None:
+    base = Config(check_threads=7, groups={"billing": {"transaction_check_max": 3}})
+
+    config = Config.from_env(environ={"TXMQ_LISTENER_TIMEOUT_S": "3"}, base=base)
+
+    assert config == base.replace(listener_timeout_s=3.0)
+
+
+def test_misspelt_variables_are_refused_together_with_wrong_values() -> None:
+    environ = {"TXMQ_CHECK_THREDS": "2", "TXMQ_LISTENER_TIMEOUT": "3", "TXMQ_HALF_QUEUES": "0"}
+
+    with pytest.raises(ConfigError) as caught:
+        Config.from_env(environ=environ)
+
+    assert len(caught.value.faults) == 3
+    for meant in ("check_threads?", "listener_timeout_s?", "half_queues"):
+        assert meant in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "variable", ["LOCATION", "FAILPOINTS", "ORDERS_DB", "SERVICE_HOST", "PORT", "PASSWORD", ""]
+)
+def test_variable_that_is_no_setting_is_somebody_elses(variable: str) -> None:
+    assert Config.from_env(environ={f"TXMQ_{variable}": "secret"}) == Config()
+
+
 def test_own_prefix_of_the_environment() -> None:
     environ = {"SHOP_CHECK_THREADS": "2", "TXMQ_CHECK_THREADS": "3"}
 

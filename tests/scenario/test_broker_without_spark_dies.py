@@ -1,0 +1,77 @@
+"""A broker of threads alone is killed again and again while orders come in."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.forked import Forked
+from tests.reading import log_rows, wait_until
+from tests.scenario.books import GROUP, SETTINGS, Books, sell
+from tests.scenario.truth import assert_topics_tell_the_truth, drain
+from txmq.broker import Broker, run_until_signal
+from txmq.config import Config
+from txmq.store import Store
+
+# Nobody may be asked about an order whose producer still works on it.
+IMMUNITY_S = 2.0
+LIVES = 6
+
+
+def serve(location: str, path: str) -> None:
+    run_until_signal(Broker(Store.open(location), listeners={GROUP: Books(path)}).start)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    settings = {**SETTINGS, "transaction_timeout_s": IMMUNITY_S, "check_trigger_interval_s": 0.1}
+    return Store.create(tmp_path / "store", Config(**settings))
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path / "books.sqlite")
+
+
+@contextmanager
+def broker(store: Store, books: Books) -> Iterator[Forked]:
+    process = Forked(
+        serve, store.location, books.path, faults="", log=Path(f"{books.path}-{uuid.uuid4()}.log")
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def facts(store: Store) -> int:
+    return len(log_rows(store, "settled"))
+
+
+def asked(store: Store) -> int:
+    return sum(row["source"] == "recheck" for row in log_rows(store, "op"))
+
+
+def test_broker_without_spark_that_is_killed_loses_and_doubles_nothing(
+    store: Store, books: Books
+) -> None:
+    drawn = Random(7)
+    for life in range(LIVES):
+        before = facts(store)
+        with broker(store, books):
+            # The kill comes at some moment while it works.
+            sell(store, books, 14, 14 * life)
+            wait_until(lambda before=before: facts(store) > before)
+            sell(store, books, drawn.randint(1, 6), 1_000 + 14 * life)
+    with broker(store, books) as last:
+        wait_until(lambda: asked(store) >= LIVES)
+        last.terminate()
+        assert last.wait(60.0) == 0
+    drain(store, books)
+
+    assert_topics_tell_the_truth(store, books)
