@@ -17,6 +17,7 @@ from bench.messages import GROUP, QUEUES, TOPIC, one_message_transactions, rando
 from bench.outcome import Bar, Outcome, percentile
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
+from txmq.consumer_lag import lag_of_group
 from txmq.consumer_rules import ConsumeFromWhere
 from txmq.message import Message
 from txmq.producer import TransactionProducer
@@ -172,6 +173,9 @@ def _steady_round(sizes: Sizes, folder: Path) -> tuple[float, float]:
             before = table.version
             for _ in range(sizes.published_rounds):
                 send(ROUND_MESSAGES)
+            # Offsets are kept every few seconds, so the last ones count too.
+            while any(queue.lag for queue in lag_of_group(store, f"{GROUP}-0")):
+                time.sleep(0.1)
             made = table.refresh().version - before
             told.put("idle")
             time.sleep(0.2)

@@ -41,12 +41,18 @@ def _processor() -> str:
 
 
 def _git_commit() -> str | None:
+    """The commit; `-dirty` where the code differs, for each part adds to the result file."""
+    commit = _git("describe", "--always", "--abbrev=12")
+    changed = _git("status", "--porcelain", "--", ":/", ":(exclude,top)bench/results")
+    return f"{commit}-dirty" if commit and changed else commit
+
+
+def _git(*arguments: str) -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
     here = Path(__file__).parent
     found = subprocess.run(
-        [git, "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [git, "-C", str(here), *arguments], capture_output=True, text=True, check=False
+    )
     return found.stdout.strip() or None
