@@ -7,6 +7,7 @@ ones. tests/contract/test_memory_table.py holds both kinds of table to one suite
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,6 +58,7 @@ class Log:
         self.commits = [Commit((), (), {}, {}, disk.clock.now_ms())]
         self._actions: dict[bytes, pa.Table] = {}
         self._rows: dict[bytes, pa.Table] = {}
+        self._swapping = threading.Lock()
 
     def keep(self, rows: pa.Table, partition: Mapping[str, str | None]) -> NewFile:
         """A data file that no commit names yet."""
@@ -109,17 +111,19 @@ class Log:
     ) -> int:
         """Compare-and-swap as Delta does it: refused where a later commit moved one of `marks`."""
         self.disk.before(self.location)
-        later = self.commits[seen + 1 :]
-        if any(commit.own_marks.keys() & marks.keys() for commit in later):
-            raise CommitFailedError("a concurrent transaction has the same app id (in memory)")
-        last = self.commits[-1]
-        live = tuple(added) if replaces else (*last.live, *added)
-        all_marks = {**last.marks, **marks}
-        now_ms = self.disk.clock.now_ms()
-        content = _content(marks)
-        self.commits.append(Commit(tuple(added), live, dict(marks), all_marks, now_ms, content))
+        with self._swapping:
+            later = self.commits[seen + 1 :]
+            if any(commit.own_marks.keys() & marks.keys() for commit in later):
+                raise CommitFailedError("a concurrent transaction has the same app id (in memory)")
+            last = self.commits[-1]
+            live = tuple(added) if replaces else (*last.live, *added)
+            all_marks = {**last.marks, **marks}
+            now_ms = self.disk.clock.now_ms()
+            content = _content(marks)
+            self.commits.append(Commit(tuple(added), live, dict(marks), all_marks, now_ms, content))
+            version = len(self.commits) - 1
         self.disk.after(self.location)
-        return len(self.commits) - 1
+        return version
 
 
 def _content(marks: Mapping[str, int]) -> bytes:

@@ -322,7 +322,16 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(which=publishers, topics=texts, table=st.sampled_from(PUBLISHED), is_after=st.booleans())
     def crash(self, topics: list[str], which: int, table: str, is_after: bool) -> None:  # noqa: FBT001
         self.sale(topics)
-        self._killed_in(table, self.publishers[which].run_once, is_after=is_after)
+        dying = self.publishers[which]
+
+        def run() -> None:
+            try:
+                dying.run_once()
+            finally:
+                # Its threads die with it: none may commit once the next one runs.
+                dying._rounds()._writers.shutdown()
+
+        self._killed_in(table, run, is_after=is_after)
         self.restart(which)
 
     def _killed_in(self, table: str, act: Callable[[], object], *, is_after: bool) -> None:

@@ -68,8 +68,10 @@ def test_broker_without_spark_that_is_killed_loses_and_doubles_nothing(
             sell(store, books, 14, 14 * life)
             wait_until(lambda before=before: facts(store) > before)
             sell(store, books, drawn.randint(1, 6), 1_000 + 14 * life)
+    before = facts(store)
     with broker(store, books) as last:
-        wait_until(lambda: asked(store) >= LIVES)
+        sell(store, books, 3, 2_000)
+        wait_until(lambda: facts(store) > before and asked(store) >= LIVES)
         last.terminate()
         assert last.wait(60.0) == 0
     drain(store, books)
