@@ -68,10 +68,10 @@ def test_half_without_an_end_is_asked_after_its_immunity_and_not_before(
     world.claim(ended, ClaimKind.COMMIT)
     immune = world.prepare(5, immunity_s=10_000.0)
     due = world.prepare(5, immunity_s=0.5)
-    wait_until(lambda: len(world.claims(ClaimKind.COMMIT)) == 25, "answers")
+    wait_until(lambda: handle.checked.committed >= 5, "answers")
 
     assert sorted(listener.asked()) == sorted(due)
-    assert handle.checked.committed == 5
+    assert len(world.claims(ClaimKind.COMMIT)) == 25
     stored_ms = world.store.half_log().table.commit_times_ms()[3]
     assert min(listener.first_asked_s().values()) * 1000 >= stored_ms + 500
     assert not {row["transaction_id"] for row in world.claims()} & set(immune)
