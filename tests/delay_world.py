@@ -30,7 +30,7 @@ class DelayWorld:
     def __init__(self, folder: Path, **settings: Any) -> None:
         # Files carry the machine's time, so this is where the clock begins.
         self.clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
-        self.store = fresh_store(folder / "store", Config(**settings), clock=self.clock)
+        self.store = fresh_store(folder / "store", Config(**settings))
         self.publisher = Publisher(self.store, clock=self.clock)
         self.service = DelayService(self.store, clock=self.clock)
         self.producer = TransactionProducer(self.store, producer_group=GROUP, clock=self.clock)
