@@ -39,7 +39,7 @@ RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 60.0
 STOP_PAUSE_S = 0.3
 ENDING_BATCHES_MAX = 2
-PAUSES_FOR_A_LOOK = 9
+LOOKS_IN_A_PAUSE = 10
 
 OnDue = Callable[[pa.Table, int], None]
 
@@ -110,7 +110,7 @@ class CheckHandle(ThreadHandle):
             else _Stream(spark, store, clock, self._on_due)
         )
         self._recheck_wanted = threading.Event()
-        self._rechecked_s, self._took_s = -math.inf, 0.0
+        self._rechecked_s = -math.inf
         self.checked = RoundResult()
         self.last_error: TxmqError | None = None
         self.begin()
@@ -120,11 +120,10 @@ class CheckHandle(ThreadHandle):
             # What the join missed meanwhile, it will not see any more.
             self._recheck_wanted.set()
         since_s = time.monotonic() - self._rechecked_s
-        if self._recheck_wanted.is_set() or since_s >= self._scout.recheck_interval_s(self._took_s):
+        if self._recheck_wanted.is_set() or since_s >= self._scout.recheck_interval_s():
             self._recheck_wanted.clear()
             self._rechecked_s = time.monotonic()
             self._try_recheck()
-            self._took_s = time.monotonic() - self._rechecked_s
 
     def _try_recheck(self) -> None:
         try:
@@ -173,8 +172,8 @@ class _Scout(Protocol):
         """Look after it; whether it may have missed something."""
         ...
 
-    def recheck_interval_s(self, took_s: float) -> float:
-        """How long after the last recheck, which took so long, the next one may come."""
+    def recheck_interval_s(self) -> float:
+        """How long after the begin of the last recheck the next one may come."""
         ...
 
     def stop(self) -> None:
@@ -194,11 +193,11 @@ class _Logs:
         self._on_due(DUE.empty_table(), self._clock.now_ms())
         return False
 
-    def recheck_interval_s(self, took_s: float) -> float:
-        """Often, but at most a tenth of the time, and never where it would find what it found."""
+    def recheck_interval_s(self) -> float:
+        """Often, but reading a tenth of the time at most, and never what would be as it was."""
         if not self._recheck.may_find_more():
             return math.inf
-        return max(self._trigger_s, PAUSES_FOR_A_LOOK * took_s)
+        return max(self._trigger_s, LOOKS_IN_A_PAUSE * self._recheck.look_s)
 
     def stop(self) -> None:
         """Nothing runs."""
@@ -235,7 +234,7 @@ class _Stream:
         self.stop()
         return time.monotonic() >= self._next_start_s and self._start()
 
-    def recheck_interval_s(self, took_s: float) -> float:  # noqa: ARG002 - rechecks are few here
+    def recheck_interval_s(self) -> float:
         """Seldom where the join has run for a horizon and its last micro-batch is not long ago."""
         running, silence_s = self._running, self._check_interval_s
         if running is not None and running.is_steady(self._horizon_s, silence_s):

@@ -112,6 +112,7 @@ class Recheck:
         self._clock = clock
         self._open = OpenTransactions(store, clock)
         self._quiet_until_ms = -math.inf
+        self.look_s = 0.0
 
     def may_find_more(self) -> bool:
         """Whether halves or claims came since the last look, or a deadline that it saw is past."""
@@ -124,7 +125,9 @@ class Recheck:
         # A look that fails has seen nothing.
         self._quiet_until_ms = -math.inf
         while True:
+            begun_s = time.monotonic()
             found = self._open.read(clock_ms)
+            self.look_s = time.monotonic() - begun_s
             dues = dues_of(found, clock_ms)
             self._quiet_until_ms = _next_deadline_ms(found, dues)
             reached(FailPoint.DUE_FOUND)

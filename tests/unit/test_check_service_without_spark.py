@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from txmq.verify import verify
 
 @pytest.fixture
 def world(tmp_path: Path) -> CheckWorld:
-    return CheckWorld(tmp_path, check_trigger_interval_s=0.05, transaction_check_interval_s=1.0)
+    return CheckWorld(tmp_path, check_trigger_interval_s=0.05)
 
 
 @pytest.fixture
@@ -63,9 +64,8 @@ def test_half_without_an_end_is_asked_after_its_immunity_and_not_before(
     world: CheckWorld, start: Callable[..., CheckHandle]
 ) -> None:
     listener = world.listener(COMMIT)
+    world.claim(world.prepare(20, immunity_s=0.5), ClaimKind.COMMIT)
     handle = start(orders=listener)
-    ended = world.prepare(20, immunity_s=0.5)
-    world.claim(ended, ClaimKind.COMMIT)
     immune = world.prepare(5, immunity_s=10_000.0)
     due = world.prepare(5, immunity_s=0.5)
     wait_until(lambda: handle.checked.committed >= 5, "answers")
@@ -110,11 +110,30 @@ def test_logs_that_do_not_grow_are_not_read(
 def test_look_that_took_long_is_followed_by_a_pause(
     world: CheckWorld, start: Callable[..., CheckHandle]
 ) -> None:
-    scout = start(orders=world.listener())._scout
+    handle = start(orders=world.listener())
+    handle.stop()
     world.prepare(immunity_s=10_000.0)
 
-    assert scout.recheck_interval_s(0.0) == pytest.approx(0.05)
-    assert scout.recheck_interval_s(2.0) == pytest.approx(18.0)
+    for look_s, pause_s in ((0.0, 0.05), (2.0, 20.0)):
+        handle._recheck.look_s = look_s
+        assert handle._scout.recheck_interval_s() == pytest.approx(pause_s)
+
+
+def test_listener_that_takes_long_does_not_delay_the_next_look(
+    world: CheckWorld, start: Callable[..., CheckHandle]
+) -> None:
+    hanging = threading.Event()
+    handle = start(slow=world.listener(lambda _: hanging.wait()), orders=world.listener(COMMIT))
+    try:
+        world.prepare(group="slow", immunity_s=0.1)
+        wait_until(lambda: handle.checked.unknown == 1, "the timeout of a listener")
+        world.prepare(immunity_s=0.1)
+        wait_until(lambda: handle.checked.committed == 1, "an answer")
+
+        # The question took half a second, and reading the logs some milliseconds.
+        assert handle._recheck.look_s < world.store.config.listener_timeout_s
+    finally:
+        hanging.set()
 
 
 def test_look_that_fails_is_made_again(
