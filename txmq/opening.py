@@ -13,9 +13,9 @@ def open_store(location: str, config_file: str | Path | None = None) -> Store:
 
     Raises: those of `Store.open`; ConfigError for a variable that is misspelt or out of bounds.
     """
-    store = Store.open(location, None if config_file is None else Config.from_yaml(config_file))
-    config = Config.from_env(base=store.config)
-    return store if config == store.config else Store.open(location, config)
+    store = Store.open(location)
+    base = store.config if config_file is None else Config.from_yaml(config_file)
+    return store.with_settings(Config.from_env(base=base))
 
 
 def create_store(location: str, config_file: str | Path | None = None) -> Store:

@@ -132,9 +132,16 @@ class Store:
         seen = settings.read()
         if not seen.revision:
             raise StoreFormatError(store.location, "was not made to its end; create it again")
-        kept = Config.from_dict(seen.value)
-        store.config = kept if config is None else _agreeing(kept, config)
-        return store
+        store.config = Config.from_dict(seen.value)
+        return store if config is None else store.with_settings(config)
+
+    def with_settings(self, config: Config) -> Store:
+        """The same store with `config` in the place of its settings; they are not kept.
+
+        Raises: ConfigError where a key differs that is fixed at creation.
+        """
+        changed = _agreeing(self.config, config)
+        return Store(self.location, changed, storage_options=self.storage_options)
 
     # --- tables ------------------------------------------------------------------------------
 

@@ -71,6 +71,17 @@ def test_variable_cannot_change_what_is_fixed(
         open_store(store.location)
 
 
+def test_variable_says_what_is_fixed_where_the_file_leaves_it_out(
+    tmp_path: Path, settings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TXMQ_HALF_QUEUES", "2")
+    create_store(str(tmp_path / "new"))
+
+    config = open_store(str(tmp_path / "new"), settings).config
+
+    assert (config.check_threads, config.half_queues) == (8, 2)
+
+
 def test_misspelt_variable_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
