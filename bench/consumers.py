@@ -174,7 +174,10 @@ def _steady_round(sizes: Sizes, folder: Path) -> tuple[float, float]:
             for _ in range(sizes.published_rounds):
                 send(ROUND_MESSAGES)
             # Offsets are kept every few seconds, so the last ones count too.
+            deadline_s = time.perf_counter() + WAIT_S
             while any(queue.lag for queue in lag_of_group(store, f"{GROUP}-0")):
+                if time.perf_counter() > deadline_s:
+                    raise TimeoutError("the consumer did not come to the end of its queues")
                 time.sleep(0.1)
             made = table.refresh().version - before
             told.put("idle")

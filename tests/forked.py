@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
+import uuid
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -76,6 +77,14 @@ class Forked:
     def _state(self) -> str:
         stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
         return stat.rpartition(")")[2].split()[0]
+
+
+def forked(
+    function: Callable[..., None], location: str, *arguments: str, faults: str = ""
+) -> Forked:
+    """`function` of a store's location and more, with its log beside the store."""
+    log = Path(f"{location}-{uuid.uuid4()}.log")
+    return Forked(function, location, *arguments, faults=faults, log=log)
 
 
 def _server() -> ForkServerContext:

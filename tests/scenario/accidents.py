@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.forked import Forked
+from tests.forked import Forked, forked
 from tests.scenario.books import GROUP, TOPICS, Books
 from tests.scenario.steps import PATIENCE_S, act
 from txmq.errors import AlreadyResolvedError
@@ -83,7 +82,7 @@ def stop_at(point: FailPoint) -> None:
     arm(hook)
 
 
-def main(actor: str, location: str, path: str, what: str) -> None:
+def main(location: str, actor: str, path: str, what: str) -> None:
     books = DyingBooks(path) if what == DIES else Books(path)
     if what in list(FailPoint):
         stop_at(FailPoint(what))
@@ -100,8 +99,7 @@ def rebuild(location: str, topic: str) -> None:
 
 def started(actor: str, store: Store, books: Books, what: str = "", faults: str = "") -> Forked:
     """The process; `faults` as TXMQ_FAILPOINTS takes them."""
-    log = Path(f"{store.location}-{uuid.uuid4()}.log")
-    return Forked(main, actor, store.location, books.path, what, faults=faults, log=log)
+    return forked(main, store.location, actor, books.path, what, faults=faults)
 
 
 def ended(

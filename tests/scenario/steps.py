@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.forked import Forked
+from tests.forked import forked
 from tests.scenario.books import GROUP, TOPICS, Books, sell, sell_frame
 from txmq.delay_service import DelayService
 from txmq.fail_points import FailPoint
@@ -145,9 +145,8 @@ def run(point: FailPoint, location: str, books: str) -> int:
     """Start a process that dies at the point and return its exit code, as `subprocess` does."""
     step = STEPS[point]
     faults = f"{point}=kill@{step.hit}"
-    log = Path(f"{location}.log")
-    return Forked(main, step.actor, location, books, faults=faults, log=log).wait(PATIENCE_S)
+    return forked(main, location, step.actor, books, faults=faults).wait(PATIENCE_S)
 
 
-def main(actor: str, location: str, books: str) -> None:
+def main(location: str, actor: str, books: str) -> None:
     act(actor, location, Books(books))

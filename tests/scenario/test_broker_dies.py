@@ -36,11 +36,6 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store", Config(**settings))
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Books:
-    return Books(tmp_path / "books.sqlite")
-
-
 @contextmanager
 def broker(store: Store, books: Books) -> Iterator[subprocess.Popen[bytes]]:
     """A broker that works; afterwards nothing of its process group is left."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from random import Random
 
 import pytest
 
-from tests.forked import Forked
+from tests.forked import Forked, forked
 from tests.reading import log_rows, wait_until
 from tests.scenario.books import GROUP, SETTINGS, Books, sell
 from tests.scenario.truth import assert_topics_tell_the_truth, drain
@@ -33,16 +32,9 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store", Config(**settings))
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Books:
-    return Books(tmp_path / "books.sqlite")
-
-
 @contextmanager
 def broker(store: Store, books: Books) -> Iterator[Forked]:
-    process = Forked(
-        serve, store.location, books.path, faults="", log=Path(f"{books.path}-{uuid.uuid4()}.log")
-    )
+    process = forked(serve, store.location, books.path)
     try:
         yield process
     finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.check_world import GROUP, UNKNOWN, CheckWorld, JournalListener, wait_until
-from tests.forked import Forked
+from tests.forked import forked
 from tests.scenario.check_process import main
 from txmq.fail_points import FailPoint
 from txmq.lifecycle import ClaimKind
@@ -33,8 +33,7 @@ def world(tmp_path: Path) -> CheckWorld:
 
 def killed_check(world: CheckWorld, journal: Path, point: FailPoint) -> int:
     """A recheck of a process that gets SIGKILL at a point of its first round."""
-    faults, log = f"{point}=kill@1", Path(f"{world.store.location}.log")
-    return Forked(main, world.store.location, str(journal), faults=faults, log=log).wait(120)
+    return forked(main, world.store.location, str(journal), faults=f"{point}=kill@1").wait(120)
 
 
 def check_until_discarded(world: CheckWorld, journal: Path, ids: list[str]) -> None:

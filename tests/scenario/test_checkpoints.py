@@ -96,11 +96,6 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store", Config(**{**SETTINGS, **times}))
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Books:
-    return Books(tmp_path / "books.sqlite")
-
-
 def swap(checkpoints: list[Path]) -> None:
     """Each service finds the checkpoint of the other in its place."""
     first, second = checkpoints

@@ -79,11 +79,6 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store", Config(**SETTINGS))
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Books:
-    return Books(tmp_path / "books.sqlite")
-
-
 def prepared(producer: TransactionProducer, body: bytes = b"42") -> Transaction:
     transaction = producer.begin_transaction()
     for topic in TOPICS:

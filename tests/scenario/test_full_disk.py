@@ -93,12 +93,6 @@ def store(disk: Disk) -> Store:
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Books:
-    """On another disk, as the business's own data are."""
-    return Books(tmp_path / "books.sqlite")
-
-
-@pytest.fixture
 def producer(store: Store) -> Iterator[TransactionProducer]:
     with TransactionProducer(store, producer_group=GROUP) as made:
         yield made

@@ -26,11 +26,6 @@ def store(tmp_path: Path) -> Store:
     return Store.create(tmp_path / "store", Config(**SETTINGS))
 
 
-@pytest.fixture
-def books(tmp_path: Path) -> Books:
-    return Books(tmp_path / "books.sqlite")
-
-
 def end_all(store: Store, books: Books) -> None:
     """As `drain`, but maintenance is left to the process that is killed."""
     recheck, publisher = RecheckJob(store, listeners={GROUP: books}), Publisher(store)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from deltalake.exceptions import CommitFailedError
 
-from tests.forked import Forked
+from tests.forked import forked
 from tests.planted import Vandal
 from tests.reading import topic_rows, wait_until
 from tests.scenario.accidents import rebuild
@@ -89,8 +88,7 @@ def damage(store: Store) -> None:
 
 
 def rebuild_in_a_process(store: Store, faults: str = "") -> int:
-    log = Path(f"{store.location}-{uuid.uuid4()}.log")
-    return Forked(rebuild, store.location, TOPIC, faults=faults, log=log).wait(120)
+    return forked(rebuild, store.location, TOPIC, faults=faults).wait(120)
 
 
 def assert_right(store: Store) -> None:
