@@ -59,10 +59,10 @@ bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
 
 ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
-	@$(BIN)/python -m txmq.environment
+	@$(BIN)/python -m txmq.local_spark.environment
 
 archive: ready ## let Java keep the classes it loads, so that local starts are quicker
-	@$(BIN)/python -m txmq.class_archive
+	@$(BIN)/python -m txmq.local_spark.class_archive
 
 clean: ## remove the virtual environment and all caches of this folder
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -13,11 +13,11 @@ from bench.messages import GROUP, TOPIC, random_body
 from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.send_results import SendResult, TransactionSendResult
-from txmq.store import Store
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.results import SendResult, TransactionSendResult
+from txmq.store.store import Store
 
 THREADS = 8
 WARM_UP = 5_000

@@ -16,8 +16,8 @@ from bench.outcome import Bar, Outcome, alternate
 from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder, linked_copy
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

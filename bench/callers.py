@@ -13,9 +13,9 @@ from bench.messages import GROUP, TOPIC, random_body
 from bench.outcome import Outcome, percentile
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 THREADS = (1, 8, 32, 512)
 PROCESSES = 4

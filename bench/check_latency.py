@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median
 
 from bench.machine import machine_facts
-from txmq.check_service import CheckService
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.session import local_session
-from txmq.store import Store
+from txmq.check.service import CheckService
+from txmq.listeners.protocol import HalfMessage
+from txmq.local_spark.session import local_session
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 GROUP = "bench"
 PAUSE_S = 0.5

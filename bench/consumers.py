@@ -17,14 +17,14 @@ from bench.messages import GROUP, QUEUES, TOPIC, one_message_transactions, rando
 from bench.outcome import Bar, Outcome, percentile
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.consumer_lag import lag_of_group
-from txmq.consumer_rules import ConsumeFromWhere
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.pull_consumer import PullConsumer
-from txmq.received_message import ReceivedMessage
-from txmq.store import Store
+from txmq.consumer.lag import lag_of_group
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import ConsumeFromWhere
+from txmq.message.message import Message
+from txmq.message.received import ReceivedMessage
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 GROUPS = 10
 ROUND_MESSAGES = 200

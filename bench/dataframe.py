@@ -18,10 +18,10 @@ from bench.outcome import BARE, Bar, Outcome, alternate
 from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.config import Config
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,9 +17,9 @@ from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from txmq.broker import Broker
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,15 +17,15 @@ from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from tests import databases
+from txmq.check.recheck import RecheckJob
 from txmq.clock import SystemClock
-from txmq.config import Config
-from txmq.database_listener import DatabaseListener
-from txmq.database_marker import DONE as DONE_ROW
-from txmq.delta_listener import DeltaListener
-from txmq.delta_marker import DONE, MarkedTable
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.listeners.database import DatabaseListener
+from txmq.listeners.delta import DeltaListener
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import ManualClock
+from txmq.user_data.database_marker import DONE as DONE_ROW
+from txmq.user_data.delta_marker import DONE, MarkedTable
 
 PER_COMMIT = 10_000
 BODY_BYTES = 16

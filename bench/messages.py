@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
+from txmq.delta.schemas import HALF
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import Message, new_transaction_id
-from txmq.op_log import OpRow, op_table
-from txmq.schemas import HALF
+from txmq.message.message import Message, new_transaction_id
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import OpRow, op_table
 
 GROUP = "bench"
 TOPIC = "bench-topic"

@@ -18,12 +18,12 @@ from bench.messages import GROUP, one_message_transactions
 from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.delay_service import DelayService
+from txmq.delta.schemas import HALF
 from txmq.lifecycle import ClaimKind
-from txmq.maintenance import Maintenance
-from txmq.publisher import Publisher
-from txmq.schemas import HALF
-from txmq.store import Store
+from txmq.maintenance.service import Maintenance
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 
 PER_COMMIT = 10_000

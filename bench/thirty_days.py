@@ -17,13 +17,13 @@ from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from txmq.affine_clock import AffineClock
-from txmq.config import Config
-from txmq.delta_log import log_files
-from txmq.maintenance import Maintenance
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.delta.log import log_files
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 DAY_MS = 86_400_000
 # A day in twenty seconds.

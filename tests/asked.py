@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from txmq.clock import timestamp
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.schemas import MICROSECONDS_UTC
-from txmq.transaction import Transaction
+from txmq.delta.schemas import MICROSECONDS_UTC
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
 
 LONG_AGO_MS = 1_700_000_000_000
 

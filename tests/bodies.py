@@ -6,7 +6,7 @@ import json
 from io import BytesIO
 from typing import Any
 
-from txmq.body_schema import BodySchema
+from txmq.message.body_schema import BodySchema
 
 
 def record(*fields: dict[str, Any], name: str = "Paid") -> dict[str, Any]:

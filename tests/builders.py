@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Halves
-from txmq.message import Message
-from txmq.op_log import OpRow
+from txmq.message.message import Message
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import OpRow
 from txmq.testing import START_MS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from txmq.store import Store
+    from txmq.store.store import Store
 
 GROUP = "orders-service"
 COMPLETE = Halves(GROUP, message_count=1, found=1)

@@ -14,18 +14,18 @@ import pyarrow as pa
 
 from tests import reading
 from tests.stores import fresh_store
-from txmq.config import Config
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
+from txmq.delta.schemas import HALF
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import LocalTransactionState, Message, new_transaction_id
-from txmq.op_log import OpRow
-from txmq.schemas import HALF
+from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.store.config import Config
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import OpRow
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from txmq.listeners import HalfMessage
+    from txmq.listeners.protocol import HalfMessage
 
 COMMIT = LocalTransactionState.COMMIT
 ROLLBACK = LocalTransactionState.ROLLBACK

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.delayed import delayed_store
 from tests.stores import HandMadeStore, clean_store, fresh_store
-from txmq.service import ThreadHandle
-from txmq.store import Store
+from txmq.handles import ThreadHandle
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def servers() -> Iterator[Callable[[str], databases.Server]]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    from txmq.session import local_session
+    from txmq.local_spark.session import local_session
 
     session = local_session(for_minutes=True)
     yield session

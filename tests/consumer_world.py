@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.delay_world import TOPIC, DelayWorld
+from txmq.admin.topics import Topics
 from txmq.clock import Clock
-from txmq.consumer_rules import TopicQueue
-from txmq.pull_consumer import PullConsumer
-from txmq.received_message import ReceivedMessage
-from txmq.send_back import FailedMessage
-from txmq.topic_admin import Topics
+from txmq.consumer.group import group_in
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import TopicQueue
+from txmq.consumer.send_back import FailedMessage
+from txmq.message.received import ReceivedMessage
 
 BILLING = "billing"
 QUEUES = 4
@@ -63,7 +64,7 @@ class ConsumerWorld(DelayWorld):
 
     def send_to(self, queue_id: int, *bodies: str, topic: str = TOPIC) -> None:
         """Messages to one queue, published."""
-        from txmq.message import Message
+        from txmq.message.message import Message
 
         batch = [Message(topic, body.encode()) for body in bodies]
         self.producer.send(batch, queue_id=queue_id)
@@ -112,7 +113,7 @@ def settle(consumers: Sequence[PullConsumer], rounds: int = 6) -> None:
 
 
 def offsets_of(world: ConsumerWorld, group: str = BILLING) -> dict[TopicQueue, int]:
-    return dict(world.store.consumer_group(group).read().offsets_of(""))
+    return dict(group_in(world.store, group).read().offsets_of(""))
 
 
 def shares(consumers: Iterable[PullConsumer]) -> list[set[TopicQueue]]:

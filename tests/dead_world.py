@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.delay_world import DelayWorld
 from tests.handed_out import Received, received
-from txmq.dead_letters import DeadLetters
-from txmq.send_back import SendBack
+from txmq.admin.dead_letters import DeadLetters
+from txmq.consumer.send_back import SendBack
 
 CONSUMERS = "billing"
 DEAD = f"DLQ_{CONSUMERS}"

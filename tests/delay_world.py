@@ -10,14 +10,14 @@ from typing import Any
 
 from tests.stores import fresh_store
 from txmq.clock import timestamp
-from txmq.config import Config
-from txmq.delay_service import DelayResult, DelayService
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import Message
-from txmq.names import SCHEDULE_TOPIC
-from txmq.op_log import OpRow
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
+from txmq.message.message import Message
+from txmq.message.names import SCHEDULE_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.delay import DelayResult, DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.op import OpRow
 from txmq.testing import ManualClock
 
 GROUP = "orders-service"

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.delay_world import TOPIC, DelayWorld
 from tests.stores import START, Half, HandMadeStore, Op, Settled, transaction_id
-from txmq.message import Message
+from txmq.message.message import Message
 
 PAUSE_S = 60
 DUE = START + timedelta(seconds=PAUSE_S)

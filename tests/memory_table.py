@@ -21,15 +21,15 @@ import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 from deltalake.exceptions import CommitFailedError
 
-from txmq import payload
 from txmq.clock import Clock
-from txmq.config import Config
-from txmq.data_files import NewFile, new_file_path
-from txmq.delta_table import commit_properties, translated
+from txmq.delta.parquet import NewFile, new_file_path
+from txmq.delta.pinned import commit_properties, translated
+from txmq.delta.schemas import HALF, OP, REGISTER, SETTLED, TableSchema
+from txmq.delta.storage import DataFile, Table, _partitions, _with_partition
 from txmq.errors import StoreNotFoundError
-from txmq.schemas import HALF, OP, REGISTER, SETTLED, TableSchema
-from txmq.storage import DataFile, Table, _partitions, _with_partition
-from txmq.store import REGISTERS, Store
+from txmq.publish import payload
+from txmq.store.config import Config
+from txmq.store.store import REGISTERS, Store
 from txmq.testing import ManualClock
 
 

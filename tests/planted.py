@@ -16,18 +16,18 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from txmq.config import Config
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
+from txmq.admin.operator import Operator
+from txmq.check.recheck import RecheckJob
+from txmq.delta.schemas import REGISTER, SETTLED, TOPIC, TableSchema
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import LocalTransactionState, Message, new_transaction_id
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.op_log import OpRow
-from txmq.operator_claims import Operator
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.schemas import REGISTER, SETTLED, TOPIC, TableSchema
-from txmq.store import Store
+from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import OpRow
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 
 GROUP, SILENT = "shop", "silent"

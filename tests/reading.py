@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from txmq.publisher import Publisher, PublishResult
+from txmq.publish.publisher import Publisher, PublishResult
 
 if TYPE_CHECKING:
-    from txmq.store import Store
+    from txmq.store.store import Store
 
 DEADLINE_S = 60.0
 LOOK_INTERVAL_S = 0.005

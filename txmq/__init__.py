@@ -1,23 +1,19 @@
 """Transactional messages for the lakehouse: visible if and only if the local change took place."""
 
-from txmq.admin import Admin
-from txmq.batch_transactions import BatchTransactions
-from txmq.body_schema import BodySchema
+from txmq.admin.consumer_groups import ConsumerGroups
+from txmq.admin.dead_letters import DeadLetters
+from txmq.admin.messages import FoundMessage, MessageQuery
+from txmq.admin.operator import Operator
+from txmq.admin.status import Admin
+from txmq.admin.topics import Topics
 from txmq.broker import Broker, BrokerHandle, run_until_signal
-from txmq.check_service import CheckService
-from txmq.cloud_events import attributes_of, cloud_event
-from txmq.config import Config
-from txmq.consumer import Consumer
-from txmq.consumer_groups import ConsumerGroups
-from txmq.consumer_lag import ConsumerLag
-from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
-from txmq.database_inbox import DatabaseInbox, inbox_table_ddl
-from txmq.database_listener import DatabaseListener
-from txmq.dead_letters import DeadLetters
-from txmq.delay_levels import DelayLevel
-from txmq.delay_service import DelayService
-from txmq.delta_inbox import DeltaInbox
-from txmq.delta_listener import DeltaListener
+from txmq.check.recheck import RecheckJob
+from txmq.check.service import CheckService
+from txmq.consumer.lag import ConsumerLag
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
+from txmq.consumer.send_back import SendBack
+from txmq.consumer.stream import Consumer
 from txmq.errors import TxmqError
 from txmq.hooks import (
     CheckForbiddenHook,
@@ -26,28 +22,32 @@ from txmq.hooks import (
     SendContext,
     SendMessageHook,
 )
-from txmq.http_listener import HttpListener
-from txmq.jdbc_listener import JdbcListener
-from txmq.listeners import ArrowSetListener, HalfMessage, SetListener, TransactionListener
-from txmq.maintenance import Maintenance
-from txmq.message import LocalTransactionState, Message
-from txmq.message_filter import MessageFilter, parse_filter
-from txmq.message_query import FoundMessage, MessageQuery
-from txmq.operator_claims import Operator
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.pull_consumer import PullConsumer
-from txmq.query_listener import QueryListener
-from txmq.received_message import ReceivedMessage
-from txmq.recheck import RecheckJob
-from txmq.send_back import SendBack
-from txmq.send_results import SendResult, TransactionSendResult
-from txmq.store import Store
-from txmq.topic_admin import Topics
-from txmq.topic_settings import TopicKind, TopicSettings
-from txmq.trace import TraceHook
-from txmq.trace_context import with_trace_context
-from txmq.transaction import Transaction
+from txmq.listeners.database import DatabaseListener
+from txmq.listeners.delta import DeltaListener
+from txmq.listeners.http import HttpListener
+from txmq.listeners.jdbc import JdbcListener
+from txmq.listeners.protocol import ArrowSetListener, HalfMessage, SetListener, TransactionListener
+from txmq.listeners.query import QueryListener
+from txmq.maintenance.service import Maintenance
+from txmq.message.body_schema import BodySchema
+from txmq.message.cloud_events import attributes_of, cloud_event
+from txmq.message.delay_levels import DelayLevel
+from txmq.message.filter import MessageFilter, parse_filter
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.received import ReceivedMessage
+from txmq.message.trace_context import with_trace_context
+from txmq.producer.micro_batches import BatchTransactions
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.results import SendResult, TransactionSendResult
+from txmq.producer.trace import TraceHook
+from txmq.producer.transaction import Transaction
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind, TopicSettings
+from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
+from txmq.user_data.delta_inbox import DeltaInbox
 from txmq.verify import verify
 
 __version__ = "0.1.0"

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from txmq.check_service import CheckService
+from txmq.check.recheck import RecheckResult
+from txmq.check.service import CheckService
 from txmq.clock import Clock, SystemClock
-from txmq.delay_service import DelayResult, DelayService
-from txmq.maintenance import Maintenance, MaintenanceResult
-from txmq.publisher import Publisher, PublishResult
-from txmq.recheck import RecheckResult
-from txmq.service import ServiceHandle
+from txmq.handles import ServiceHandle
+from txmq.maintenance.service import Maintenance, MaintenanceResult
+from txmq.publish.delay import DelayResult, DelayService
+from txmq.publish.publisher import Publisher, PublishResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from txmq.hooks import Hook
-    from txmq.listeners import CheckListener
-    from txmq.store import Store
+    from txmq.listeners.protocol import CheckListener
+    from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 

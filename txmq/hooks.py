@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from txmq.errors import HookError, SendForbiddenError
 from txmq.lifecycle import TransactionState
-from txmq.message import LocalTransactionState, Message, message_id
-from txmq.namespaces import unwrapped
-from txmq.topic_settings import TopicKind, kind_of
+from txmq.message.message import LocalTransactionState, Message, message_id
+from txmq.message.namespaces import unwrapped
+from txmq.store.topic_settings import TopicKind, kind_of
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.broker import BrokerHandle, run_until_signal
-from txmq.opening import open_store
-from txmq.service import ServiceHandle
-from txmq.store import Store
+from txmq.handles import ServiceHandle
+from txmq.store.opening import open_store
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

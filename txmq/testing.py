@@ -16,7 +16,7 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from txmq import delta_table
+from txmq.delta import pinned as delta_table
 from txmq.fail_points import FailPoint, arm
 
 START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.check_world import GROUP, CheckWorld
-from txmq.recheck import RecheckJob
+from txmq.check.recheck import RecheckJob
 
 pytestmark = pytest.mark.benchmark
 

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from tests.builders import GROUP, halves, messages, op_row, table_versions
-from txmq.message import Message
-from txmq.op_log import op_table
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.op import op_table
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from tests import databases
 from tests.handed_out import Received
-from txmq.cli import app
-from txmq.database_inbox import DatabaseInbox, inbox_table_ddl
+from txmq.cli.app import app
 from txmq.errors import EnvironmentProblemError, InboxError, InvalidNameError
+from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
 
 GROUP = "billing"
 KINDS = ("postgresql", "postgresql by SQLAlchemy", "mysql", "mysql by SQLAlchemy", "sqlite",

@@ -17,8 +17,7 @@ from tests import databases
 from tests.asked import answers, asked_about, prepared, states
 from tests.check_world import CheckWorld
 from tests.reading import bodies, publish
-from txmq.database_listener import DatabaseListener
-from txmq.database_marker import MarkerTable, marker_table_ddl
+from txmq.check.recheck import RecheckJob
 from txmq.errors import (
     EnvironmentProblemError,
     InvalidNameError,
@@ -27,11 +26,12 @@ from txmq.errors import (
     LocalTransactionFencedError,
     NotPreparedError,
 )
-from txmq.message import new_transaction_id
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
+from txmq.listeners.database import DatabaseListener
+from txmq.message.message import new_transaction_id
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
 from txmq.testing import ManualClock
-from txmq.transaction import Transaction
+from txmq.user_data.database_marker import MarkerTable, marker_table_ddl
 
 GROUP = "orders"
 KINDS = ("postgresql", "postgresql by SQLAlchemy", "mysql", "mysql by SQLAlchemy", "sqlite",

@@ -15,14 +15,14 @@ import pytest
 
 from tests.reading import log_rows, topic_rows
 from tests.stores import fresh_store
-from txmq.config import Config
 from txmq.errors import AlreadyResolvedError
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import LocalTransactionState, Message
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.op_log import OpRow
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.op import OpRow
 from txmq.testing import START_MS, ManualClock
 from txmq.verify import verify
 

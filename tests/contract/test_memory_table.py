@@ -14,10 +14,10 @@ from deltalake.exceptions import DeltaError
 
 from tests.builders import op_row
 from tests.memory_table import Disk, MemoryTable
+from txmq.delta.schemas import OP, REGISTER, SETTLED, TableSchema
+from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError, StoreNotFoundError
-from txmq.op_log import op_table
-from txmq.schemas import OP, REGISTER, SETTLED, TableSchema
-from txmq.storage import Table
+from txmq.store.op import op_table
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:

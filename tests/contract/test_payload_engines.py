@@ -14,15 +14,15 @@ from deltalake import DeltaTable, write_deltalake
 from tests.builders import GROUP, halves, messages, op_row, transaction_id
 from tests.reading import are_gap_free, offsets, topic_rows
 from txmq.errors import EnvironmentProblemError, PayloadMissingError
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind
-from txmq.message import Message, message_id
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.payload import make_plan
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher, PublishResult
-from txmq.settled_log import mark_id
-from txmq.store import Store
+from txmq.message.message import Message, message_id
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.payload import make_plan
+from txmq.publish.publisher import Publisher, PublishResult
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.settled import mark_id
+from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 
 TOPIC = "order-paid"

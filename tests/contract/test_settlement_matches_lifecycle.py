@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.builders import GROUP, halves, messages, transaction_id
 from txmq.clock import timestamp
-from txmq.half_log import HalfLog, HalfOrigin, HalfTransaction, half_table
+from txmq.delta.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED
+from txmq.delta.storage import Table
 from txmq.lifecycle import (
     DELIVERY_STATES,
     Claim,
@@ -27,12 +28,11 @@ from txmq.lifecycle import (
     fold,
     fold_deliveries,
 )
-from txmq.message import Message
-from txmq.op_log import CLAIM_COLUMNS
-from txmq.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED
-from txmq.settled_log import SettledLog
-from txmq.settlement import settle
-from txmq.storage import Table
+from txmq.message.message import Message
+from txmq.publish.settle import settle
+from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.settled import SettledLog
 from txmq.testing import START_MS
 
 OTHERS = "others"

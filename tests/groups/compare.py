@@ -30,8 +30,8 @@ from tests.groups.world import (
     PoisonError,
 )
 from tests.reading import commits, rows_of
-from txmq.consumer_lag import lag_of_group
-from txmq.retry_topics import (
+from txmq.consumer.lag import lag_of_group
+from txmq.message.retry_topics import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
     DEAD_LETTER_ORIGIN_TOPIC,
     ORIGIN_MESSAGE_ID,
@@ -43,7 +43,7 @@ from txmq.retry_topics import (
     dead_letter_topic,
     retry_topic,
 )
-from txmq.store import Store
+from txmq.store.store import Store
 
 Row = Mapping[str, Any]
 COPIED = ("body", "tags", "keys", "sharding_key")

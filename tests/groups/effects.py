@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from txmq.database_inbox import DatabaseInbox, Identified
+from txmq.user_data.database_inbox import DatabaseInbox, Identified
 
 # A member may be stopped in the middle of a transaction.
 WAIT_S = 120.0

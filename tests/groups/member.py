@@ -24,10 +24,10 @@ from tests.groups.world import (
     journal_of,
     mark_of,
 )
-from txmq.pull_consumer import PullConsumer
-from txmq.received_message import ReceivedMessage
-from txmq.service import ThreadHandle
-from txmq.store import Store
+from txmq.consumer.pull import PullConsumer
+from txmq.handles import ThreadHandle
+from txmq.message.received import ReceivedMessage
+from txmq.store.store import Store
 
 WORK_S, BATCH_MESSAGES, LOOK_S = 0.002, 400, 0.05
 
@@ -90,8 +90,8 @@ def pull_until(stopping: threading.Event, store: Store, handler: Handler, ids: A
 
 
 def spark_until(stopping: threading.Event, store: Store, handler: Handler, ids: Any) -> None:
-    from txmq.consumer import Consumer
-    from txmq.session import local_session
+    from txmq.consumer.stream import Consumer
+    from txmq.local_spark.session import local_session
 
     folder, group, name = ids
     session = local_session(for_minutes=True, extra={"spark.ui.enabled": "false"})

@@ -16,10 +16,10 @@ from tests.groups.effects import create
 from tests.groups.outcome import Faults, Outcome
 from tests.groups.world import GROUPS, MAX_RECONSUME_TIMES, POISON, Group
 from tests.mix.mix import started
-from txmq.config import Config
-from txmq.consumer_lag import lag_of_group
-from txmq.names import SCHEDULE_TOPIC
-from txmq.store import Store
+from txmq.consumer.lag import lag_of_group
+from txmq.message.names import SCHEDULE_TOPIC
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.verify import verify
 
 POLL_S, START_WAIT_S, DRAIN_WAIT_S, QUIET_S = 0.02, 240.0, 240.0, 1.0

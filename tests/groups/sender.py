@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from tests.groups.world import POISON, REGIONS, TAGS, TOPICS
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 BATCH, KEYS, POISONED = 150, 40, 12
 BODY_BYTES = 200

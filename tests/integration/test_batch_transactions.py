@@ -14,16 +14,16 @@ from deltalake import write_deltalake
 
 from tests.builders import table_versions
 from tests.reading import publish, rows_of, topic_rows
-from txmq.batch_transactions import BatchTransactions
-from txmq.delta_listener import DeltaListener
-from txmq.producer import TransactionProducer
+from txmq.listeners.delta import DeltaListener
+from txmq.producer.micro_batches import BatchTransactions
+from txmq.producer.producer import TransactionProducer
 from txmq.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from txmq.store import Store
-    from txmq.transaction import Transaction
+    from txmq.producer.transaction import Transaction
+    from txmq.store.store import Store
 
 SCHEMA = "payment string"
 TOPIC = "payment-booked"

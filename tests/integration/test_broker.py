@@ -9,13 +9,13 @@ import pytest
 
 from tests.reading import bodies, log_rows, rows_of, wait_until
 from txmq.broker import Broker, BrokerHandle, run_until_signal
-from txmq.config import Config
 from txmq.errors import ListenerError
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 GROUP = "orders-service"
 AT_ONCE = {

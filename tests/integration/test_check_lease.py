@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.check_lease import CheckLease
-from txmq.store import Store
+from txmq.check.lease import CheckLease
+from txmq.store.store import Store
 from txmq.testing import before_commit
 
 LEASE_S = 30.0

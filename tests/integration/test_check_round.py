@@ -15,22 +15,22 @@ from tests.check_world import (
     CheckWorld,
     wait_until,
 )
-from txmq.check_claims import RoundResult
-from txmq.check_lease import CheckLease
-from txmq.check_round import CheckRound
-from txmq.check_rules import DueRow
-from txmq.due_table import due_table
+from txmq.admin.operator import Operator
+from txmq.check.claims import RoundResult
+from txmq.check.due import due_table
+from txmq.check.lease import CheckLease
+from txmq.check.round import CheckRound
+from txmq.check.rules import DueRow
 from txmq.errors import StoreFullError
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.listener_threads import HUNG_PER_THREAD
-from txmq.operator_claims import Operator
+from txmq.listeners.threads import HUNG_PER_THREAD
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from txmq.listeners import HalfMessage
+    from txmq.listeners.protocol import HalfMessage
 
 SECRET = "secret-0"  # noqa: S105 - the body of every half here
 
@@ -498,7 +498,7 @@ def test_half_file_that_cannot_be_read_does_not_stop_the_others(
 def test_half_row_that_cannot_be_parsed_does_not_stop_the_others(
     world: CheckWorld, checks: Callable[..., CheckRound], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import txmq.half_heads as module
+    import txmq.listeners.heads as module
 
     ids, listener = world.prepare(2), world.listener(COMMIT)
     original = module.half_message

@@ -8,11 +8,11 @@ import pytest
 
 from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, wait_until
 from txmq.affine_clock import AffineClock
-from txmq.check_service import CheckHandle, CheckService
+from txmq.check.recheck import RecheckJob
+from txmq.check.service import CheckHandle, CheckService
 from txmq.clock import SystemClock
 from txmq.errors import ListenerError
 from txmq.lifecycle import ClaimKind
-from txmq.recheck import RecheckJob
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
 def test_while_the_join_cannot_run_the_recheck_asks_every_interval(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import txmq.check_service as module
+    import txmq.check.service as module
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no query")
@@ -371,7 +371,7 @@ def test_while_the_join_cannot_run_the_recheck_asks_every_interval(
 def test_service_gives_up_after_many_failures_and_says_why(
     spark: SparkSession, world: CheckWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import txmq.check_service as module
+    import txmq.check.service as module
 
     tries = []
 

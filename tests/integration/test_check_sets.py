@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 import pytest
 
 from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld
-from txmq.check_claims import RoundResult
-from txmq.check_round import CheckRound
+from txmq.check.claims import RoundResult
+from txmq.check.open_transactions import OpenTransactions, dues_of
+from txmq.check.recheck import RecheckJob, RecheckResult
+from txmq.check.round import CheckRound
 from txmq.errors import ListenerError
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.open_transactions import OpenTransactions, dues_of
-from txmq.recheck import RecheckJob, RecheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -357,7 +357,7 @@ def test_interval_and_maximum_differ_by_group(tmp_path: Path) -> None:
 
 
 def test_half_without_a_usable_immunity_has_the_timeout_of_its_group(tmp_path: Path) -> None:
-    from txmq.schemas import HALF
+    from txmq.delta.schemas import HALF
 
     place = HALF.columns.get_field_index("check_immunity_time_s")
     world = CheckWorld(tmp_path, groups={"patient": {"transaction_timeout_s": 60.0}})
@@ -377,8 +377,8 @@ def test_half_without_a_usable_immunity_has_the_timeout_of_its_group(tmp_path: P
 
 
 def test_producer_writes_the_timeout_of_its_group_into_the_half(tmp_path: Path) -> None:
-    from txmq.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
-    from txmq.producer import TransactionProducer
+    from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
+    from txmq.producer.producer import TransactionProducer
 
     world = CheckWorld(tmp_path, groups={"patient": {"transaction_timeout_s": 60.0}})
     for group, properties in [

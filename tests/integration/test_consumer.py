@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.reading import publish
-from txmq.consumer import ConsumeFromWhere, Consumer
+from txmq.consumer.stream import ConsumeFromWhere, Consumer
 from txmq.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,
@@ -18,9 +18,9 @@ from txmq.errors import (
     ReaderOvertakenError,
     TopicNotFoundError,
 )
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 TOPIC = "order-paid"
 

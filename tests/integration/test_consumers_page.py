@@ -22,7 +22,7 @@ from txmq import (
     TransactionProducer,
     inbox_table_ddl,
 )
-from txmq.store import Store
+from txmq.store.store import Store
 
 PAGE = Path(__file__).parents[2] / "docs" / "consumers.md"
 TOPIC = "order-paid"

@@ -20,11 +20,11 @@ from txmq.errors import (
     StoreFullError,
     TopicConflictError,
 )
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
+from txmq.store.store import Store
 from txmq.testing import before_commit, failing_commits
-from txmq.transaction import Transaction
 
 PAID = Message("order-paid", b"paid")
 OVERTAKE_S = 3.0

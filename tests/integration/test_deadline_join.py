@@ -11,11 +11,11 @@ import pytest
 
 from tests.check_world import CheckWorld, wait_until
 from txmq.affine_clock import AffineClock
-from txmq.check_stream import due_transactions, horizon_s, versions_now
+from txmq.check.deadline_join import join_session
+from txmq.check.stream import due_transactions, horizon_s, versions_now
 from txmq.clock import milliseconds, timestamp
-from txmq.config import Config
-from txmq.deadline_join import join_session
 from txmq.lifecycle import ClaimKind
+from txmq.store.config import Config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

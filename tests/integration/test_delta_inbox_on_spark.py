@@ -10,9 +10,9 @@ from pyspark.errors import StreamingQueryException
 
 from tests.delay_world import TOPIC, DelayWorld
 from tests.reading import rows_of
-from txmq.consumer import Consumer
-from txmq.delta_inbox import DeltaInbox
+from txmq.consumer.stream import Consumer
 from txmq.errors import InboxError
+from txmq.user_data.delta_inbox import DeltaInbox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

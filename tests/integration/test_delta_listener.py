@@ -16,9 +16,7 @@ from deltalake.exceptions import CommitFailedError
 
 from tests.asked import answers, asked_about, prepared, states
 from tests.reading import bodies, log_rows, publish, wait_until
-from txmq.check_service import CheckService
-from txmq.delta_listener import DeltaListener
-from txmq.delta_marker import DONE, FENCED, LOOKED_UP_SINGLY, MarkedTable
+from txmq.check.service import CheckService
 from txmq.errors import (
     AlreadyResolvedError,
     LocalTransactionError,
@@ -27,15 +25,17 @@ from txmq.errors import (
     NotPreparedError,
     StorageError,
 )
-from txmq.message import new_transaction_id
-from txmq.producer import TransactionProducer
+from txmq.listeners.delta import DeltaListener
+from txmq.message.message import new_transaction_id
+from txmq.producer.producer import TransactionProducer
 from txmq.testing import ManualClock
+from txmq.user_data.delta_marker import DONE, FENCED, LOOKED_UP_SINGLY, MarkedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from txmq.store import Store
-    from txmq.transaction import Transaction
+    from txmq.producer.transaction import Transaction
+    from txmq.store.store import Store
 
 GROUP = "orders"
 RETENTION = "delta.setTransactionRetentionDuration"

@@ -11,15 +11,15 @@ from tests.unit.test_hooks import Recorder
 from txmq.broker import Broker
 from txmq.errors import InvalidMessageError
 from txmq.lifecycle import TransactionState
-from txmq.message import Message
-from txmq.producer import TransactionProducer
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-    from txmq.store import Store
+    from txmq.store.store import Store
 
 
 def test_a_dataframe_is_told_by_its_topic(store: Store, spark: SparkSession) -> None:

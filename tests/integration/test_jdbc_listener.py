@@ -10,11 +10,11 @@ import pytest
 
 from tests import databases
 from tests.asked import asked_about
-from txmq.database_listener import DatabaseListener
-from txmq.database_marker import MarkerTable
 from txmq.errors import EnvironmentProblemError, ListenerError
-from txmq.jdbc_listener import JdbcListener
-from txmq.message import new_transaction_id
+from txmq.listeners.database import DatabaseListener
+from txmq.listeners.jdbc import JdbcListener
+from txmq.message.message import new_transaction_id
+from txmq.user_data.database_marker import MarkerTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.class_archive import archive_options
-from txmq.delta_jars import (
+from txmq.local_spark.class_archive import archive_options
+from txmq.local_spark.jars import (
     cache_folder,
     fetch_jars,
     jar_folder,
@@ -22,10 +22,10 @@ from txmq.delta_jars import (
     missing_jars,
     spark_home,
 )
-from txmq.java_runtime import home_for_spark, java_options, require_java
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.local_spark.java import home_for_spark, java_options, require_java
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 from txmq.verify import verify
 
 PROJECT = Path(__file__).parents[2]

@@ -13,15 +13,15 @@ import pytest
 
 from tests.reading import topic_rows, wait_until
 from txmq.broker import Broker
-from txmq.config import Config
-from txmq.consumer import Consumer
-from txmq.delta_log import log_files
-from txmq.listeners import HalfMessage
-from txmq.maintenance import Maintenance
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.consumer.stream import Consumer
+from txmq.delta.log import log_files
+from txmq.listeners.protocol import HalfMessage
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.filters import NAMES, VALUES, Row, Written, expressions, table_of
-from txmq.filter_grammar import MAX_COMPARISONS
-from txmq.message_filter import MessageFilter, parse_filter
+from txmq.message.filter import MessageFilter, parse_filter
+from txmq.message.filter_grammar import MAX_COMPARISONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,11 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.reading import bodies, publish, rows_of, topic_rows
-from txmq.admin import Admin
-from txmq.cli import app
-from txmq.config import Config
-from txmq.consumer import Consumer
-from txmq.delay_service import DelayService
+from txmq.admin.messages import MessageQuery
+from txmq.admin.status import Admin
+from txmq.admin.topics import Topics
+from txmq.check.recheck import RecheckJob, all_listeners
+from txmq.cli.app import app
+from txmq.consumer.stream import Consumer
 from txmq.errors import (
     InvalidBodyError,
     InvalidNameError,
@@ -22,17 +23,16 @@ from txmq.errors import (
     TopicKindError,
     TopicNotFoundError,
 )
-from txmq.message import LocalTransactionState, Message
-from txmq.message_query import MessageQuery
-from txmq.names import TRACE_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob, all_listeners
-from txmq.store import Store
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import TRACE_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.trace import TraceHook
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind
 from txmq.testing import ManualClock
-from txmq.topic_admin import Topics
-from txmq.topic_settings import TopicKind
-from txmq.trace import TraceHook
 from txmq.verify import marker_places, verify
 from txmq.verify.spark.tables import NAME
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from txmq.listeners import HalfMessage
+    from txmq.listeners.protocol import HalfMessage
 
 COMMIT = LocalTransactionState.COMMIT
 

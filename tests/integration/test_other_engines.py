@@ -17,13 +17,13 @@ from deltalake import DeltaTable
 
 from tests.bodies import ORDER, field, json_body
 from tests.builders import GROUP
-from txmq.body_schema import BodySchema
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.schemas import TOPIC
-from txmq.store import Store
-from txmq.topic_admin import Topics
+from txmq.admin.topics import Topics
+from txmq.delta.schemas import TOPIC
+from txmq.message.body_schema import BodySchema
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 ORDERS = "orders"
 MORE = [field("paid", ["null", "boolean"]), field("weight", ["null", "double"]),

@@ -22,11 +22,11 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from tests.builders import halves, messages, op_row
-from txmq.message import Message
-from txmq.op_log import CLAIM_COLUMNS
-from txmq.schemas import HALF
-from txmq.storage import Table
-from txmq.store import Store
+from txmq.delta.schemas import HALF
+from txmq.delta.storage import Table
+from txmq.message.message import Message
+from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -559,7 +559,7 @@ def test_mark_without_a_time_is_ignored_by_spark_once_a_retention_is_set(
 def test_files_that_spark_wrote_are_read_by_us(
     spark: SparkSession, store: Store, kind: str
 ) -> None:
-    from txmq.data_files import described
+    from txmq.delta.parquet import described
 
     half = store.half_log().table
     half.append(halves(1, messages(2)), app_id="a", number=1)

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.builders import messages
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
-from txmq.schemas import HALF, REGISTER
-from txmq.storage import Table
-from txmq.store import Store
+from txmq.delta.schemas import HALF, REGISTER
+from txmq.delta.storage import Table
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.store import Store
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,8 +21,8 @@ COUNT_UP = """
 import sys
 from tests.builders import halves
 from txmq.errors import CommitRefusedError
-from txmq.schemas import HALF
-from txmq.storage import Table
+from txmq.delta.schemas import HALF
+from txmq.delta.storage import Table
 
 location, last = sys.argv[1], int(sys.argv[2])
 table = Table(location, HALF)
@@ -37,9 +37,9 @@ while (at := table.reopen().mark("count") or 0) < last:
 RAISE_EACH_OTHERS_COUNTER = """
 import sys
 from txmq.errors import CommitRefusedError
-from txmq.schemas import REGISTER
-from txmq.register import Register
-from txmq.storage import Table
+from txmq.delta.schemas import REGISTER
+from txmq.store.register import Register
+from txmq.delta.storage import Table
 
 location, times = sys.argv[1], int(sys.argv[2])
 register = Register(Table(location, REGISTER))
@@ -57,8 +57,8 @@ while done < times:
 CREATE = """
 import json, sys
 from txmq.errors import StoreExistsError
-from txmq.config import Config
-from txmq.store import Store
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -147,8 +147,8 @@ def test_of_two_processes_that_create_a_store_at_once_exactly_one_did(tmp_path: 
 COMMIT_IN_A_LOOP = """
 import itertools, sys
 from tests.builders import halves
-from txmq.schemas import HALF
-from txmq.storage import Table
+from txmq.delta.schemas import HALF
+from txmq.delta.storage import Table
 
 location, writer = sys.argv[1], int(sys.argv[2])
 table = Table(location, HALF)
@@ -193,7 +193,7 @@ def test_store_of_another_process_holds_what_this_one_appended(tmp_path: Path) -
     )
 
     program = (
-        "import sys; from txmq.store import Store; "
+        "import sys; from txmq.store.store import Store; "
         "print(Store.open(sys.argv[1]).half_log().halves(sys.argv[2]).found)"
     )
     command = [sys.executable, "-c", program, store.location, origin.transaction_id]

@@ -35,10 +35,10 @@ from txmq.errors import (
     TransactionNotFoundError,
 )
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import Transaction, TransactionProducer
-from txmq.store import Store
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import Transaction, TransactionProducer
+from txmq.store.store import Store
 from txmq.testing import before_commit, failing_commits
 
 PAID = Message("order-paid", b"42")
@@ -546,9 +546,9 @@ def test_close_waits_for_the_commit_on_its_way(store: Store, producer: Transacti
 FORK = """
 import os, sys
 from txmq.errors import ClosedError
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 producer = TransactionProducer(Store.open(sys.argv[1]), producer_group="orders-service")
 transaction = producer.begin_transaction()
@@ -693,9 +693,9 @@ def test_eight_racing_ends_have_one_winner_and_all_hear_it(
 RACER = """
 import sys
 from txmq.errors import AlreadyResolvedError
-from txmq.message import LocalTransactionState
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import LocalTransactionState
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 _, location, state, *transactions = sys.argv
 ends = {"COMMIT": "COMMITTED", "ROLLBACK": "ROLLED_BACK"}

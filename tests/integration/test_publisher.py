@@ -22,20 +22,20 @@ from tests.reading import (
     topic_rows,
     wait_until,
 )
-from txmq.config import Config
+from txmq.delta.schemas import OP
+from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
     PayloadMissingError,
     SourceRestoredError,
 )
+from txmq.handles import Restarting
 from txmq.lifecycle import ClaimKind
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher, PublishResult
-from txmq.schemas import OP
-from txmq.service import Restarting
-from txmq.storage import Table
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher, PublishResult
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import ManualClock, before_commit, failing_commits
 
 TOPIC = "order-paid"

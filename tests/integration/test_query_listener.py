@@ -10,9 +10,9 @@ import pytest
 
 from tests.asked import asked_about
 from tests.check_world import CheckWorld
+from txmq.check.recheck import RecheckJob
 from txmq.errors import ListenerError
-from txmq.query_listener import QueryListener
-from txmq.recheck import RecheckJob
+from txmq.listeners.query import QueryListener
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ import pytest
 
 from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld
 from txmq.affine_clock import AffineClock
-from txmq.check_lease import CheckLease
+from txmq.check.lease import CheckLease
+from txmq.check.open_transactions import open_transactions
+from txmq.check.recheck import RecheckJob, RecheckResult
 from txmq.clock import SystemClock
+from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.errors import ListenerError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
-from txmq.message import new_transaction_id
-from txmq.op_log import OpRow, op_table
-from txmq.open_transactions import open_transactions
-from txmq.recheck import RecheckJob, RecheckResult
-from txmq.schemas import MICROSECONDS_UTC, OP
-from txmq.settled_log import settled_table
+from txmq.message.message import new_transaction_id
+from txmq.store.op import OpRow, op_table
+from txmq.store.settled import settled_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -420,7 +420,7 @@ def test_settled_incomplete_that_was_resumed_is_asked(world: CheckWorld) -> None
 
 @pytest.mark.parametrize("immunity_s", [None, float("nan"), float("inf"), 1e300, -5.0, 0.0])
 def test_unusable_immunity_is_the_timeout(world: CheckWorld, immunity_s: float | None) -> None:
-    from txmq.schemas import HALF
+    from txmq.delta.schemas import HALF
 
     place = HALF.columns.get_field_index("check_immunity_time_s")
     listener = world.listener()

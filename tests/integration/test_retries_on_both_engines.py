@@ -9,10 +9,10 @@ from tests.dead_world import RETRY, DeadWorld
 from tests.delayed import send_all_kinds
 from tests.handed_out import received
 from tests.planted import clean_log_at
-from txmq.dead_letters import Chosen, ReplayTarget
-from txmq.maintenance import Maintenance
-from txmq.send_back import SendBack
-from txmq.topic_admin import Topics
+from txmq.admin.dead_letters import Chosen, ReplayTarget
+from txmq.admin.topics import Topics
+from txmq.consumer.send_back import SendBack
+from txmq.maintenance.service import Maintenance
 from txmq.verify import differences, verify, verify_by_spark
 
 if TYPE_CHECKING:

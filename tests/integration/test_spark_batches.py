@@ -10,15 +10,15 @@ import pytest
 
 from tests.delay_world import DelayWorld
 from tests.reading import publish, wait_until
-from txmq.consumer import ConsumeFromWhere, Consumer
-from txmq.consumer_batch import ConsumeResult
-from txmq.consumer_rules import ConsumeStatus, TopicQueue
+from txmq.consumer.batch import ConsumeResult
+from txmq.consumer.frames import OffsetRange, RangeConsumer, SparkBatches, halves
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import ConsumeStatus, TopicQueue
+from txmq.consumer.stream import ConsumeFromWhere, Consumer
 from txmq.errors import ConfigError, MessagesExpiredError
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.pull_consumer import PullConsumer
-from txmq.spark_batches import OffsetRange, RangeConsumer, SparkBatches, halves
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 TOPIC, GROUP = "order-paid", "billing"
 
@@ -220,7 +220,7 @@ def test_reconsume_later_is_a_failure_too(store: Store, subscribe: Subscribe) ->
 def test_handler_that_always_fails_ends_the_run_and_its_messages_come_again(
     store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.spark_batches.FAILURES_MAX", 3)
+    monkeypatch.setattr("txmq.consumer.frames.FAILURES_MAX", 3)
     send(store, *numbered(64))
     seen = Seen(*numbered(64))
     batches = subscribe(seen)

@@ -11,17 +11,17 @@ import pytest
 
 from tests.planted import Vandal
 from tests.reading import bodies, topic_rows, wait_until
-from txmq.config import Config
-from txmq.consumer import Consumer
+from txmq.admin.topics import Topics
+from txmq.consumer.stream import Consumer
 from txmq.errors import TopicKindError
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.maintenance.topic_retention import TopicRetention
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind
 from txmq.testing import ManualClock
-from txmq.topic_admin import Topics
-from txmq.topic_retention import TopicRetention
-from txmq.topic_settings import TopicKind
 from txmq.verify import differences, verify, verify_by_spark
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from tests.check_world import CheckWorld
 from tests.reading import publish, topic_rows
+from txmq.check.recheck import RecheckJob
 from txmq.lifecycle import TransactionState
-from txmq.message import LocalTransactionState, Message
-from txmq.names import TRACE_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import TRACE_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.trace import TraceHook
+from txmq.producer.trace_records import TraceRecord, TraceType, decoded
+from txmq.store.store import Store
 from txmq.testing import failing_commits
-from txmq.trace import TraceHook
-from txmq.trace_records import TraceRecord, TraceType, decoded
 from txmq.verify import verify
 
 if TYPE_CHECKING:

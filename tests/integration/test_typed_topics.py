@@ -17,10 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 from tests.bodies import ORDER, avro_body, field, json_body, record
 from tests.builders import GROUP, halves, op_row, table_versions, transaction_id
 from tests.reading import are_gap_free, publish, rows_of, topic_rows
-from txmq.body_schema import BodySchema
-from txmq.cloud_events import attributes_of, cloud_event
-from txmq.compaction import compact
-from txmq.delay_service import DelayService
+from txmq.admin.topics import Topics
+from txmq.delta.schemas import SCHEDULE, TOPIC
 from txmq.errors import (
     BodySchemaConflictError,
     BodySchemaError,
@@ -28,18 +26,20 @@ from txmq.errors import (
     StorageError,
 )
 from txmq.lifecycle import ClaimKind
-from txmq.message import LocalTransactionState, Message
-from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.retention import Retention
-from txmq.schemas import SCHEDULE, TOPIC
-from txmq.store import Store
+from txmq.maintenance.compaction import compact
+from txmq.maintenance.retention import Retention
+from txmq.message.body_schema import BodySchema
+from txmq.message.cloud_events import attributes_of, cloud_event
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.message.trace_context import with_trace_context
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind, TopicSettings
+from txmq.store.typed import BODY_SCHEMA_PROPERTY, body_schema_in
 from txmq.testing import ManualClock
-from txmq.topic_admin import Topics
-from txmq.topic_settings import TopicKind, TopicSettings
-from txmq.trace_context import with_trace_context
-from txmq.typed_topic import BODY_SCHEMA_PROPERTY, body_schema_in
 from txmq.verify import verify, verify_by_spark
 
 ORDERS = "orders"

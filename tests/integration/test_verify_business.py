@@ -22,18 +22,18 @@ from typer.testing import CliRunner, Result
 from tests import databases
 from tests.asked import prepared, states
 from tests.reading import bodies, publish
-from txmq import cli
-from txmq.check_service import CheckService
-from txmq.database_listener import DatabaseListener
-from txmq.delta_listener import DeltaListener
+from txmq.admin.operator import Operator
+from txmq.check.recheck import RecheckJob
+from txmq.check.service import CheckService
+from txmq.cli import app as cli
 from txmq.errors import ConfigError, StorageError
-from txmq.message import LocalTransactionState, new_transaction_id
-from txmq.operator_claims import Operator
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.listeners.database import DatabaseListener
+from txmq.listeners.delta import DeltaListener
+from txmq.message.message import LocalTransactionState, new_transaction_id
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
+from txmq.store.store import Store
 from txmq.testing import ManualClock
-from txmq.transaction import Transaction
 from txmq.verify import (
     BusinessResult,
     DatabaseMarkers,

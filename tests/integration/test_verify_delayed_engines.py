@@ -21,7 +21,7 @@ from tests.delayed import (
 from tests.delayed import tomorrow as all_forgotten
 from tests.random_store import random_store
 from tests.stores import START, HandMadeStore
-from txmq.names import SCHEDULE_TOPIC
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.verify import VerifyReport, differences, verify, verify_by_spark
 
 if TYPE_CHECKING:

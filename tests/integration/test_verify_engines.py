@@ -14,9 +14,9 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from tests.planted import BUGS, GROUP, Bug, Filled, clean_log, filled, forget
-from txmq.cli import app
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
+from txmq.cli.app import app
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
 from txmq.verify import VerifyReport, differences, verify, verify_by_spark
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tests.mix.sender import GROUP, Listener
 from txmq.broker import Broker, BrokerHandle, run_until_signal
-from txmq.delay_service import DelayService
-from txmq.maintenance import Maintenance
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.service import ServiceHandle, ThreadHandle
-from txmq.session import local_session
-from txmq.store import Store
+from txmq.check.recheck import RecheckJob
+from txmq.handles import ServiceHandle, ThreadHandle
+from txmq.local_spark.session import local_session
+from txmq.maintenance.service import Maintenance
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 TURN_S = 0.05
 CHECK_S = 2.0

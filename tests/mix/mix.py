@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from tests.mix.sender import GROUP, SHOWN, TOPICS, Listener
-from txmq.config import Config
-from txmq.delay_service import DelayService
-from txmq.names import SCHEDULE_TOPIC
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.check.recheck import RecheckJob
+from txmq.message.names import SCHEDULE_TOPIC
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.verify import verify
 
 SENDERS, BROKERS = 2, 2

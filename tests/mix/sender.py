@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from txmq.errors import NotRecalledError
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 GROUP = "mixed"
 TOPICS = ("orders", "invoices", "stock", "audit")

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bodies import ORDER, avro_body, avro_schema, field, json_schema, logical, record
-from txmq.body_schema import BodySchema
 from txmq.errors import BodySchemaError
+from txmq.message.body_schema import BodySchema
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).map(lambda name: f"x_{name}")

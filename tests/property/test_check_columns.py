@@ -10,24 +10,16 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.check_claims import Action, actions_of, claim_of, claims_of, result_of
-from txmq.check_rules import (
-    Ask,
-    CheckStanding,
-    Drop,
-    DueRow,
-    Reason,
-    believable_next_check_ms,
-    decide,
-)
-from txmq.check_standing import STANDINGS, CheckStandings, check_standing
-from txmq.config import Config
-from txmq.due_table import due_table
+from txmq.check.claims import Action, actions_of, claim_of, claims_of, result_of
+from txmq.check.due import due_table
+from txmq.check.rules import Ask, CheckStanding, Drop, DueRow, believable_next_check_ms, decide
+from txmq.check.standing import STANDINGS, CheckStandings, check_standing
 from txmq.lifecycle import PENDING, Claim, ClaimKind, ClaimSource, Halves, Standing, fold
 from txmq.lifecycle import TransactionState as State
-from txmq.listener_outcomes import OUTCOMES, outcome_of
-from txmq.message import LocalTransactionState
-from txmq.op_log import OpRow, op_table
+from txmq.listeners.outcomes import OUTCOMES, Reason, outcome_of
+from txmq.message.message import LocalTransactionState
+from txmq.store.config import Config
+from txmq.store.op import OpRow, op_table
 
 NOW_MS = 1_000_000
 CONFIG = Config(

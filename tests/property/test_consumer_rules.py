@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from txmq.consumer_rules import (
+from txmq.consumer.rules import (
     SHARED,
     ConsumeMode,
     GroupSettings,

@@ -10,10 +10,10 @@ import pytest
 
 from tests.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, drained
 from tests.delay_world import TOPIC
-from txmq.consumer_lag import lag_of_group
-from txmq.maintenance import Maintenance
-from txmq.pull_consumer import PullConsumer
-from txmq.received_message import ReceivedMessage
+from txmq.consumer.lag import lag_of_group
+from txmq.consumer.pull import PullConsumer
+from txmq.maintenance.service import Maintenance
+from txmq.message.received import ReceivedMessage
 
 STEPS = 70
 MEMBERS_MAX = 4

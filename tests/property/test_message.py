@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.builders import halves, transaction_id
 from txmq.errors import TxmqError
-from txmq.half_log import store_date
-from txmq.message import (
+from txmq.message.message import (
     Message,
     check_transaction_id,
     new_transaction_id,
     transaction_time_ms,
 )
+from txmq.store.half import store_date
 
 LAST_MS_OF_YEAR_9999 = 253_402_300_799_999
 TEXT = st.text(max_size=12)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.filters import Row, Written, expressions, row_lists, table_of
 from txmq.errors import InvalidFilterError
-from txmq.message_filter import parse_filter
+from txmq.message.filter import parse_filter
 
 words = st.sampled_from(
     ["sql:", "a", "=", "<>", ">", "1", "'x'", "(", ")", "AND", "OR", "NOT", "IN", "BETWEEN", "IS",

@@ -27,22 +27,24 @@ from hypothesis.stateful import (
 from tests.builders import ids
 from tests.memory_table import MemoryStore, payload_files_in_memory
 from tests.property.store_model import FOR_GOOD, GROUP, Fate, Model
-from txmq import delta_table, lifecycle, payload
-from txmq.check_round import CheckRound
-from txmq.config import Config
+from txmq import lifecycle
+from txmq.check.open_transactions import OpenTransactions, dues_of
+from txmq.check.round import CheckRound
+from txmq.delta import pinned as delta_table
+from txmq.delta.storage import Table
 from txmq.errors import AlreadyResolvedError, CommitRefusedError, TxmqError
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing, TransactionState
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message, new_transaction_id
-from txmq.op_log import OpRow
-from txmq.open_transactions import OpenTransactions, dues_of
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.storage import Table
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
+from txmq.publish import payload
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import OpRow
+from txmq.store.topic import TopicLog
 from txmq.testing import ManualClock
-from txmq.topic_log import TopicLog
-from txmq.transaction import Transaction
 
 # A hundred take ten seconds; CI runs 2,000.
 SHARES = 4

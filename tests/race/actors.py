@@ -11,12 +11,12 @@ import psycopg
 from deltalake.exceptions import DeltaError
 
 from tests.race.business import GROUP, Business, business, journal
+from txmq.check.recheck import RecheckJob
 from txmq.errors import TxmqError
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 THREADS = 12
 # The check asks after this; local transactions pause up to three times, each up to SLOWEST_S.

@@ -11,12 +11,12 @@ import psycopg
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from txmq.database_listener import DatabaseListener
-from txmq.database_marker import DONE as DONE_ROW
-from txmq.database_marker import MarkerTable
-from txmq.delta_listener import DeltaListener
-from txmq.delta_marker import DONE, MarkedTable
-from txmq.transaction import Transaction
+from txmq.listeners.database import DatabaseListener
+from txmq.listeners.delta import DeltaListener
+from txmq.producer.transaction import Transaction
+from txmq.user_data.database_marker import DONE as DONE_ROW
+from txmq.user_data.database_marker import MarkerTable
+from txmq.user_data.delta_marker import DONE, MarkedTable
 
 GROUP = "orders"
 COLUMNS = pa.schema([("transaction_id", pa.string())])

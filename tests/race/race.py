@@ -17,11 +17,11 @@ from tests.forked import Forked
 from tests.race.actors import IMMUNITY_S, main
 from tests.race.business import GROUP, business
 from tests.reading import topic_rows
-from txmq.config import Config
-from txmq.open_transactions import open_transactions
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.check.open_transactions import open_transactions
+from txmq.check.recheck import RecheckJob
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.verify import verify
 
 PRODUCERS, CHECKERS = 2, 2

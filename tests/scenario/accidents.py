@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 from tests.forked import Forked, forked
 from tests.scenario.books import GROUP, TOPICS, Books
 from tests.scenario.steps import PATIENCE_S, act
+from txmq.admin.topics import Topics
 from txmq.errors import AlreadyResolvedError
 from txmq.fail_points import FailPoint, arm
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
-from txmq.topic_admin import Topics
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
-    from txmq.listeners import HalfMessage
-    from txmq.message import LocalTransactionState
+    from txmq.listeners.protocol import HalfMessage
+    from txmq.message.message import LocalTransactionState
 
 DIES = "dies"
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.scenario.books import GROUP, TOPICS, Books
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from txmq.listeners import HalfMessage
-    from txmq.send_results import SendResult
+    from txmq.listeners.protocol import HalfMessage
+    from txmq.producer.results import SendResult
 
 PAID, TOLD = TOPICS
 SALES = 400

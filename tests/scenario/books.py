@@ -7,12 +7,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
 
 if TYPE_CHECKING:
-    from txmq.listeners import HalfMessage
-    from txmq.store import Store
+    from txmq.listeners.protocol import HalfMessage
+    from txmq.store.store import Store
 
 GROUP = "orders-service"
 TOPICS = ("order-paid", "stock-reserved")
@@ -86,7 +86,7 @@ def sell(
 
 def sell_frame(store: Store, books: Books, rows: int) -> None:
     """One order of many messages to each topic, sent as DataFrames."""
-    from txmq.session import local_session
+    from txmq.local_spark.session import local_session
 
     frame = (
         local_session(for_minutes=True)

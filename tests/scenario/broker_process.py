@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.scenario.books import GROUP, Books
 from txmq.broker import Broker, BrokerHandle, run_until_signal
-from txmq.session import local_session
-from txmq.store import Store
+from txmq.local_spark.session import local_session
+from txmq.store.store import Store
 
 
 def main(location: str, books: str, ready: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.check_world import GROUP, UNKNOWN, JournalListener
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.check.recheck import RecheckJob
+from txmq.store.store import Store
 
 
 def main(location: str, journal: str) -> None:

@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from txmq.config import Config
-from txmq.pull_consumer import PullConsumer
-from txmq.received_message import ReceivedMessage
-from txmq.store import Store
+from txmq.consumer.pull import PullConsumer
+from txmq.message.received import ReceivedMessage
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 
 def main(location: str, folder: str, name: str, pause_s: str, lease_s: str) -> None:

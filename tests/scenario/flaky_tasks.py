@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txmq.payload import SparkEngine
-from txmq.publisher import Publisher
-from txmq.session import local_session
-from txmq.store import Store
+from txmq.local_spark.session import local_session
+from txmq.publish.payload import SparkEngine
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa

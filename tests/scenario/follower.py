@@ -12,14 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.publisher import Publisher
-from txmq.storage import Table
-from txmq.store import Store
+from txmq.delta.storage import Table
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from txmq.data_files import NewFile
+    from txmq.delta.parquet import NewFile
 
 
 def switch_off_compare_and_swap() -> None:

@@ -9,16 +9,16 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import txmq.testing  # noqa: F401 - arms the fail points
-from txmq.batch_transactions import BatchTransactions
-from txmq.delta_listener import DeltaListener
-from txmq.producer import TransactionProducer
-from txmq.session import local_session
-from txmq.store import Store
+from txmq.listeners.delta import DeltaListener
+from txmq.local_spark.session import local_session
+from txmq.producer.micro_batches import BatchTransactions
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from txmq.transaction import Transaction
+    from txmq.producer.transaction import Transaction
 
 GROUP = "booking"
 TOPIC = "payment-booked"

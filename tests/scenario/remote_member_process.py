@@ -7,10 +7,10 @@ import sys
 import time
 from pathlib import Path
 
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 
 
 class Journalled:

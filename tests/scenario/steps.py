@@ -8,15 +8,15 @@ from pathlib import Path
 
 from tests.forked import forked
 from tests.scenario.books import GROUP, TOPICS, Books, sell, sell_frame
-from txmq.delay_service import DelayService
+from txmq.check.recheck import RecheckJob
 from txmq.fail_points import FailPoint
-from txmq.maintenance import Maintenance
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.session import local_session
-from txmq.store import Store
+from txmq.local_spark.session import local_session
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 
 REPOSITORY = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from tests.reading import topic_rows
 from tests.scenario.asynchronous_seller import PAID, SALES, TOLD, AsynchronousBooks, main
 from tests.scenario.books import SETTINGS
 from tests.scenario.truth import drain
-from txmq.config import Config
-from txmq.store import Store
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.verify import verify
 
 DEATHS = {

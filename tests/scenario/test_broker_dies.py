@@ -18,8 +18,8 @@ from tests.reading import log_rows, topic_rows, wait_until
 from tests.scenario.books import SETTINGS, Books, sell
 from tests.scenario.steps import REPOSITORY
 from tests.scenario.truth import assert_topics_tell_the_truth, drain
-from txmq.config import Config
-from txmq.store import Store
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 START_S = 120.0
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(4 * START_S)]

@@ -14,8 +14,8 @@ from tests.reading import log_rows, wait_until
 from tests.scenario.books import GROUP, SETTINGS, Books, sell
 from tests.scenario.truth import assert_topics_tell_the_truth, drain
 from txmq.broker import Broker, run_until_signal
-from txmq.config import Config
-from txmq.store import Store
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 # Nobody may be asked about an order whose producer still works on it.
 IMMUNITY_S = 2.0

@@ -12,9 +12,9 @@ import pytest
 from tests.check_world import GROUP, UNKNOWN, CheckWorld, JournalListener, wait_until
 from tests.forked import forked
 from tests.scenario.check_process import main
+from txmq.check.recheck import RecheckJob
 from txmq.fail_points import FailPoint
 from txmq.lifecycle import ClaimKind
-from txmq.recheck import RecheckJob
 
 CHECK_MAX = 3
 ASKED_AND_NOT_WRITTEN = FailPoint.CHECKS_ANSWERED

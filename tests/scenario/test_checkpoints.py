@@ -16,11 +16,11 @@ from tests.reading import bodies, publish, topic_rows, wait_until
 from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.scenario.truth import assert_topics_tell_the_truth
 from txmq.broker import Broker, BrokerHandle
-from txmq.config import Config
-from txmq.consumer import Consumer
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.consumer.stream import Consumer
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 TOPIC, OTHER_TOPIC = TOPICS
 GARBAGE = b"\x00 no JSON"

@@ -17,7 +17,7 @@ import pytest
 from tests.consumer_world import ConsumerWorld
 from tests.reading import wait_until
 from tests.scenario.steps import REPOSITORY
-from txmq.consumer_lag import lag_of_group
+from txmq.consumer.lag import lag_of_group
 
 MESSAGES, QUEUES = 1_200, 6
 NAMES = ("first", "second", "third")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from txmq import demo
+from txmq.demo import run as demo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_small_demo_ends_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.timeout(300)
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     location = tmp_path / "demo"
-    arguments = [sys.executable, "-m", "txmq.demo", str(location)]
+    arguments = [sys.executable, "-m", "txmq.demo.run", str(location)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 60
     while not (location / "broker.log").exists() and time.monotonic() < deadline_s:

@@ -23,25 +23,25 @@ from tests.scenario.accidents import DIES, ended, gone_on, stopped
 from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.scenario.steps import REPOSITORY
 from tests.scenario.truth import assert_topics_tell_the_truth, drain, run_until_all_is_done
-from txmq.admin import Admin
+from txmq.admin.status import Admin
 from txmq.broker import Broker
-from txmq.check_claims import RoundResult
-from txmq.config import Config
+from txmq.check.claims import RoundResult
+from txmq.check.recheck import RecheckJob
 from txmq.errors import AlreadyResolvedError, StorageError, TransactionNotFoundError
 from txmq.fail_points import FailPoint
-from txmq.maintenance import Maintenance
-from txmq.message import LocalTransactionState, Message
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import before_commit, failing_commits
 from txmq.verify import verify
 
 if TYPE_CHECKING:
-    from txmq.listeners import HalfMessage
-    from txmq.transaction import Transaction
+    from txmq.listeners.protocol import HalfMessage
+    from txmq.producer.transaction import Transaction
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN

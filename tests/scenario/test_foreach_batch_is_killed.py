@@ -26,11 +26,11 @@ from tests.scenario.foreach_batch_process import GROUP, TOPIC
 from tests.scenario.steps import REPOSITORY
 from tests.scenario.truth import run_until_all_is_done
 from txmq.broker import Broker
-from txmq.config import Config
-from txmq.delta_listener import DeltaListener
+from txmq.check.recheck import RecheckJob
 from txmq.fail_points import FailPoint
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.listeners.delta import DeltaListener
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import FAIL_POINTS_VARIABLE
 from txmq.verify import verify
 

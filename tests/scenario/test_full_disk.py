@@ -19,19 +19,19 @@ import pytest
 from tests.reading import log_rows, topic_rows
 from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.scenario.truth import assert_topics_tell_the_truth, drain
-from txmq.admin import Admin
-from txmq.config import Config
+from txmq.admin.status import Admin
+from txmq.check.recheck import RecheckJob
 from txmq.errors import ReadOnlyStoreError, StorageError, StoreFullError
 from txmq.fail_points import FailPoint, arm
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import Message
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.op_log import OpRow
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.store import Store
-from txmq.transaction import Transaction
+from txmq.message.message import Message
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.op import OpRow
+from txmq.store.store import Store
 from txmq.verify import verify
 
 DISK_BYTES = 4 * 1024 * 1024

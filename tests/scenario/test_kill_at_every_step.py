@@ -14,11 +14,11 @@ from tests.reading import log_rows, wait_until
 from tests.scenario.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.scenario.steps import ORDERS, STEPS, WITH_SPARK, obstacle, run
 from tests.scenario.truth import assert_topics_tell_the_truth, drain
-from txmq.config import Config
+from txmq.check.recheck import RecheckJob
 from txmq.fail_points import FailPoint
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 
 @pytest.fixture

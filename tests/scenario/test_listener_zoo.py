@@ -13,16 +13,16 @@ import pytest
 
 from tests.check_world import COMMIT, CheckWorld, JournalListener, wait_until
 from tests.reading import topic_rows
+from txmq.check.recheck import RecheckJob
 from txmq.lifecycle import ClaimKind
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.publish.publisher import Publisher
 from txmq.verify import verify
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from txmq.listeners import HalfMessage
+    from txmq.listeners.protocol import HalfMessage
 
 TIMES = 2
 THREADS = 2

@@ -15,13 +15,13 @@ from tests.forked import forked
 from tests.planted import Vandal
 from tests.reading import topic_rows, wait_until
 from tests.scenario.accidents import rebuild
-from txmq.config import Config
+from txmq.admin.topics import Topics
 from txmq.fail_points import FailPoint
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
-from txmq.topic_admin import Topics
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.verify import verify
 
 GROUP, TOPIC = "orders", "order-paid"

@@ -16,11 +16,12 @@ import pytest
 from tests.check_world import CheckWorld
 from tests.reading import bodies, publish, wait_until
 from tests.scenario.steps import REPOSITORY
+from txmq.check.recheck import RecheckJob
 from txmq.lifecycle import ClaimKind
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.listeners.remote_requests import requests_in
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 from txmq.verify import verify
 
 HALVES = 1_000
@@ -153,7 +154,7 @@ def test_group_with_nobody_online_loses_no_count(tmp_path: Path) -> None:
 
 def test_members_that_all_died_lose_no_count(tmp_path: Path) -> None:
     world = CheckWorld(tmp_path)
-    world.store.remote_requests("orders", create=True).change(
+    requests_in(world.store, "orders", create=True).change(
         lambda now: now.joined("dead", world.clock.now_ms()), world.clock.now_ms()
     )
     world.prepare(3)

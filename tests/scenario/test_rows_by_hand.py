@@ -12,18 +12,18 @@ from tests.builders import GROUP, halves, op_row
 from tests.check_world import COMMIT as SAYS_COMMIT
 from tests.check_world import CheckWorld
 from tests.reading import bodies, log_rows, publish, rows_of
+from txmq.check.recheck import RecheckJob
+from txmq.delta.schemas import HALF, OP
 from txmq.errors import InvalidPropertyError
 from txmq.lifecycle import ClaimKind
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
-from txmq.schemas import HALF, OP
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
 from txmq.verify import verify
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from txmq.store import Store
+    from txmq.store.store import Store
 
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from tests.reading import are_gap_free, topic_rows, wait_until
 from tests.scenario.steps import REPOSITORY
-from txmq.config import Config
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher, PublishResult
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher, PublishResult
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.verify import VerifyReport, verify
 
 NAMES = ("first", "second")

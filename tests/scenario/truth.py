@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from tests.reading import are_gap_free, topic_rows, wait_until
 from tests.scenario.books import GROUP, TOPICS, Books
-from txmq.admin import Admin
+from txmq.admin.status import Admin
 from txmq.broker import Broker
 from txmq.verify import verify
 
 if TYPE_CHECKING:
-    from txmq.store import Store
+    from txmq.store.store import Store
 
 
 def drain(store: Store, books: Books) -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from tests.torture.ledger import GROUP, Ledger
 from tests.torture.orders import TOPICS, Orders
+from txmq.admin.operator import Operator
 from txmq.broker import Broker, run_until_signal
-from txmq.delay_service import DelayService
+from txmq.check.recheck import RecheckJob
 from txmq.errors import CommitConflictError, TransactionError
-from txmq.maintenance import Maintenance
-from txmq.message import LocalTransactionState, Message
-from txmq.operator_claims import Operator
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.session import local_session
-from txmq.store import Store
+from txmq.local_spark.session import local_session
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 
 # Without it the fail points of the environment would not be armed.

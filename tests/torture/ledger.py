@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.message import LocalTransactionState
+from txmq.message.message import LocalTransactionState
 
 if TYPE_CHECKING:
-    from txmq.listeners import HalfMessage
+    from txmq.listeners.protocol import HalfMessage
 
 GROUP = "orders-service"
 PAID, FENCED, UNDECIDABLE = "paid", "fenced", "undecidable"

@@ -17,13 +17,13 @@ from txmq.errors import (
     TransactionNotFoundError,
     UnknownCommitError,
 )
-from txmq.half_log import HalfOrigin, HalfTransaction, half_table
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import LocalTransactionState, Message, new_transaction_id
-from txmq.op_log import OpRow
-from txmq.producer import TransactionProducer
-from txmq.store import Store
-from txmq.transaction import Transaction
+from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import OpRow
+from txmq.store.store import Store
 
 TOPICS = ("order-paid", "stock-reserved", "invoice-due")
 BODY_BYTES_MAX = 2_000

@@ -15,14 +15,14 @@ from tests.torture.actors import operate
 from tests.torture.ledger import GROUP, PAID, Ledger
 from tests.torture.plan import SERVICES, Round, round_of
 from tests.torture.processes import POLL_S, Killed, Processes
-from txmq.config import Config
-from txmq.delay_service import DelayService
+from txmq.admin.operator import Operator
+from txmq.check.recheck import RecheckJob
 from txmq.fail_points import FailPoint
-from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.operator_claims import Operator
-from txmq.publisher import Publisher
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.verify import verify
 
 SETTINGS = {

@@ -20,11 +20,11 @@ from tests.stores import (
     halves,
     transaction_id,
 )
-from txmq.admin import Admin, LifeStage
+from txmq.admin.status import Admin, LifeStage
 from txmq.clock import milliseconds
 from txmq.errors import TransactionNotFoundError
 from txmq.lifecycle import TransactionState
-from txmq.store import Store
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from txmq.config import Config
-from txmq.group_listeners import Asker
-from txmq.listener_threads import HUNG_PER_THREAD
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState
-from txmq.row_asker import RowAsker
-from txmq.set_asker import SetAsker, call_of
+from txmq.listeners.askers import Asker
+from txmq.listeners.protocol import HalfMessage
+from txmq.listeners.rows import RowAsker
+from txmq.listeners.sets import SetAsker, call_of
+from txmq.listeners.threads import HUNG_PER_THREAD
+from txmq.message.message import LocalTransactionState
+from txmq.store.config import Config
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN
@@ -188,7 +188,7 @@ def test_half_is_an_object_with_all_that_was_sent() -> None:
 
 
 def test_half_that_cannot_be_parsed_is_in_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    import txmq.half_heads as module
+    import txmq.listeners.heads as module
 
     original = module.half_message
 

@@ -17,9 +17,9 @@ from txmq.errors import (
     NotAcceptedError,
     StorageError,
 )
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
 from txmq.testing import failing_commits
 
 STATES = {b"c": LocalTransactionState.COMMIT, b"r": LocalTransactionState.ROLLBACK,

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import GROUP, halves, kind_of, table_versions, transaction_id
-from txmq.config import Config
+from txmq.delta.schemas import SCHEMA_VERSION_PROPERTY
 from txmq.errors import (
     AlreadyPreparedError,
     BatchTooLargeError,
@@ -47,10 +47,10 @@ from txmq.errors import (
     TransactionNotFoundError,
     TxmqError,
 )
-from txmq.message import CHECK_IMMUNITY_TIME_IN_SECONDS, LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.schemas import SCHEMA_VERSION_PROPERTY
-from txmq.store import Store
+from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 MEBIBYTE = 1024 * 1024
 COMMIT, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.UNKNOWN

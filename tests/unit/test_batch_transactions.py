@@ -18,22 +18,22 @@ from tests.builders import table_versions
 from tests.reading import bodies, publish, rows_of, wait_until
 from tests.scenario.books import SETTINGS
 from tests.stores import fresh_store
-from txmq.batch_transactions import TRIES, BatchTransactions
-from txmq.config import Config
-from txmq.delta_listener import DeltaListener
+from txmq.check.recheck import RecheckJob
 from txmq.errors import (
     AlreadyResolvedError,
     InvalidMessageError,
     LocalTransactionFencedError,
 )
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import Message
-from txmq.op_log import OpRow
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.listeners.delta import DeltaListener
+from txmq.message.message import Message
+from txmq.producer.micro_batches import TRIES, BatchTransactions
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
+from txmq.store.config import Config
+from txmq.store.op import OpRow
+from txmq.store.store import Store
 from txmq.testing import arm_fail_points
-from txmq.transaction import Transaction
 from txmq.verify import verify
 
 GROUP = "booking"

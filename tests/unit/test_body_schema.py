@@ -22,10 +22,10 @@ from tests.bodies import (
     logical,
     record,
 )
-from txmq.body_parsing import MAX_DEPTH, MAX_FIELDS
-from txmq.body_schema import MAX_SCHEMA_BYTES, BodyEncoding, BodySchema
+from txmq.delta.schemas import TOPIC
 from txmq.errors import BodySchemaError, EnvironmentProblemError, InvalidBodyError
-from txmq.schemas import TOPIC
+from txmq.message.body_parsing import MAX_DEPTH, MAX_FIELDS
+from txmq.message.body_schema import MAX_SCHEMA_BYTES, BodyEncoding, BodySchema
 
 DECIMAL = logical("bytes", "decimal", precision=5, scale=2)
 FIXED = {"type": "fixed", "name": "Two", "size": 2}

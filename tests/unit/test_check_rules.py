@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.check_rules import (
+from txmq.check.rules import (
     MAX_BACKOFF_S,
     Ask,
     CheckStanding,
@@ -16,8 +16,8 @@ from txmq.check_rules import (
     next_check_ms,
     next_try_ms,
 )
-from txmq.config import Config
 from txmq.lifecycle import Standing, TransactionState
+from txmq.store.config import Config
 
 NOW_MS = 1_000_000
 SETTINGS = Config(transaction_check_interval_s=30.0, transaction_check_max=3).of_group("orders")

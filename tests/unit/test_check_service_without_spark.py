@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.check_world import COMMIT, GROUP, UNKNOWN, CheckWorld, wait_until
-from txmq.check_service import CheckHandle, CheckService
+from txmq.check.open_transactions import OpenTransactions
+from txmq.check.service import CheckHandle, CheckService
 from txmq.errors import StorageError
 from txmq.lifecycle import ClaimKind
-from txmq.listeners import HalfMessage
-from txmq.open_transactions import OpenTransactions
+from txmq.listeners.protocol import HalfMessage
 from txmq.verify import verify
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from txmq import class_archive
-from txmq.class_archive import archive_options, archive_path, make_archive
-from txmq.java_runtime import Java
+from txmq.local_spark import class_archive
+from txmq.local_spark.class_archive import archive_options, archive_path, make_archive
+from txmq.local_spark.java import Java
 
 MAKER = """\
 #!/bin/sh

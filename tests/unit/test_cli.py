@@ -15,12 +15,12 @@ from typer.testing import CliRunner, Result
 
 from tests.builders import table_versions
 from tests.stores import HandMadeStore, halves, transaction_id
-from txmq.cli import app
-from txmq.config import Config
+from txmq.cli.app import app
 from txmq.errors import StoreNotFoundError
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 
 
@@ -144,7 +144,7 @@ def test_watch_looks_until_it_is_interrupted(
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("txmq.cli.sleep", pause)
+    monkeypatch.setattr("txmq.cli.app.sleep", pause)
 
     result = run("status", made.location, "--watch", "--json", "--interval-s", "0.5")
 
@@ -235,13 +235,13 @@ class FakeBroker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     started: list[Any] = []
-    module, session = ModuleType("txmq.broker"), ModuleType("txmq.session")
+    module, session = ModuleType("txmq.broker"), ModuleType("txmq.local_spark.session")
     FakeBroker.made = []
     module.Broker = FakeBroker  # type: ignore[attr-defined]
     module.run_until_signal = lambda start: started.append(start())  # type: ignore[attr-defined]
     session.local_session = lambda name: f"session {name}"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "txmq.broker", module)
-    monkeypatch.setitem(sys.modules, "txmq.session", session)
+    monkeypatch.setitem(sys.modules, "txmq.local_spark.session", session)
     return started
 
 
@@ -287,14 +287,14 @@ def test_serve_takes_settings_from_variables(store: Store, broker: list[Any]) ->
 
 def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    module = ModuleType("txmq.demo")
+    module = ModuleType("txmq.demo.run")
 
     def main(location: str | None, **options: Any) -> int:
         seen.update(location=location, **options)
         return 1
 
     module.main = main  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "txmq.demo", module)
+    monkeypatch.setitem(sys.modules, "txmq.demo.run", module)
 
     result = run("demo", "--flights", "50", "--lose-checkpoints")
 
@@ -305,7 +305,7 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_command_but_serve_and_demo_loads_spark() -> None:
-    program = "import sys, txmq.cli; sys.exit('pyspark' in sys.modules)"
+    program = "import sys, txmq.cli.app; sys.exit('pyspark' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

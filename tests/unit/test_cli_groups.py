@@ -12,12 +12,12 @@ from typer.testing import CliRunner, Result
 
 from tests.builders import table_versions
 from tests.delay_world import TOPIC, DelayWorld
-from txmq.cli import app
-from txmq.consumer_rules import ConsumeFromWhere
-from txmq.consumer_start import StartPoint
-from txmq.message import Message
-from txmq.pull_consumer import PullConsumer
-from txmq.topic_peek import TopicPeek
+from txmq.cli.app import app
+from txmq.consumer.peek import TopicPeek
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import ConsumeFromWhere
+from txmq.consumer.start import StartPoint
+from txmq.message.message import Message
 
 GROUP = "billing"
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner, Result
 
 from tests.builders import table_versions
 from tests.reading import bodies, publish, rows_of, topic_rows
-from txmq import cli_messages
-from txmq.cli import app
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.store import Store
-from txmq.trace import TraceHook
+from txmq.cli import messages as cli_messages
+from txmq.cli.app import app
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.trace import TraceHook
+from txmq.store.store import Store
 
 ID = re.compile(r"[0-9a-f-]{36}:\d+")
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from tests.bodies import ORDER
 from tests.builders import table_versions
 from tests.planted import Filled, Vandal, filled
-from txmq.cli import app
-from txmq.store import Store
-from txmq.topic_admin import Topics
-from txmq.topic_settings import TopicKind, TopicSettings
+from txmq.admin.topics import Topics
+from txmq.cli.app import app
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind, TopicSettings
 
 TOPIC = "orders"
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.cloud_events import attributes_of, cloud_event
 from txmq.errors import (
     InvalidMessageError,
     InvalidMessageTypeError,
@@ -16,7 +15,8 @@ from txmq.errors import (
     InvalidPropertyError,
     MessageError,
 )
-from txmq.message import Message
+from txmq.message.cloud_events import attributes_of, cloud_event
+from txmq.message.message import Message
 
 NEEDED: dict[str, Any] = {"id": "7", "source": "/shop", "type": "com.example.order.paid"}
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)

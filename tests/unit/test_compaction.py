@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.builders import halves, transaction_id
-from txmq import compaction
-from txmq.compaction import (
+from txmq.delta.storage import DataFile, Table
+from txmq.errors import CommitRefusedError
+from txmq.maintenance import compaction
+from txmq.maintenance.compaction import (
     FILES_OF_A_CLASS,
     SMALLEST_CLASS_BYTES,
     Compacted,
@@ -21,9 +23,7 @@ from txmq.compaction import (
     groups_to_compact,
     size_class,
 )
-from txmq.errors import CommitRefusedError
-from txmq.storage import DataFile, Table
-from txmq.store import Store
+from txmq.store.store import Store
 
 TARGET_BYTES = 64 * 1024 * 1024
 KIB = 1024

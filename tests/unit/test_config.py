@@ -13,8 +13,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.config import FIXED_KEYS, GROUP_KEYS, Config
 from txmq.errors import ConfigError
+from txmq.store.config import FIXED_KEYS, GROUP_KEYS, Config
 
 CONF = Path(__file__).parents[2] / "conf"
 KEYS = [spec.name for spec in fields(Config)]

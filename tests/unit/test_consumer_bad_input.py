@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from tests.builders import table_versions
 from tests.consumer_world import BILLING, ConsumerWorld, drained
 from tests.delay_world import TOPIC
-from txmq.consumer import Consumer
-from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.group import group_in
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.stream import Consumer
 from txmq.errors import (
     ClosedError,
     ConcurrentUseError,
@@ -32,7 +34,6 @@ from txmq.errors import (
     StoreFormatError,
     TxmqError,
 )
-from txmq.pull_consumer import PullConsumer
 from txmq.testing import START_MS
 
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001 - that is the point
@@ -233,7 +234,7 @@ def test_stream_that_begins_at_a_moment_needs_one(world: ConsumerWorld) -> None:
 
 def test_group_value_that_is_none_is_a_typed_error(world: ConsumerWorld) -> None:
     world.consumer().close()
-    register = world.store.consumer_group(BILLING)._register
+    register = group_in(world.store, BILLING)._register
     register.swap(register.read(), {"mode": "NONSENSE"}, START_MS)
 
     with pytest.raises(StoreFormatError):

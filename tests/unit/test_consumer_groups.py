@@ -12,9 +12,9 @@ import pytest
 from tests.builders import table_versions
 from tests.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, drained, offsets_of
 from tests.delay_world import TOPIC
-from txmq.consumer_groups import ConsumerGroups
-from txmq.consumer_lag import ConsumerLag, lag_of_group
-from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, TopicQueue
+from txmq.admin.consumer_groups import ConsumerGroups
+from txmq.consumer.lag import ConsumerLag, lag_of_group
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.errors import (
     ConfigError,
     ConsumerGroupInUseError,
@@ -23,7 +23,7 @@ from txmq.errors import (
     OffsetOutOfRangeError,
     TxmqError,
 )
-from txmq.maintenance import Maintenance
+from txmq.maintenance.service import Maintenance
 
 FIRST, LAST = ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.LAST_OFFSET
 

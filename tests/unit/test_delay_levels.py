@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.config import Config
-from txmq.delay_levels import DEFAULT_LEVELS, DelayLevel, delay_s_of, level_seconds
 from txmq.errors import ConfigError
+from txmq.message.delay_levels import DEFAULT_LEVELS, DelayLevel, delay_s_of, level_seconds
+from txmq.store.config import Config
 
 
 def test_the_default_table_is_rocketmqs() -> None:

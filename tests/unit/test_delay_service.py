@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from tests.delay_world import GROUP, TOPIC, DelayWorld
 from tests.reading import wait_until
-from txmq.delay_levels import DEFAULT_LEVELS, DelayLevel, level_seconds
-from txmq.delay_service import DelayResult, DelayService
-from txmq.due_messages import MAX_PARTS, WAITING_COLUMNS, DueMessages, deliver_claims, ordered
+from txmq.delta.schemas import SCHEDULE
 from txmq.errors import InvalidDelayError, StorageError
 from txmq.lifecycle import ClaimKind
-from txmq.message import Message
-from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.schemas import SCHEDULE
-from txmq.store import Store
+from txmq.message.delay_levels import DEFAULT_LEVELS, DelayLevel, level_seconds
+from txmq.message.message import Message
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.delay import DelayResult, DelayService
+from txmq.publish.publisher import Publisher
+from txmq.publish.waiting import MAX_PARTS, WAITING_COLUMNS, DueMessages, deliver_claims, ordered
+from txmq.store.store import Store
 from txmq.testing import failing_commits
 
 DAY_S = 86_400

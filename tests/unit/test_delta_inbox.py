@@ -13,7 +13,6 @@ from deltalake.exceptions import CommitFailedError
 
 from tests.handed_out import Received
 from tests.reading import rows_of
-from txmq.delta_inbox import DeltaInbox
 from txmq.errors import (
     CommitConflictError,
     InboxError,
@@ -22,6 +21,7 @@ from txmq.errors import (
     StoreNotFoundError,
 )
 from txmq.testing import before_commit, failing_commits
+from txmq.user_data.delta_inbox import DeltaInbox
 
 BOOKINGS = pa.schema([pa.field("id", pa.string()), pa.field("amount", pa.int64())])
 TOPIC = "order-paid"
@@ -217,7 +217,7 @@ def test_batch_of_another_checkpoint_is_told(location: str) -> None:
 
 
 def mark(location: str, name: str, version: int) -> None:
-    from txmq.delta_table import PinnedTable
+    from txmq.delta.pinned import PinnedTable
 
     PinnedTable("test", location).commit_marks({name: version})
 

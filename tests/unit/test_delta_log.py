@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.builders import halves
-from txmq.compaction import compact
-from txmq.delta_log import LogCleaned, LogFiles, clean_log, commit_news, log_files
+from txmq.delta.log import LogCleaned, LogFiles, clean_log, commit_news, log_files
+from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError
-from txmq.storage import Table
-from txmq.store import Store
+from txmq.maintenance.compaction import compact
+from txmq.store.store import Store
 
 TARGET_BYTES = 64 * 1024 * 1024
 

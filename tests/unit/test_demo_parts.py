@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from txmq.compaction import compact
-from txmq.demo_books import Books, DepartureListener, FencedError
-from txmq.demo_folder import DISPATCHER_PROPERTY, GROUP, DemoFolder
-from txmq.demo_plan import (
+from txmq.demo.books import Books, DepartureListener, FencedError
+from txmq.demo.folder import DISPATCHER_PROPERTY, GROUP, DemoFolder
+from txmq.demo.plan import (
     COURSES,
     Decision,
     Fate,
@@ -20,15 +19,16 @@ from txmq.demo_plan import (
     load_flights,
     make_plan,
 )
-from txmq.demo_reader import PlainReader
-from txmq.demo_report import Exactness, percentile
+from txmq.demo.reader import PlainReader
+from txmq.demo.report import Exactness, percentile
 from txmq.errors import EnvironmentProblemError, StoreExistsError
 from txmq.lifecycle import TransactionState
-from txmq.listeners import HalfMessage
-from txmq.message import LocalTransactionState, Message, new_transaction_id
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.listeners.protocol import HalfMessage
+from txmq.maintenance.compaction import compact
+from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +128,7 @@ def test_a_flight_goes_to_the_topics_of_its_status() -> None:
 
 @pytest.mark.unit
 def test_without_the_flights_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.demo_plan.find_spec", lambda _name: None)
+    monkeypatch.setattr("txmq.demo.plan.find_spec", lambda _name: None)
     with pytest.raises(EnvironmentProblemError, match=r"txmq\[demo\]"):
         load_flights(1)
 

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pyarrow as pa
 
-from txmq.check_rules import DueRow
-from txmq.due_table import DUE, due_row, due_table, milliseconds_of, place_in_group, rounds_of
+from txmq.check.due import DUE, due_row, due_table, milliseconds_of, rounds_of
+from txmq.check.rules import DueRow
+from txmq.columns import place_in_group
 
 
 def row(number: int, group: str = "orders", deadline_ms: int = 0) -> DueRow:

@@ -86,7 +86,7 @@ def test_unknown_point_or_action_is_refused(text: str) -> None:
 
 
 def test_every_point_is_reached_somewhere() -> None:
-    code = "".join(path.read_text(encoding="utf-8") for path in CODE.glob("*.py"))
+    code = "".join(path.read_text(encoding="utf-8") for path in CODE.rglob("*.py"))
 
     assert [
         point.name for point in FailPoint if f"reached(FailPoint.{point.name})" not in code

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from txmq.errors import ClosedError
-from txmq.group_commit import GroupCommitter
+from txmq.producer.group_commit import GroupCommitter
 
 THREADS = 8
 

@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import GROUP, halves, ids, messages, transaction_id
-from txmq.half_log import (
+from txmq.delta.schemas import HALF
+from txmq.lifecycle import CONFLICT, MISSING, Halves
+from txmq.message.message import Message
+from txmq.publish.settle import complete_groups
+from txmq.store.half import (
     SUMMARY_COLUMNS,
     HalfOrigin,
     HalfTransaction,
@@ -19,11 +23,7 @@ from txmq.half_log import (
     halves_by_id,
     store_date,
 )
-from txmq.lifecycle import CONFLICT, MISSING, Halves
-from txmq.message import Message
-from txmq.schemas import HALF
-from txmq.settlement import complete_groups
-from txmq.store import Store
+from txmq.store.store import Store
 from txmq.testing import START_MS
 
 APP = "producer"
@@ -225,7 +225,7 @@ class Held:
 
 @given(ROWS)
 def test_quick_look_sees_what_a_look_at_every_row_sees(rows: list[dict[str, Any]]) -> None:
-    from txmq.half_log import HalfLog
+    from txmq.store.half import HalfLog
 
     table = as_table(rows)
     log = HalfLog(Held(table))  # type: ignore[arg-type]

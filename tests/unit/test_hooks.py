@@ -11,6 +11,7 @@ import pytest
 from tests.builders import table_versions, transaction_id
 from tests.check_world import CheckWorld
 from tests.reading import rows_of
+from txmq.check.recheck import RecheckJob
 from txmq.errors import (
     AlreadyResolvedError,
     HookError,
@@ -20,12 +21,11 @@ from txmq.errors import (
 )
 from txmq.hooks import EndContext, SendContext, sent_messages
 from txmq.lifecycle import ClaimKind, TransactionState
-from txmq.message import LocalTransactionState, Message
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
-from txmq.store import Store
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind
 from txmq.testing import failing_commits
-from txmq.topic_settings import TopicKind
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 UNKNOWN = LocalTransactionState.UNKNOWN

@@ -14,10 +14,10 @@ import pytest
 import requests
 
 from tests.asked import answers, asked_about
-from txmq import http_listener
 from txmq.errors import ListenerError
-from txmq.http_listener import HttpListener
-from txmq.listener_outcomes import raised
+from txmq.listeners import http as http_listener
+from txmq.listeners.http import HttpListener
+from txmq.listeners.outcomes import raised
 
 Reply = Callable[[dict[str, Any]], tuple[int, bytes]]
 SECRET = "Bearer of a secret"  # noqa: S105 - of a server that lives as long as a test

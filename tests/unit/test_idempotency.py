@@ -18,13 +18,18 @@ from txmq.errors import (
     IncompleteTransactionError,
     InvalidMessageError,
 )
-from txmq.idempotency import IdempotencyKey
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import LocalTransactionState, Message, check_transaction_id, transaction_time_ms
-from txmq.op_log import OpRow
-from txmq.producer import Transaction, TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.message.idempotency import IdempotencyKey
+from txmq.message.message import (
+    LocalTransactionState,
+    Message,
+    check_transaction_id,
+    transaction_time_ms,
+)
+from txmq.producer.producer import Transaction, TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.op import OpRow
+from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock
 from txmq.verify import verify
 

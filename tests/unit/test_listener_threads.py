@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from txmq.listener_threads import HUNG_PER_THREAD, ListenerThreads, Unanswered
+from txmq.listeners.threads import HUNG_PER_THREAD, ListenerThreads, Unanswered
 
 HANGS, NOT_BEGUN = Unanswered.HANGS, Unanswered.NOT_BEGUN
 ALL_HANG = "all hang"

@@ -7,10 +7,9 @@ from types import ModuleType
 import pytest
 
 from tests.builders import kind_of
-from txmq.config import Config
-from txmq.delta_listener import DeltaListener
 from txmq.errors import ConfigError, ListenerError
-from txmq.listeners import (
+from txmq.listeners.delta import DeltaListener
+from txmq.listeners.protocol import (
     DEFAULT_HEAD_COLUMNS,
     HEAD_COLUMNS,
     HalfMessage,
@@ -22,7 +21,8 @@ from txmq.listeners import (
     head_columns,
     load_listeners,
 )
-from txmq.message import LocalTransactionState
+from txmq.message.message import LocalTransactionState
+from txmq.store.config import Config
 
 
 class Answering:

@@ -10,16 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from txmq import maintenance as module
-from txmq.admin import Admin
-from txmq.compaction import Compacted
-from txmq.config import Config
-from txmq.leftovers import remove_checkpoints, sweep
-from txmq.maintenance import Maintenance
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.admin.status import Admin
+from txmq.maintenance import service as module
+from txmq.maintenance.compaction import Compacted
+from txmq.maintenance.orphans import remove_checkpoints, sweep
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import verify
 

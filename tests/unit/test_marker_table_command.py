@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 from typer.testing import CliRunner
 
-from txmq.cli import app
+from txmq.cli.app import app
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
 
-from txmq.delay_levels import DelayLevel
 from txmq.errors import (
     InvalidDelayError,
     InvalidMessageError,
@@ -19,7 +18,8 @@ from txmq.errors import (
     PropertyLimitError,
     TransactionNotFoundError,
 )
-from txmq.message import (
+from txmq.message.delay_levels import DelayLevel
+from txmq.message.message import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
     MAX_FIELD_BYTES,
     RESERVED_PROPERTIES,

@@ -11,8 +11,8 @@ import pytest
 
 from tests.filters import table_of
 from txmq.errors import InvalidFilterError, InvalidFilterTypeError
-from txmq.filter_grammar import MAX_COMPARISONS, MAX_DEPTH, MAX_FILTER_CHARACTERS
-from txmq.message_filter import MessageFilter, parse_filter
+from txmq.message.filter import MessageFilter, parse_filter
+from txmq.message.filter_grammar import MAX_COMPARISONS, MAX_DEPTH, MAX_FILTER_CHARACTERS
 
 ROWS = table_of(
     [

@@ -18,8 +18,9 @@ from tests.stores import (
     halves,
     transaction_id,
 )
-from txmq import storage
+from txmq.admin.messages import MessageQuery
 from txmq.clock import timestamp
+from txmq.delta import storage
 from txmq.errors import (
     InvalidNameError,
     MessageNotFoundError,
@@ -27,14 +28,13 @@ from txmq.errors import (
     TransactionNotFoundError,
 )
 from txmq.lifecycle import DeliveryState, TransactionState
-from txmq.message import Message
-from txmq.message_query import MessageQuery
-from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.trace import TraceHook
+from txmq.producer.trace_records import TraceType
+from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock
-from txmq.trace import TraceHook
-from txmq.trace_records import TraceType
 
 
 @pytest.fixture

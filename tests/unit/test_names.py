@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import InvalidNameError, InvalidNameTypeError, ReservedNameError
-from txmq.names import (
+from txmq.message.names import (
     MAX_GROUP_CHARACTERS,
     MAX_TOPIC_CHARACTERS,
     TRANS_CHECK_MAX_TIME_TOPIC,

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.config import Config
-from txmq.consumer import Consumer
+from txmq.consumer.stream import Consumer
 from txmq.errors import ConfigError, InvalidNameError, ReservedNameError
-from txmq.message import Message
-from txmq.names import (
+from txmq.message.message import Message
+from txmq.message.names import (
     MAX_GROUP_CHARACTERS,
     MAX_TOPIC_CHARACTERS,
     SCHEDULE_TOPIC,
@@ -22,9 +21,10 @@ from txmq.names import (
     check_stored_group,
     check_topic,
 )
-from txmq.namespaces import namespace_of, shown_name, stored_name, unwrapped, wrapped
-from txmq.producer import TransactionProducer
-from txmq.store import Store
+from txmq.message.namespaces import namespace_of, shown_name, stored_name, unwrapped, wrapped
+from txmq.producer.producer import TransactionProducer
+from txmq.store.config import Config
+from txmq.store.store import Store
 
 TENANT, OTHER = "MQ_INST_XXX", "MQ_INST_XXX1"
 TOPIC, GROUP = "TOPIC_XXX", "GID_XXX"

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from tests.builders import GROUP, ids, op_row, transaction_id
+from txmq.delta.schemas import OP
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource
-from txmq.op_log import OpRow, claims_of_table, op_table
-from txmq.schemas import OP
-from txmq.store import Store
+from txmq.store.op import OpRow, claims_of_table, op_table
+from txmq.store.store import Store
 from txmq.testing import START_MS
 
 APP = "writer"

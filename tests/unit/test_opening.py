@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tests.stores import fresh_store
-from txmq.config import Config
 from txmq.errors import ConfigError
 from txmq.job import run_batch_job
-from txmq.opening import create_store, open_store
-from txmq.store import Store
+from txmq.store.config import Config
+from txmq.store.opening import create_store, open_store
+from txmq.store.store import Store
 
 
 @pytest.fixture

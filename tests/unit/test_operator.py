@@ -12,7 +12,8 @@ import pytest
 
 from tests.builders import GROUP, halves, messages, op_row, table_versions, transaction_id
 from tests.reading import log_rows, publish, topic_rows
-from txmq import reasons
+from txmq.admin.operator import Operator, OperatorResult
+from txmq.delta.schemas import HALF
 from txmq.errors import (
     AlreadyResolvedError,
     ClaimWithoutEffectError,
@@ -24,11 +25,10 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
-from txmq.message import LocalTransactionState
-from txmq.operator_claims import Operator, OperatorResult
-from txmq.reasons import MAX_REASON_CHARACTERS
-from txmq.schemas import HALF
-from txmq.store import Store
+from txmq.message import reasons
+from txmq.message.message import LocalTransactionState
+from txmq.message.reasons import MAX_REASON_CHARACTERS
+from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 from txmq.verify import verify
 

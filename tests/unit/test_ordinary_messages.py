@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.delay_world import GROUP, TOPIC, DelayWorld
+from txmq.check.recheck import RecheckJob
 from txmq.errors import (
     AlreadyResolvedError,
     ClosedError,
@@ -18,10 +19,9 @@ from txmq.errors import (
     StorageError,
     TopicConflictError,
 )
-from txmq.half_log import HalfTransaction
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.half import HalfTransaction
 from txmq.testing import failing_commits
 
 

@@ -23,10 +23,11 @@ from tests.consumer_world import (
 from tests.delay_world import TOPIC
 from tests.reading import commits, wait_until
 from txmq.clock import SystemClock
-from txmq.consumer_rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
+from txmq.consumer.group import group_in
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
+from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
-from txmq.received_message import ReceivedMessage
-from txmq.send_back import SendBack
+from txmq.message.received import ReceivedMessage
 from txmq.testing import failing_commits
 
 RETRY = f"RETRY_{BILLING}"
@@ -410,7 +411,7 @@ def test_lease_lives_on_while_a_handler_is_slow_and_nobody_else_gets_the_message
 def test_member_that_has_not_asked_for_long_loses_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.consumer_member.CONSUME_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("txmq.consumer.member.CONSUME_TIMEOUT_S", 0.0)
     world = ConsumerWorld(tmp_path, consumer_lease_s=0.5)
     world.send_to(0, "m")
     stuck = world.consumer(clock=SystemClock())
@@ -427,7 +428,7 @@ def wait_for(event: threading.Event) -> None:
 
 
 def living_at(world: ConsumerWorld, moment_ms: int) -> list[str]:
-    return world.store.consumer_group(BILLING).read().living(moment_ms)
+    return group_in(world.store, BILLING).read().living(moment_ms)
 
 
 def test_heart_goes_on_when_a_renewal_fails(tmp_path: Path) -> None:
@@ -691,8 +692,8 @@ def test_lag_is_what_the_tables_say(world: ConsumerWorld) -> None:
 def test_consumer_in_a_namespace_reads_its_topics_and_shows_them_without_it(
     world: ConsumerWorld,
 ) -> None:
-    from txmq.message import Message
-    from txmq.producer import TransactionProducer
+    from txmq.message.message import Message
+    from txmq.producer.producer import TransactionProducer
 
     with TransactionProducer(
         world.store, producer_group="orders", namespace="tenant", clock=world.clock

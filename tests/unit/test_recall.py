@@ -16,8 +16,8 @@ from txmq.errors import (
     TransactionNotFoundError,
 )
 from txmq.lifecycle import ClaimKind
-from txmq.message import Message
-from txmq.producer import TransactionProducer
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from txmq.delta.schemas import REGISTER
+from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StoreNotFoundError
-from txmq.register import Register, Registered
-from txmq.schemas import REGISTER
-from txmq.storage import Table
-from txmq.store import Store
+from txmq.store.register import Register, Registered
+from txmq.store.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
 
 NEW = Registered(0, {})

@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import CommitRefusedError
-from txmq.remote_requests import MEMBER_SILENCE_MAX_S, Answer, Question, RemoteRequests, Requests
-from txmq.store import Store
+from txmq.listeners.remote_requests import (
+    MEMBER_SILENCE_MAX_S,
+    Answer,
+    Question,
+    RemoteRequests,
+    Requests,
+    requests_in,
+)
+from txmq.store.store import Store
 
 NOW_MS = 1_800_000_000_000
 COMMIT, ROLLBACK = Answer("COMMIT", None), Answer("ROLLBACK", None)
@@ -131,23 +138,23 @@ def test_whatever_members_do_each_question_has_one_answer(data: st.DataObject) -
 
 
 def test_value_comes_back_as_it_was(store: Store) -> None:
-    requests = store.remote_requests("orders", create=True)
+    requests = requests_in(store, "orders", create=True)
     full = round_of(2, "a", sender="a").taken_by("a", ["t0"])
     full = full.answered({"t0": ("a", 1)}, {"t0": COMMIT})
     requests.change(lambda _: full, NOW_MS)
 
-    assert store.remote_requests("orders").read() == full
+    assert requests_in(store, "orders").read() == full
 
 
 def test_group_without_members_has_no_table(store: Store) -> None:
-    assert not store.remote_requests("orders").exists
-    store.remote_requests("orders", create=True)
-    assert store.remote_requests("orders").exists
+    assert not requests_in(store, "orders").exists
+    requests_in(store, "orders", create=True)
+    assert requests_in(store, "orders").exists
     assert "state/remote_orders" in store.table_paths()
 
 
 def test_change_that_changes_nothing_is_no_commit(store: Store) -> None:
-    requests = store.remote_requests("orders", create=True)
+    requests = requests_in(store, "orders", create=True)
     requests.change(lambda now: now.joined("a", NOW_MS), NOW_MS)
     version = requests._register.table.refresh().version
 
@@ -157,8 +164,8 @@ def test_change_that_changes_nothing_is_no_commit(store: Store) -> None:
 
 
 def test_change_is_made_again_on_what_others_wrote(store: Store) -> None:
-    ours = store.remote_requests("orders", create=True)
-    theirs = store.remote_requests("orders")
+    ours = requests_in(store, "orders", create=True)
+    theirs = requests_in(store, "orders")
     seen: list[Requests] = []
 
     def join(now: Requests) -> Requests:
@@ -174,7 +181,7 @@ def test_change_is_made_again_on_what_others_wrote(store: Store) -> None:
 def test_change_gives_up_where_others_always_win(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests = store.remote_requests("orders", create=True)
+    requests = requests_in(store, "orders", create=True)
 
     def refused(*_: object) -> None:
         raise CommitRefusedError("register", "always")
@@ -185,4 +192,4 @@ def test_change_gives_up_where_others_always_win(
 
 
 def test_requests_are_shared_by_name(store: Store) -> None:
-    assert isinstance(store.remote_requests("orders"), RemoteRequests)
+    assert isinstance(requests_in(store, "orders"), RemoteRequests)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import SourceRestoredError
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 GROUP = "orders"
 

@@ -12,16 +12,22 @@ from hypothesis import strategies as some
 
 from tests.stores import fresh_store
 from txmq.clock import milliseconds
-from txmq.config import Config
 from txmq.errors import TransactionNotFoundError
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message import Message
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.op_log import OpRow
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.retention import FORGOTTEN_BEFORE, Retained, Retention, is_over, published_up_to
-from txmq.store import Store
+from txmq.maintenance.retention import (
+    FORGOTTEN_BEFORE,
+    Retained,
+    Retention,
+    is_over,
+    published_up_to,
+)
+from txmq.message.message import Message
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.op import OpRow
+from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
 from txmq.verify import verify
 
@@ -273,6 +279,6 @@ def test_retention_shorter_than_all_checks_is_refused() -> None:
 
 
 def _commit() -> object:
-    from txmq.message import LocalTransactionState
+    from txmq.message.message import LocalTransactionState
 
     return LocalTransactionState.COMMIT

@@ -5,8 +5,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from txmq.schemas import HALF, OP, REGISTER, SCHEMA_VERSION, SETTLED, TOPIC, TableSchema
-from txmq.storage import Table
+from txmq.delta.schemas import HALF, OP, REGISTER, SCHEMA_VERSION, SETTLED, TOPIC, TableSchema
+from txmq.delta.storage import Table
 
 ALL = [HALF, OP, SETTLED, TOPIC, REGISTER]
 

@@ -13,7 +13,10 @@ import pytest
 from tests.builders import table_versions
 from tests.delay_world import TOPIC, DelayWorld
 from tests.handed_out import Received, received
+from txmq.admin.topics import Topics
+from txmq.check.recheck import RecheckJob
 from txmq.clock import timestamp
+from txmq.consumer.send_back import FailedMessage, SendBack, SentBack
 from txmq.errors import (
     CommitConflictError,
     InvalidDelayTypeError,
@@ -24,13 +27,10 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, arm
 from txmq.hooks import SendContext
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.recheck import RecheckJob
-from txmq.retry_topics import RETRY_PROPERTIES
-from txmq.send_back import FailedMessage, SendBack, SentBack
+from txmq.message.message import Message
+from txmq.message.retry_topics import RETRY_PROPERTIES
+from txmq.producer.producer import TransactionProducer
 from txmq.testing import failing_commits
-from txmq.topic_admin import Topics
 from txmq.verify import verify
 
 GROUP = "billing"

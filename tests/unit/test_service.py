@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.reading import wait_until
-from txmq import service
-from txmq.service import BREAKS_MAX, Restarting, StreamHandle
+from txmq import handles as service
+from txmq.handles import BREAKS_MAX, Restarting, StreamHandle
 
 
 class Query:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from txmq import certificates, delta_jars, environment, java_runtime, session
 from txmq.errors import EnvironmentProblemError
-from txmq.java_runtime import Java
+from txmq.local_spark import certificates, environment, session
+from txmq.local_spark import jars as delta_jars
+from txmq.local_spark import java as java_runtime
+from txmq.local_spark.java import Java
 
 ROOT = Path(__file__).parents[2]
 
@@ -212,7 +214,7 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_the_session_does_not_import_spark() -> None:
-    program = "import sys, txmq.session; sys.exit('pyspark' in sys.modules)"
+    program = "import sys, txmq.local_spark.session; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 

@@ -6,8 +6,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from txmq.message import LocalTransactionState
-from txmq.set_answers import MAX_REASON_CHARACTERS, SetAnswers, set_answers
+from txmq.listeners.set_answers import MAX_REASON_CHARACTERS, SetAnswers, set_answers
+from txmq.message.message import LocalTransactionState
 
 ASKED = pa.array(["a", "b", "c"])
 

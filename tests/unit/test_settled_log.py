@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.builders import claim, ids, transaction_id
 from txmq.clock import timestamp
+from txmq.delta.schemas import SETTLED
 from txmq.errors import CommitRefusedError
 from txmq.lifecycle import ClaimKind, Fact, Standing, TransactionState
-from txmq.schemas import SETTLED
-from txmq.settled_log import FACT_COLUMNS, NOTHING, SettledLog, last_facts, mark_id, settled_table
-from txmq.store import Store
+from txmq.store.settled import FACT_COLUMNS, NOTHING, SettledLog, last_facts, mark_id, settled_table
+from txmq.store.store import Store
 from txmq.testing import START_MS
 
 if TYPE_CHECKING:

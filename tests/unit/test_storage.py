@@ -19,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import halves, ids, messages, op_row, transaction_id
-from txmq.data_files import NewFile, described
-from txmq.delta_table import CARRIED_COMMITS
+from txmq.delta.parquet import NewFile, described
+from txmq.delta.pinned import CARRIED_COMMITS
+from txmq.delta.schemas import OP, SCHEMA_VERSION_PROPERTY, TableSchema
+from txmq.delta.storage import Table, _covers
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -32,10 +34,8 @@ from txmq.errors import (
     StoreNotFoundError,
     UnknownCommitError,
 )
-from txmq.op_log import CLAIM_COLUMNS
-from txmq.schemas import OP, SCHEMA_VERSION_PROPERTY, TableSchema
-from txmq.storage import Table, _covers
-from txmq.store import Store
+from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
 
 APP = "writer"

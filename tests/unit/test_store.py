@@ -10,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.builders import halves, ids, op_row, table_versions, transaction_id
-from txmq.config import Config
+from txmq.delta.schemas import COMMITTER_PROPERTY
 from txmq.errors import (
     ConfigError,
     InvalidNameError,
@@ -20,8 +20,8 @@ from txmq.errors import (
     StoreNotFoundError,
     TopicNotFoundError,
 )
-from txmq.schemas import COMMITTER_PROPERTY
-from txmq.store import Store
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock
 
 # --- creating and opening ---------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_link_and_its_target_are_one_store(store: Store, tmp_path: Path) -> None
     ],
 )
 def test_object_store_uri_is_kept_without_its_last_slash(location: str, name: str | None) -> None:
-    from txmq.store import _plain
+    from txmq.store.store import _plain
 
     assert _plain(location) == (name or location)
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import transaction_id
-from txmq.data_files import write_file
+from txmq.delta.parquet import write_file
+from txmq.delta.schemas import TOPIC
 from txmq.errors import CommitRefusedError
-from txmq.schemas import TOPIC
-from txmq.settled_log import NOTHING
-from txmq.store import Store
-from txmq.topic_log import TopicLog, offsets_in_order
+from txmq.store.settled import NOTHING
+from txmq.store.store import Store
+from txmq.store.topic import TopicLog, offsets_in_order
 
 OP_ID = "op-table"
 

@@ -20,13 +20,13 @@ from tests.consumer_world import (
     offsets_of,
 )
 from tests.delay_world import TOPIC
-from txmq.consumer_rules import ConsumeFromWhere, TopicQueue
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.reader import TopicReader
+from txmq.consumer.rules import ConsumeFromWhere, TopicQueue
+from txmq.delta.schemas import TOPIC as SCHEMA
 from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError
-from txmq.maintenance import Maintenance
-from txmq.pull_consumer import PullConsumer
-from txmq.schemas import TOPIC as SCHEMA
-from txmq.topic_reader import TopicReader
-from txmq.topic_retention import TopicRetention
+from txmq.maintenance.service import Maintenance
+from txmq.maintenance.topic_retention import TopicRetention
 
 HOUR_S = 3600
 
@@ -190,7 +190,7 @@ def test_merged_file_that_lies_around_another_one_keeps_the_order(world: Consume
         world.send_to(0, f"m{number}")
     table = world.store.table_at(f"topics/{TOPIC}")
     files = sorted(table.files(), key=lambda file: file.modified_ms)
-    from txmq.compaction import _merged
+    from txmq.maintenance.compaction import _merged
 
     table.rewrite([files[0], files[2]], [_merged(table, [files[2], files[0]])])
 
@@ -331,7 +331,7 @@ def show_by_hand(world: ConsumerWorld, queue_id: int, body: str) -> None:
 def test_large_file_is_read_one_row_group_at_a_time(
     world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from txmq import topic_reader
+    from txmq.consumer import reader as topic_reader
 
     world.fill(40, queues=2)
     monkeypatch.setattr(topic_reader, "LARGE_FILE_BYTES", 0)
@@ -339,9 +339,9 @@ def test_large_file_is_read_one_row_group_at_a_time(
     monkeypatch.setattr(topic_reader, "KEPT_BYTES", 0)
     monkeypatch.setattr(topic_reader, "RUN_ROWS", 7)
     table = world.store.table_at(f"topics/{TOPIC}")
-    from txmq.compaction import _merged
+    from txmq.maintenance.compaction import _merged
 
-    monkeypatch.setattr("txmq.compaction.ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr("txmq.maintenance.compaction.ROW_GROUP_BYTES", 1)
     files = table.files()
     table.rewrite(files, [_merged(table, files)])
 

@@ -15,19 +15,19 @@ from tests.builders import table_versions
 from tests.planted import DEAD, Filled, Vandal, filled
 from tests.reading import topic_rows
 from tests.stores import fresh_store
-from txmq.config import Config
-from txmq.delay_service import DelayService
+from txmq.admin.topics import Topics
+from txmq.delta.schemas import TOPIC as SCHEMA
 from txmq.errors import PayloadMissingError, ReservedNameError, TopicNotRebuiltError
 from txmq.fail_points import FailPoint
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.retention import Retention
-from txmq.schemas import TOPIC as SCHEMA
-from txmq.store import Store
+from txmq.maintenance.retention import Retention
+from txmq.maintenance.topic_retention import TopicRetention
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import ManualClock, arm_fail_points, before_commit
-from txmq.topic_admin import Topics
-from txmq.topic_retention import TopicRetention
 from txmq.verify import verify
 
 GROUP, TOPIC = "orders", "order-paid"

@@ -10,17 +10,17 @@ import pytest
 from tests.builders import table_versions
 from tests.reading import bodies, topic_rows
 from tests.stores import fresh_store
-from txmq.config import Config
+from txmq.admin.topics import Topics
 from txmq.errors import CommitRefusedError, StorageError
-from txmq.maintenance import Maintenance
-from txmq.message import Message
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.retention import published_up_to
-from txmq.store import Store
+from txmq.maintenance.retention import published_up_to
+from txmq.maintenance.service import Maintenance
+from txmq.maintenance.topic_retention import TopicRetention, tell_topic_begin, topic_begins
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
-from txmq.topic_admin import Topics
-from txmq.topic_retention import TopicRetention, tell_topic_begin, topic_begins
 from txmq.verify import InvariantResult, verify
 
 GROUP, TOPIC = "orders", "order-paid"

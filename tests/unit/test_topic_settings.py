@@ -9,7 +9,7 @@ import pytest
 
 from tests.bodies import ORDER
 from txmq.errors import ConfigError, StoreFormatError
-from txmq.topic_settings import TopicKind, TopicSettings, kind_problem
+from txmq.store.topic_settings import TopicKind, TopicSettings, kind_problem
 
 NORMAL, FIFO = TopicKind.NORMAL, TopicKind.FIFO
 DELAY, TRANSACTION = TopicKind.DELAY, TopicKind.TRANSACTION

@@ -11,8 +11,8 @@ import pytest
 from tests.bodies import ORDER
 from tests.builders import table_versions
 from tests.reading import bodies, log_rows, topic_rows, wait_until
+from txmq.admin.topics import Topics
 from txmq.clock import timestamp
-from txmq.config import Config
 from txmq.errors import (
     ConfigError,
     InvalidNameError,
@@ -24,16 +24,16 @@ from txmq.errors import (
     TopicKindError,
     TopicNotFoundError,
 )
-from txmq.maintenance import Maintenance
-from txmq.message import Message
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.producer import TransactionProducer
-from txmq.publisher import Publisher
-from txmq.store import Store
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import Message
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.producer.producer import TransactionProducer
+from txmq.producer.transaction import Transaction
+from txmq.publish.publisher import Publisher
+from txmq.store.config import Config
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind, TopicSettings
 from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
-from txmq.topic_admin import Topics
-from txmq.topic_settings import TopicKind, TopicSettings
-from txmq.transaction import Transaction
 from txmq.verify import verify
 
 GROUP, TOPIC = "orders", "order-paid"

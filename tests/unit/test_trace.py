@@ -18,13 +18,10 @@ from tests.reading import wait_until
 from txmq.errors import AlreadyResolvedError, InvalidBodyError, StoreFullError
 from txmq.hooks import EndContext, SendContext, SentMessage
 from txmq.lifecycle import TransactionState
-from txmq.message import MAX_FIELD_BYTES, LocalTransactionState, Message
-from txmq.names import TRACE_TOPIC
-from txmq.store import Store
-from txmq.testing import ManualClock
-from txmq.topic_settings import TopicKind
-from txmq.trace import TRACE_GROUP, TraceHook
-from txmq.trace_records import (
+from txmq.message.message import MAX_FIELD_BYTES, LocalTransactionState, Message
+from txmq.message.names import TRACE_TOPIC
+from txmq.producer.trace import TRACE_GROUP, TraceHook
+from txmq.producer.trace_records import (
     MESSAGES_OF_A_RECORD_MAX,
     TraceRecord,
     TraceType,
@@ -33,6 +30,9 @@ from txmq.trace_records import (
     record_of_end,
     records_of_send,
 )
+from txmq.store.store import Store
+from txmq.store.topic_settings import TopicKind
+from txmq.testing import ManualClock
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 TIME_MS = 1_767_225_600_000
@@ -319,7 +319,7 @@ def test_a_full_queue_drops_records_and_says_how_many(
 ) -> None:
     free = threading.Event()
     sender = Sender(lambda: bool(free.wait(30)) and None)
-    with caplog.at_level(logging.WARNING, "txmq.trace"):
+    with caplog.at_level(logging.WARNING, "txmq.producer.trace"):
         hook = hook_of(store, sender, queue_size=3)
         for _ in range(10):
             hook.after_send(send_context())
@@ -342,7 +342,7 @@ def test_a_store_that_takes_no_records_loses_records_alone(
             raise failure
 
     sender = Sender(fail)
-    with caplog.at_level(logging.WARNING, "txmq.trace"), hook_of(store, sender) as hook:
+    with caplog.at_level(logging.WARNING, "txmq.producer.trace"), hook_of(store, sender) as hook:
         for expected in (1, 2):
             hook.after_send(send_context())
             wait_until(lambda: hook.dropped == expected)  # noqa: B023

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from txmq.errors import InvalidMessageTypeError, InvalidPropertyError
-from txmq.message import Message
-from txmq.trace_context import with_trace_context
+from txmq.message.message import Message
+from txmq.message.trace_context import with_trace_context
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"

@@ -22,7 +22,7 @@ from tests.stores import (
     transaction_id,
 )
 from txmq.errors import StoreNotFoundError
-from txmq.store import Store
+from txmq.store.store import Store
 from txmq.verify import VerifyReport, verify
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.delay_world import DelayWorld
 from tests.delayed import send_all_kinds
-from txmq.retention import Retention
+from txmq.maintenance.retention import Retention
 from txmq.verify import VerifyReport, verify
 
 DAY_S = 86_400

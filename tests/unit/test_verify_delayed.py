@@ -25,8 +25,8 @@ from tests.delayed import (
     waiting,
 )
 from tests.stores import START, Half, HandMadeStore, Op, Settled, halves, transaction_id
-from txmq.cli import app
-from txmq.names import SCHEDULE_TOPIC
+from txmq.cli.app import app
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.verify import Lateness, VerifyReport, verify
 
 DAY_AFTER = (START + timedelta(days=1)).date().isoformat()

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.schemas import HEAD_SEQUENCE
+from txmq.delta.schemas import HEAD_SEQUENCE
 from txmq.verify.plain.fates import of_right_group, readable
 from txmq.verify.plain.fold import DISCARDED, PENDING, STATES
 from txmq.verify.plain.halves import ABSENT, Flags, Integers, positions

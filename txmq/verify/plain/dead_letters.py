@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify.plain.fold import COMMITTED, DISCARDED, EXPIRED, ROLLED_BACK
 from txmq.verify.plain.halves import ABSENT, Flags, Integers
 from txmq.verify.plain.picture import Picture, ids_in

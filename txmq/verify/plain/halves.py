@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.schemas import HEAD_SEQUENCE
+from txmq.delta.schemas import HEAD_SEQUENCE
 from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.tables import HALF_COLUMNS
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.names import SCHEDULE_TOPIC
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.fates import Fates
 from txmq.verify.plain.fold import COMMITTED

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import StoreNotFoundError
-from txmq.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify.plain.tables import NOTHING, UNSAID, PinnedTable, table_names
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify.plain.dead_letters import DeadLetterChecks
 from txmq.verify.plain.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
 from txmq.verify.plain.digests import DIGEST

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.names import SCHEDULE_TOPIC
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.verify.plain.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
 from txmq.verify.plain.fold import DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK
 from txmq.verify.plain.halves import ABSENT, Flags, Integers

@@ -1,0 +1,1 @@
+"""What operators do: status, queries, claims by hand, topics, dead letters."""

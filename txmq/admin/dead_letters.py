@@ -1,0 +1,461 @@
+"""Dead letters of a consumer group, by hand: look, send again, put away; dry first.
+
+A message cannot leave the middle of a topic, whose offsets have no gaps. So a purged one is noted
+in `state/dead_letters_<group>` and hidden from then on; files leave the table once everything up
+to their end is purged, as retention takes them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.admin.dead_letter_notes import PURGED, REPLAYED, DeadLetterNotes, Noted
+from txmq.admin.messages import body_values
+from txmq.admin.offset_ranges import Offsets
+from txmq.clock import Clock, SystemClock, milliseconds
+from txmq.consumer.send_back import RETRY_GROUP
+from txmq.delta.storage import DataFile
+from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
+from txmq.maintenance.retention import published_up_to
+from txmq.maintenance.topic_retention import tell_topic_begin
+from txmq.message.message import Message, message_address
+from txmq.message.namespaces import shown_name, stored_group
+from txmq.message.reasons import signed_reason
+from txmq.message.retry_topics import (
+    DEAD_LETTER_ORIGIN_MESSAGE_ID,
+    DEAD_LETTER_ORIGIN_TOPIC,
+    DEAD_LETTER_PREFIX,
+    ORIGIN_MESSAGE_ID,
+    ORIGIN_QUEUE_ID,
+    ORIGIN_TOPIC,
+    RECONSUME_REASON,
+    RECONSUME_TIMES,
+    RETRY_PROPERTIES,
+    dead_letter_topic,
+    retry_topic,
+)
+from txmq.producer.commits import QueueChoice, Routed
+from txmq.producer.once import Letter, SentOnce
+from txmq.store.store import Store
+
+MESSAGES_A_COMMIT = 5_000
+BYTES_A_COMMIT = 64 * 1024 * 1024
+_PLACE = ("message_id", "queue_offset", "store_timestamp")
+_CONTENT = (*_PLACE, "tags", "keys", "properties", "sharding_key", "born_timestamp")
+
+
+class ReplayTarget(enum.StrEnum):
+    """Where dead letters are sent again: to the group alone, or to all that read the topic."""
+
+    RETRY = "retry"
+    TOPIC = "topic"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that a group could not handle.
+
+    Attributes:
+        origin_topic, origin_message_id: of the first message; None where a program by hand made it.
+        reconsume_times: how often it was sent back.
+        reason: of the last time.
+        store_timestamp: since when it is here.
+        is_replayed: whether it was sent again.
+        body: only where it was asked for.
+    """
+
+    message_id: str
+    queue_offset: int
+    origin_topic: str | None
+    origin_message_id: str | None
+    reconsume_times: str | None
+    reason: str | None
+    tags: str | None
+    keys: str | None
+    properties: Mapping[str, str]
+    sharding_key: str | None
+    born_timestamp: datetime
+    store_timestamp: datetime
+    is_replayed: bool
+    body: bytes | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; a body that is no text is in base64."""
+        values = {name: _plain(value) for name, value in asdict(self).items() if name != "body"}
+        return values if self.body is None else {**values, **body_values(self.body)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a replay did, or would do.
+
+    Attributes:
+        topics: how many messages went to each topic.
+        skipped: of those that were chosen, how many were sent again already.
+    """
+
+    consumer_group: str
+    reason: str
+    topics: Mapping[str, int]
+    skipped: int
+    is_written: bool
+
+    @property
+    def messages(self) -> int:
+        """How many were sent, or would be."""
+        return sum(self.topics.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "messages": self.messages}
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeResult:
+    """What a purge did, or would do; `files` is how many files left the table."""
+
+    consumer_group: str
+    reason: str
+    messages: int
+    files: int
+    is_written: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which dead letters: of these ids, or all that came before a time, or all.
+
+    Raises: InvalidMessageError unless it says one of the three.
+    """
+
+    message_ids: tuple[str, ...] = ()
+    before: datetime | None = None
+    everything: bool = False
+
+    def __post_init__(self) -> None:
+        """One of the three; nobody purges all by leaving out an argument."""
+        if bool(self.message_ids) + (self.before is not None) + self.everything != 1:
+            problem = "must say which: message_ids, before a time, or everything"
+            raise InvalidMessageError("chosen", problem)
+        if self.before is not None and self.before.tzinfo is None:
+            raise InvalidMessageError("before", "has no time zone; write datetime(..., tzinfo=UTC)")
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """Those rows. Raises: MessageNotFoundError, TransactionNotFoundError."""
+        if self.everything:
+            return rows
+        if self.before is not None:
+            return rows.filter(pc.less(rows["store_timestamp"], pa.scalar(self.before)))
+        there = set(rows["message_id"].to_pylist())
+        for each in self.message_ids:
+            message_address(each)
+            if each not in there:
+                raise MessageNotFoundError(each)
+        return rows.filter(pc.is_in(rows["message_id"], value_set=pa.array(self.message_ids)))
+
+
+class DeadLetters:
+    """The dead letters of one consumer group; needs no Spark.
+
+    Args:
+        store: where they are.
+        consumer_group: its name, `tenant%name` inside a namespace.
+        clock: whose time rows and notes have.
+
+    Example:
+        >>> dead_letters = DeadLetters(store, "billing")
+        >>> dead_letters.all()
+        ()
+        >>> dead_letters.purge(Chosen(everything=True), reason="tests of June").messages
+        0
+    """
+
+    def __init__(self, store: Store, consumer_group: str, *, clock: Clock | None = None) -> None:
+        """Open nothing yet. Raises: InvalidNameError."""
+        self.consumer_group = stored_group(consumer_group)
+        self._store = store
+        self._clock: Clock = clock or SystemClock()
+        self._topic = dead_letter_topic(self.consumer_group)
+        self._table = store.table_at(f"topics/{self._topic}")
+        self._notes = DeadLetterNotes(store, self.consumer_group)
+
+    # --- looks --------------------------------------------------------------------------------
+
+    def all(self, *, max_count: int | None = None) -> tuple[DeadLetter, ...]:
+        """The dead letters that were not purged, oldest first, without their bodies.
+
+        Reads: topics/DLQ_<group>, state/dead_letters_<group>. Commits: 0. Raises: StorageError.
+        """
+        noted = self._notes.read()
+        rows = self._rows(noted, _CONTENT).slice(0, max_count)
+        return tuple(_letters(rows, noted))
+
+    def count(self) -> int:
+        """How many there are. Reads, commits, raises: as `all`."""
+        return int(self._rows(self._notes.read(), _PLACE).num_rows)
+
+    def show(self, message_id: str, *, with_body: bool = False) -> DeadLetter:
+        """One of them.
+
+        Reads, commits: as `all`. Raises: MessageNotFoundError, TransactionNotFoundError,
+            StorageError.
+        """
+        noted = self._notes.read()
+        columns = (*_CONTENT, "body") if with_body else _CONTENT
+        files = self._files_of([message_address(message_id)[0]])
+        rows = Chosen((message_id,)).of(self._visible(self._read(files, columns), noted))
+        return next(_letters(rows, noted))
+
+    def audit(self) -> tuple[Mapping[str, Any], ...]:
+        """The last hundred changes by operators: what, when, why, by whom, how many messages."""
+        return tuple(self._notes.read().audit)
+
+    # --- changes ------------------------------------------------------------------------------
+
+    def replay(
+        self,
+        chosen: Chosen,
+        *,
+        reason: str,
+        to: ReplayTarget = ReplayTarget.RETRY,
+        apply: bool = False,
+    ) -> ReplayResult:
+        """Send dead letters again, each once, whoever else does the same; dry unless `apply`.
+
+        To the group's retry topic they have all their tries again; to their first topic every group
+        that reads it sees them, with ORIGIN_MESSAGE_ID.
+
+        Reads: topics/DLQ_<group>, half, settled, op. Writes: half, op (source operator, with
+        `reason` and the name of the OS user), state/dead_letters_<group>. Commits: one to each for
+        5,000 messages or 64 MiB.
+
+        Raises: MessageNotFoundError, InvalidReasonError, TopicNotFoundError, InvalidBodyError,
+            CommitConflictError, StorageError. What was sent before stays sent; call again.
+        """
+        signed, noted = signed_reason(reason), self._notes.read()
+        rows = chosen.of(self._rows(noted, (*_PLACE, "properties")))
+        is_new = ~noted.replayed.holding(_offsets(rows))
+        waiting = rows.filter(pa.array(is_new))
+        topics = Counter(
+            shown_name(self._target(dict(each or ()), to))
+            for each in waiting["properties"].to_pylist()
+        )
+        if apply and waiting.num_rows:
+            self._send(_offsets(waiting), to, signed)
+        skipped = rows.num_rows - waiting.num_rows
+        return ReplayResult(
+            shown_name(self.consumer_group), signed, dict(topics), skipped, is_written=apply
+        )
+
+    def purge(self, chosen: Chosen, *, reason: str, apply: bool = False) -> PurgeResult:
+        """Put dead letters away for good; dry unless `apply`.
+
+        They are hidden at once. Their rows leave the table with their whole file, once everything
+        before them is purged too; half and schedule keep their own until retention.
+
+        Reads: topics/DLQ_<group>, state/publisher. Writes: state/dead_letters_<group>; where files
+        leave, state/maintenance and topics/DLQ_<group>. Commits: one to each.
+
+        Raises: MessageNotFoundError, InvalidReasonError, CommitConflictError, StorageError.
+        """
+        signed, noted = signed_reason(reason), self._notes.read()
+        offsets = _offsets(chosen.of(self._rows(noted, _PLACE)))
+        files = 0
+        if apply:
+            if len(offsets):
+                self._notes.add(PURGED, offsets, signed, self._clock.now_ms())
+            files = self._drop_files()
+        group = shown_name(self.consumer_group)
+        return PurgeResult(group, signed, len(offsets), files, is_written=apply)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _rows(self, noted: Noted, columns: Sequence[str]) -> pa.Table:
+        files = self._table.refresh().files() if self._table.exists() else []
+        return self._visible(self._read(files, columns), noted)
+
+    def _read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
+        if not self._table.exists():
+            return pa.schema(
+                [self._table.schema.columns.field(name) for name in columns]
+            ).empty_table()
+        return self._table.read(files, columns)
+
+    def _files_of(self, transaction_ids: Sequence[str]) -> list[DataFile]:
+        if not self._table.exists():
+            return []
+        ids = pa.array(transaction_ids, pa.string())
+        return self._table.refresh().files_holding("transaction_id", ids)
+
+    def _visible(self, rows: pa.Table, noted: Noted) -> pa.Table:
+        kept = rows.filter(pa.array(~noted.purged.holding(_offsets(rows))))
+        return kept.sort_by("queue_offset")
+
+    # --- replay -------------------------------------------------------------------------------
+
+    def _send(self, offsets: Offsets, to: ReplayTarget, signed: str) -> None:
+        sender = SentOnce(self._store, self.consumer_group, RETRY_GROUP, self._clock)
+        queues = QueueChoice(self._store)
+        for rows in self._batches(offsets):
+            letters = [self._letter(row, to, queues) for row in rows.to_pylist()]
+            sender.send(letters, operator_reason=signed)
+            self._notes.add(REPLAYED, _offsets(rows), signed, self._clock.now_ms())
+
+    def _batches(self, offsets: Offsets) -> Iterator[pa.Table]:
+        """The rows at these offsets with their bodies, file by file, a few at a time."""
+        wanted = pa.array(offsets)
+        ranges = self._table.ranges("queue_offset")
+        for each in sorted(ranges, key=lambda one: -1 if one.low is None else one.low):
+            found = self._table.read([each.file], (*_CONTENT, "body"))
+            found = found.filter(pc.is_in(found["queue_offset"], value_set=wanted))
+            yield from _cut(found.sort_by("queue_offset"))
+
+    def _letter(self, row: Mapping[str, Any], to: ReplayTarget, queues: QueueChoice) -> Letter:
+        properties = dict(row["properties"] or ())
+        topic = self._target(properties, to)
+        message = Message.as_stored(
+            topic=topic,
+            body=row["body"],
+            tags=row["tags"],
+            keys=row["keys"],
+            properties=_replayed_properties(properties, to),
+            sharding_key=row["sharding_key"],
+        )
+        return Letter(
+            f"replay\n{row['message_id']}",
+            milliseconds(row["store_timestamp"]),
+            message,
+            0 if to is ReplayTarget.RETRY else _queue(message, properties, queues),
+            milliseconds(row["born_timestamp"]),
+        )
+
+    def _target(self, properties: Mapping[str, str], to: ReplayTarget) -> str:
+        if to is ReplayTarget.RETRY:
+            return retry_topic(self.consumer_group)
+        origin = properties.get(ORIGIN_TOPIC)
+        if origin is None:
+            problem = "does not say where it comes from; replay it to the retry topic"
+            raise InvalidMessageError(ORIGIN_TOPIC, problem)
+        return origin
+
+    # --- purge --------------------------------------------------------------------------------
+
+    def _drop_files(self) -> int:
+        """Take away the files before the first message that is kept; 0 where others are at work."""
+        if not self._table.exists():
+            return 0
+        self._table.refresh()
+        gone = self._files_before_all_others(published_up_to(self._store))
+        if not gone:
+            return 0
+        op_version = max(high for _, high in gone)
+        try:
+            # Said before it is done: what is missing and not said to be would be a loss.
+            tell_topic_begin(self._store, {self._topic: op_version}, self._clock.now_ms())
+            self._table.remove([file for file, _ in gone])
+        except CommitRefusedError:
+            # Maintenance was faster; the next purge does it.
+            return 0
+        return len(gone)
+
+    def _files_before_all_others(self, published: int) -> list[tuple[DataFile, int]]:
+        """Files of purged messages alone, with their newest op version."""
+        by_offset = self._table.ranges("queue_offset")
+        if not by_offset or any(one.low is None or one.high is None for one in by_offset):
+            return []
+        end = self._notes.read().purged.end_of(min(one.low for one in by_offset))
+        versions = {one.file.path: one.high for one in self._table.ranges("op_version")}
+        return [
+            (one.file, versions[one.file.path])
+            for one in by_offset
+            if one.high < end and (versions[one.file.path] or published) < published
+        ]
+
+
+def groups_with_dead_letters(store: Store) -> list[str]:
+    """Consumer groups that have a dead-letter topic, by their stored names. Commits: 0."""
+    topics = store.topics()
+    return [
+        name.removeprefix(DEAD_LETTER_PREFIX)
+        for name in topics
+        if name.startswith(DEAD_LETTER_PREFIX)
+    ]
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
+    is_replayed = noted.replayed.holding(_offsets(rows)).tolist()
+    for row, flag in zip(rows.to_pylist(), is_replayed, strict=True):
+        properties = dict(row["properties"] or ())
+        yield DeadLetter(
+            **{**row, "properties": properties},
+            origin_topic=_shown(properties.get(ORIGIN_TOPIC)),
+            origin_message_id=properties.get(ORIGIN_MESSAGE_ID),
+            reconsume_times=properties.get(RECONSUME_TIMES),
+            reason=properties.get(RECONSUME_REASON),
+            is_replayed=flag,
+        )
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _shown(topic: str | None) -> str | None:
+    return None if topic is None else shown_name(topic)
+
+
+def _offsets(rows: pa.Table) -> Offsets:
+    offsets: Offsets = rows["queue_offset"].to_numpy().astype(np.int64)
+    return offsets
+
+
+def _cut(rows: pa.Table) -> Iterator[pa.Table]:
+    """Rows in their order, so many at a time that a commit takes them."""
+    sizes = pc.fill_null(pc.binary_length(rows["body"]), 0).to_numpy()
+    batch = np.maximum(
+        np.cumsum(sizes) // BYTES_A_COMMIT, np.arange(len(sizes)) // MESSAGES_A_COMMIT
+    )
+    for number in np.unique(batch):
+        yield rows.filter(pa.array(batch == number))
+
+
+# --- a message that is sent again -----------------------------------------------------------------
+
+
+def _replayed_properties(properties: Mapping[str, str], to: ReplayTarget) -> dict[str, str]:
+    if to is ReplayTarget.TOPIC:
+        dropped = RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID}
+        return {name: value for name, value in properties.items() if name not in dropped}
+    dropped = frozenset([DEAD_LETTER_ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_MESSAGE_ID])
+    kept = {name: value for name, value in properties.items() if name not in dropped}
+    # All tries again.
+    return {**kept, RECONSUME_TIMES: "0"}
+
+
+def _queue(message: Message, properties: Mapping[str, str], queues: QueueChoice) -> int:
+    """By its sharding key, else where it was at first. Raises: as `replay`."""
+    queues.check_topic(message.topic)
+    schema = queues.body_schema(message.topic)
+    if schema is not None:
+        schema.check(message.topic, message.body)
+    if message.sharding_key is not None:
+        return queues.queues_of([Routed(message)], in_turn=False)[0]
+    origin = properties.get(ORIGIN_QUEUE_ID, "")
+    count = queues.queue_count(message.topic)
+    return int(origin) % count if origin.isdecimal() else 0

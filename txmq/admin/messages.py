@@ -1,0 +1,447 @@
+"""Where a message is: by its id, by one of its keys, by its transaction (R92). Reads only."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.errors import (
+    InvalidBodyError,
+    InvalidNameError,
+    MessageNotFoundError,
+    TransactionNotFoundError,
+)
+from txmq.lifecycle import DeliveryState, TransactionState
+from txmq.message.message import (
+    KEY_SEPARATOR,
+    check_transaction_id,
+    first_transaction_id,
+    message_address,
+    transaction_time_ms,
+)
+from txmq.message.names import (
+    SCHEDULE_TOPIC,
+    TRACE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    check_readable_topic,
+)
+from txmq.producer.trace_records import TraceRecord, TraceType, decoded, encoded
+from txmq.store.resolution import Resolution, Resolver
+
+if TYPE_CHECKING:
+    from txmq.delta.storage import FileRange, Table
+    from txmq.store.settled import SettledLog
+    from txmq.store.store import Store
+
+# RocketMQ's queryMsgByKey.
+MAX_COUNT = 64
+# Records of a message may come from a machine whose clock is behind.
+CLOCK_SLACK_MS = 3_600_000
+_CONTENT = (
+    "message_id", "transaction_id", "sequence", "producer_group", "tags", "keys", "properties",
+    "sharding_key", "born_timestamp",
+)  # fmt: skip
+_HALF_COLUMNS = (*_CONTENT, "real_topic", "delay_s", "deliver_timestamp", "ordinary")
+_PLACE_COLUMNS = ("queue_id", "queue_offset", "life", "op_version", "store_timestamp")
+_TOPIC_COLUMNS = (*_CONTENT, "topic", *_PLACE_COLUMNS)
+_KEY_COLUMNS = ("keys", "message_id", "op_version", "queue_offset")
+_INTERNAL = frozenset({SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
+_UNPUBLISHED = {
+    TransactionState.PENDING: "half",
+    TransactionState.COMMITTED: "committed, not published yet",
+    TransactionState.ROLLED_BACK: "rolled back",
+    TransactionState.DISCARDED: "discarded",
+    TransactionState.INCOMPLETE: "incomplete",
+    TransactionState.EXPIRED: "expired",
+}
+_UNDELIVERED = {
+    DeliveryState.SCHEDULED: "scheduled",
+    DeliveryState.DELIVERED: "delivered, not published yet",
+    DeliveryState.RECALLED: "recalled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """A row of a topic that holds a message."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    life: int
+    op_version: int
+    store_timestamp: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """One message and everything that tells where it is.
+
+    Attributes:
+        topic: its stored name; see `namespaces`.
+        body: only where it was asked for.
+        is_half: whether its half is there still.
+        ordinary: sent without a local transaction; None without a half.
+        state: of its transaction; None where nothing but its row in a topic is left.
+        source: who brought that state about.
+        delivery: the second life of a delayed message, as far as it is settled.
+        due: when a delayed message becomes visible, as far as that is known.
+        places: where consumers see it.
+        dead_letters: where it lies because nobody knew its end.
+        trace: records about it, oldest first.
+    """
+
+    message_id: str
+    transaction_id: str
+    sequence: int
+    producer_group: str
+    topic: str
+    tags: str | None
+    keys: str | None
+    properties: Mapping[str, str]
+    sharding_key: str | None
+    born_timestamp: datetime
+    is_half: bool
+    ordinary: bool | None
+    state: TransactionState | None
+    source: str | None
+    delivery: DeliveryState | None
+    delay_s: int | None
+    due: datetime | None
+    places: tuple[MessagePlace, ...] = ()
+    dead_letters: tuple[MessagePlace, ...] = ()
+    trace: tuple[TraceRecord, ...] = ()
+    body: bytes | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        """In a few words, where it is now."""
+        if self.places:
+            return "visible"
+        if self.delivery is not None:
+            return _UNDELIVERED[self.delivery]
+        return "unknown" if self.state is None else _UNPUBLISHED[self.state]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; a body that is no text is in base64."""
+        names = [spec.name for spec in fields(self) if spec.name not in ("body", "trace")]
+        plain = {name: _plain(getattr(self, name)) for name in names}
+        own_body = {} if self.body is None else body_values(self.body)
+        trace = [json.loads(encoded(record)) for record in self.trace]
+        return {"where": self.where, **plain, "trace": trace, **own_body}
+
+
+class MessageQuery:
+    """Looks for messages in all tables of a store; needs no Spark, commits nothing.
+
+    Example:
+        >>> MessageQuery(store).by_key("order-42", topic="order-paid")
+        ()
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Open nothing yet."""
+        self._store = store
+
+    def by_id(self, message_id: str, *, with_body: bool = False) -> FoundMessage:
+        """One message and its trace.
+
+        Reads: half, op, settled, the schedule and the topics, of each the files that may hold its
+        transaction; the keys of the trace topic. Commits: 0.
+
+        Raises: MessageNotFoundError, TransactionNotFoundError for what is no id, StorageError.
+        """
+        own_id, _ = message_address(message_id)
+        found = self._look([own_id], [message_id], with_body=with_body, with_trace=True)
+        if not found:
+            raise MessageNotFoundError(message_id)
+        return found[0]
+
+    def by_transaction(
+        self, transaction_id: str, *, max_count: int = MAX_COUNT, with_body: bool = False
+    ) -> tuple[FoundMessage, ...]:
+        """The first `max_count` messages of a transaction, in their order, and their trace.
+
+        Reads, commits: as `by_id`. Raises: TransactionNotFoundError, StorageError.
+        """
+        own_id = check_transaction_id(transaction_id)
+        ids = self._message_ids(own_id)
+        if not ids:
+            raise TransactionNotFoundError(own_id)
+        return self._look([own_id], ids[:max_count], with_body=with_body, with_trace=True)
+
+    def by_key(
+        self,
+        key: str,
+        *,
+        topic: str | None = None,
+        max_count: int = MAX_COUNT,
+        with_body: bool = False,
+    ) -> tuple[FoundMessage, ...]:
+        """Messages in topics that have `key` among their keys, newest first, without their trace.
+
+        Without `topic` all but the trace topic are looked through: the schedule and the dead
+        letters too, not what nobody sees yet. Keys have no index: all of them are read, of the
+        newest files first, until there are `max_count`.
+
+        Raises: InvalidNameError, TopicNotFoundError, StorageError. Commits: 0.
+        """
+        if not key or KEY_SEPARATOR in key:
+            raise InvalidNameError("key", key, "pass one key, without a space")
+        hits = [hit for name in self._searched(topic) for hit in self._hits(name, key, max_count)]
+        newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
+        wanted = list(newest)[:max_count]
+        ids = list(dict.fromkeys(message_address(each)[0] for each in wanted))
+        return self._look(ids, wanted, with_body=with_body)
+
+    # --- by key ------------------------------------------------------------------------------
+
+    def _searched(self, topic: str | None) -> list[str]:
+        if topic is None:
+            return [name for name in self._store.topics() if name != TRACE_TOPIC]
+        self._store.topic_location(topic)
+        return [check_readable_topic(topic)]
+
+    def _hits(self, topic: str, key: str, max_count: int) -> list[_Hit]:
+        table = self._table(topic)
+        hits: list[_Hit] = []
+        for each in sorted(table.ranges("op_version"), key=_newest_first):
+            is_full = len(hits) >= max_count and each.high is not None
+            if is_full and each.high < hits[max_count - 1].op_version:
+                break
+            found = _hits_in(table.read([each.file], _KEY_COLUMNS), key)
+            hits = sorted([*hits, *found], reverse=True)
+        return hits[:max_count]
+
+    # --- one look for all that were found -------------------------------------------------------
+
+    def _look(
+        self,
+        transaction_ids: Sequence[str],
+        wanted: Sequence[str],
+        *,
+        with_body: bool,
+        with_trace: bool = False,
+    ) -> tuple[FoundMessage, ...]:
+        """These messages, as far as they are anywhere, in the order in which they are wanted."""
+        ids, body = pa.array(transaction_ids, pa.string()), (("body",) if with_body else ())
+        half = self._store.half_log()
+        halves = _by_id(half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body)), wanted)
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for topic in self._topics_of(halves, wanted):
+            for row in self._rows_in(topic, ids, wanted, body):
+                rows.setdefault(row["message_id"], []).append({**row, "in": topic})
+        op = self._store.op_log()
+        settled = self._store.settled_log(op.table.table_id)
+        ends = Resolver(half, op, settled).resolutions_of(transaction_ids)
+        known = _known(settled, ids) | {half["transaction_id"] for half in halves.values()}
+        deliveries = _deliveries(settled, ids)
+        trace = {own_id: self._trace(own_id) for own_id in transaction_ids if with_trace}
+        return tuple(
+            _found(
+                halves.get(each),
+                rows.get(each, []),
+                _end_of(each, ends, known),
+                deliveries.get(each),
+                _about(trace.get(message_address(each)[0], ()), each),
+            )
+            for each in wanted
+            if each in halves or each in rows
+        )
+
+    def _message_ids(self, transaction_id: str) -> list[str]:
+        """All messages of a transaction that are anywhere, in their order."""
+        ids = pa.array([transaction_id], pa.string())
+        half = self._store.half_log().table
+        rows = half.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
+        rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence", "message_id"])
+        if not rows.num_rows:
+            tables = [self._table(topic) for topic in self._all_topics()]
+            parts = [t.rows_of("transaction_id", ids, rows.column_names) for t in tables]
+            rows = pa.concat_tables([rows, *parts])
+        pairs = zip(rows["sequence"].to_pylist(), rows["message_id"].to_pylist(), strict=True)
+        return [own_id for _, own_id in sorted(set(pairs))]
+
+    def _topics_of(
+        self, halves: Mapping[str, Mapping[str, Any]], wanted: Sequence[str]
+    ) -> list[str]:
+        """Where these messages may be; without a half that is anywhere."""
+        if any(each not in halves for each in wanted):
+            return self._all_topics()
+        sent = {half["real_topic"] for half in halves.values()} | _INTERNAL
+        return sorted(filter(self._is_there, sent))
+
+    def _all_topics(self) -> list[str]:
+        return [name for name in self._store.topics() if name != TRACE_TOPIC]
+
+    def _rows_in(
+        self, topic: str, ids: pa.Array, wanted: Sequence[str], body: tuple[str, ...]
+    ) -> Iterator[dict[str, Any]]:
+        due = ("deliver_timestamp",) if topic == SCHEDULE_TOPIC else ()
+        columns = (*_TOPIC_COLUMNS, *due, *body)
+        rows = self._table(topic).rows_of("transaction_id", ids, columns)
+        is_wanted = pc.is_in(rows["message_id"], value_set=pa.array(wanted, pa.string()))
+        yield from rows.filter(is_wanted).to_pylist()
+
+    def _is_there(self, topic: str) -> bool:
+        try:
+            return self._table(topic).exists()
+        except InvalidNameError:
+            # A half by hand may name anything.
+            return False
+
+    def _table(self, topic: str) -> Table:
+        return self._store.table_at(f"topics/{topic}")
+
+    # --- the trace ---------------------------------------------------------------------------
+
+    def _trace(self, transaction_id: str) -> list[TraceRecord]:
+        """Records of one transaction, oldest first."""
+        table = self._table(TRACE_TOPIC)
+        if not table.exists():
+            return []
+        first = first_transaction_id(transaction_time_ms(transaction_id) - CLOCK_SLACK_MS)
+        records: list[TraceRecord] = []
+        for file in table.files_beyond("transaction_id", first):
+            is_about = _has_key(table.read([file], ("keys",))["keys"], transaction_id)
+            if pc.any(is_about).as_py():
+                bodies = table.read([file], ("body",)).filter(is_about)["body"]
+                records += _decoded(bodies.to_pylist())
+        return sorted(records, key=_moment)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Hit:
+    """A message that has the key; newer ones are greater."""
+
+    op_version: int
+    queue_offset: int
+    message_id: str
+
+
+def _newest_first(found: FileRange) -> tuple[bool, int]:
+    """Files whose statistics do not say how new they are come first."""
+    return found.high is not None, -(found.high or 0)
+
+
+def _hits_in(rows: pa.Table, key: str) -> Iterator[_Hit]:
+    for row in rows.filter(_has_key(rows["keys"], key)).to_pylist():
+        yield _Hit(row["op_version"], row["queue_offset"], row["message_id"])
+
+
+def _has_key(keys: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
+    """Which texts have `key` as one of their words."""
+    padded = pc.binary_join_element_wise("", pc.fill_null(keys, ""), "", KEY_SEPARATOR)
+    return pc.match_substring(padded, f"{KEY_SEPARATOR}{key}{KEY_SEPARATOR}")
+
+
+def _by_id(rows: pa.Table, wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The first row of each message; a retried append may have written it twice."""
+    is_wanted = pc.is_in(rows["message_id"], value_set=pa.array(wanted, pa.string()))
+    rows = rows.filter(pc.and_(is_wanted, pc.is_valid(rows["real_topic"])))
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows.to_pylist():
+        found.setdefault(row["message_id"], row)
+    return found
+
+
+def _known(settled: SettledLog, ids: pa.Array) -> set[str]:
+    return set(settled.facts_of(ids)["transaction_id"].to_pylist())
+
+
+def _deliveries(settled: SettledLog, ids: pa.Array) -> dict[str, DeliveryState]:
+    return {
+        f"{row['transaction_id']}:{sequence}": DeliveryState(row["state"])
+        for row in settled.deliveries_of(ids).to_pylist()
+        for sequence in row["sequences"]
+    }
+
+
+def _end_of(message_id: str, ends: Mapping[str, Resolution], known: set[str]) -> Resolution | None:
+    own_id, _ = message_address(message_id)
+    return ends[own_id] if own_id in known else None
+
+
+def _about(records: Iterable[TraceRecord], message_id: str) -> tuple[TraceRecord, ...]:
+    """Records that name the message, or tell of its whole transaction."""
+    return tuple(
+        record
+        for record in records
+        if record.trace_type is TraceType.END_TRANSACTION
+        or not record.messages
+        or any(one.message_id == message_id for one in record.messages)
+    )
+
+
+def _moment(record: TraceRecord) -> tuple[int, bool]:
+    return record.time_ms, record.trace_type is TraceType.END_TRANSACTION
+
+
+def _decoded(bodies: Iterable[bytes]) -> Iterator[TraceRecord]:
+    for body in bodies:
+        try:
+            yield decoded(body)
+        except InvalidBodyError:
+            # Anybody may append to a table.
+            continue
+
+
+def _found(
+    half: Mapping[str, Any] | None,
+    rows: Sequence[Mapping[str, Any]],
+    end: Resolution | None,
+    delivery: DeliveryState | None,
+    trace: tuple[TraceRecord, ...],
+) -> FoundMessage:
+    row = half or rows[0]
+    waiting = next((one for one in rows if one["in"] == SCHEDULE_TOPIC), None)
+    due = (waiting or half or {}).get("deliver_timestamp")
+    delay_s = half["delay_s"] if half else None
+    is_committed = end is None or end.state is TransactionState.COMMITTED
+    if delivery is None and is_committed and (waiting or due or delay_s is not None):
+        delivery = DeliveryState.SCHEDULED
+    dead = [one for one in rows if one["in"] == TRANS_CHECK_MAX_TIME_TOPIC]
+    seen = [one for one in rows if one["in"] not in _INTERNAL]
+    return FoundMessage(
+        **{name: row[name] for name in _CONTENT if name != "properties"},
+        properties=dict(row["properties"] or ()),
+        topic=half["real_topic"] if half else rows[0]["topic"],
+        is_half=half is not None,
+        ordinary=half["ordinary"] if half else None,
+        state=None if end is None else end.state,
+        source=None if end is None else end.source,
+        delivery=delivery,
+        delay_s=delay_s,
+        due=due,
+        places=tuple(map(_place, seen)),
+        dead_letters=tuple(map(_place, dead)),
+        trace=trace,
+        body=row.get("body"),
+    )
+
+
+def _place(row: Mapping[str, Any]) -> MessagePlace:
+    return MessagePlace(topic=row["in"], **{name: row[name] for name in _PLACE_COLUMNS})
+
+
+def body_values(body: bytes) -> dict[str, str]:
+    """A body for JSON: as text, or in base64 where it is none."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(own) for name, own in asdict(value).items()}
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -1,0 +1,486 @@
+"""What operators ask: how does the store stand, and what happened to one transaction?"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check.standing import CheckStandings
+from txmq.clock import Clock, SystemClock, milliseconds, timestamp
+from txmq.columns import Groups
+from txmq.delta.log import log_files
+from txmq.delta.schemas import HALF, SETTLED
+from txmq.errors import TransactionNotFoundError
+from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
+from txmq.listeners.outcomes import UNASKED_REASONS
+from txmq.listeners.remote_requests import remote_groups, requests_in
+from txmq.message.message import check_transaction_id, transaction_time_ms
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.publish.deliveries import are_ended
+from txmq.publish.settle import settle
+from txmq.store.op import CLAIM_COLUMNS, claims_of_table
+from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
+
+if TYPE_CHECKING:
+    from txmq.store.half import HalfLog
+    from txmq.store.op import OpLog
+    from txmq.store.schedule import ScheduleLog
+    from txmq.store.store import Store
+
+SHOWN_HASH_CHARACTERS = 12
+_NOT_VISIBLE = (TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far something is behind the op log.
+
+    Attributes:
+        op_version: up to here everything is done; -1 is nothing yet.
+        op_versions: commits of the op log that are still to do.
+        seconds: how long the oldest claim among them has been waiting.
+    """
+
+    op_version: int
+    op_versions: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedTopicStatus:
+    """A topic that could not be written; the others go on without it."""
+
+    topic: str
+    from_version: int
+    reason: str
+    since: datetime
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A store at one moment.
+
+    Attributes:
+        open: prepared and not ended yet (PENDING).
+        unasked: those of them whose last check reached no listener, by its reason.
+        committed: COMMIT took effect, whether its messages are visible yet or not.
+        messages: visible messages of each topic.
+        scheduled: committed messages that wait for their time.
+        oldest_open_half_age_s: None if nothing is open.
+        op_version: the newest commit of the op log.
+        settled, published: how far claims became facts, and facts became messages.
+        members: live producers that answer checks, by producer group.
+    """
+
+    location: str
+    at: datetime
+    open: int
+    unasked: Mapping[str, int]
+    committed: int
+    rolled_back: int
+    discarded: int
+    incomplete: int
+    expired: int
+    messages: Mapping[str, int]
+    scheduled: int
+    dead_letters: int
+    oldest_open_half_age_s: float | None
+    op_version: int
+    settled: Lag
+    published: Lag
+    parked: tuple[ParkedTopicStatus, ...]
+    members: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _plain_fields(asdict(self))
+
+
+class LifeStage(enum.StrEnum):
+    """Which table an event was read from, in the order in which a message passes them."""
+
+    HALF = "half"
+    CLAIM = "claim"
+    FACT = "fact"
+    SCHEDULED = "scheduled"
+    MESSAGE = "message"
+    DEAD_LETTER = "dead letter"
+
+
+@dataclass(frozen=True, slots=True)
+class LifeEvent:
+    """One row about a transaction; `at` is the clock of whoever wrote it."""
+
+    at: datetime
+    stage: LifeStage
+    title: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _plain_fields(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLife:
+    """Everything that the tables know of one transaction, in order of time.
+
+    Attributes:
+        producer_group: None without a half.
+        message_count: what its head promises; None without a head.
+        life: how often it was resumed.
+        check_times: counted checks in this life.
+    """
+
+    transaction_id: str
+    producer_group: str | None
+    state: TransactionState
+    life: int
+    check_times: int
+    message_count: int | None
+    messages_found: int
+    events: tuple[LifeEvent, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return _plain_fields(asdict(self))
+
+
+class Admin:
+    """Looks at a store; needs no Spark and writes nothing.
+
+    Example:
+        >>> Admin(store).status().open
+        0
+    """
+
+    def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
+        """Read nothing yet."""
+        self._store = store
+        self._clock = clock or SystemClock()
+
+    def status(self) -> Status:
+        """How the store stands now.
+
+        Reads: op, settled, half (ids and groups), state/publisher, the sizes of topics. Commits: 0.
+
+        Raises: StoreNotFoundError, StorageError.
+        """
+        # What an earlier table shows is explained by a later one.
+        progress = self._store.register("publisher").read().value
+        op = self._store.op_log()
+        op_version, op_table_id = op.table.version, op.table.table_id
+        settled = self._store.settled_log(op_table_id)
+        half = self._store.half_log()
+        now_ms = self._clock.now_ms()
+        states = _states(op, settled, half, now_ms)
+        halves = _open_halves(half, states)
+        checks = CheckStandings(self._store).of(halves, now_ms)
+        published = progress.get("low_water_version", NOTHING)
+        return Status(
+            location=self._store.location,
+            at=timestamp(now_ms),
+            open=halves.num_rows,
+            unasked=_unasked(checks),
+            **_counts(states),
+            messages=self._messages(op_table_id),
+            scheduled=_scheduled(self._store.schedule_log(), settled),
+            dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
+            oldest_open_half_age_s=_oldest_age_s(halves["transaction_id"], now_ms),
+            op_version=op_version,
+            settled=_lag(op, settled.mark, now_ms),
+            published=_lag(op, published, now_ms),
+            parked=_parked(progress.get("parked", {})),
+            members=_members(self._store, now_ms),
+        )
+
+    def transaction(self, transaction_id: str) -> TransactionLife:
+        """Everything about one transaction.
+
+        Reads: op (its whole change feed: only that knows the order of commits), and of half,
+        settled and the topics the files that may hold the id. Commits: 0.
+
+        Raises: TransactionNotFoundError, StorageError.
+        """
+        own_id = check_transaction_id(transaction_id)
+        op = self._store.op_log()
+        op_table_id = op.table.table_id
+        claims = _claims_about(op, own_id)
+        settled = self._store.settled_log(op_table_id)
+        facts = settled.table.rows_of("transaction_id", pa.array([own_id]), SETTLED.columns.names)
+        half = self._store.half_log()
+        rows = half.rows(pa.array([own_id]))
+        if rows.num_rows == 0 and claims.num_rows == 0:
+            raise TransactionNotFoundError(own_id)
+        events = [*_half_events(rows), *_claim_events(claims), *_fact_events(facts)]
+        events += _scheduled_events(self._rows_in(SCHEDULE_TOPIC, own_id, op_table_id))
+        for topic in _topics_of(rows):
+            events += _shown_events(topic, self._rows_in(topic, own_id, op_table_id))
+        halves = half.halves(own_id)
+        standing = _standing(claims, settled, halves, own_id)
+        return TransactionLife(
+            transaction_id=own_id,
+            producer_group=None if halves is None else halves.producer_group,
+            state=standing.state,
+            life=standing.life,
+            check_times=standing.check_times,
+            message_count=None if halves is None else halves.message_count,
+            messages_found=0 if halves is None else halves.found,
+            events=tuple(sorted(events, key=_event_order)),
+        )
+
+    def _messages(self, op_table_id: str) -> dict[str, int]:
+        topics = [name for name in self._store.topics() if name not in _NOT_VISIBLE]
+        return {name: self._row_count(name, op_table_id) for name in topics}
+
+    def _row_count(self, topic: str, op_table_id: str) -> int:
+        table = self._store.topic_log(topic, op_table_id).table
+        return sum(file.num_records for file in table.files()) if table.exists() else 0
+
+    def _rows_in(self, topic: str, transaction_id: str, op_table_id: str) -> pa.Table:
+        table = self._store.topic_log(topic, op_table_id).table
+        columns = table.schema.columns
+        if not table.exists():
+            return columns.empty_table()
+        return table.rows_of("transaction_id", pa.array([transaction_id]), columns.names)
+
+
+# --- status --------------------------------------------------------------------------------------
+
+
+def _states(op: OpLog, settled: SettledLog, half: HalfLog, now_ms: int) -> pa.Table:
+    """transaction_id and state of all that any claim changed, settled or not yet."""
+    facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
+    waiting = op.between(settled.mark, op.table.version)
+    columns = ["transaction_id", "state", "op_version", "ordinal"]
+    fresh = settle(waiting, half, settled, now_ms).facts
+    found = pa.concat_tables([facts.select(columns), fresh.select(columns)])
+    return last_facts(without_deliveries(found))
+
+
+def _open_halves(half: HalfLog, states: pa.Table) -> pa.Table:
+    """transaction_id and producer_group of each that is PENDING."""
+    rows = half.table.read(half.table.files(), ("transaction_id", "producer_group"))
+    is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
+    ended = states.filter(pc.invert(is_pending))["transaction_id"]
+    rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
+    _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
+    return rows.take(pa.array(first))
+
+
+def _unasked(standings: pa.Table) -> dict[str, int]:
+    """How many were not asked in their last check, by the reason."""
+    counted = standings["reason"].value_counts().to_pylist()
+    counts = {row["values"]: row["counts"] for row in counted}
+    return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
+
+
+def _counts(states: pa.Table) -> dict[str, int]:
+    """The fields of Status that are named after a state; open ones are counted by their halves."""
+    found = {row["values"]: row["counts"] for row in states["state"].value_counts().to_pylist()}
+    ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
+    return {name.lower(): int(found.get(name, 0)) for name in ended}
+
+
+def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:
+    # Ids sort by time.
+    oldest = pc.min(open_ids).as_py()
+    return None if oldest is None else max(0.0, (now_ms - transaction_time_ms(oldest)) / 1000)
+
+
+def _scheduled(schedule: ScheduleLog, settled: SettledLog) -> int:
+    """Messages of the schedule that are neither delivered nor recalled."""
+    if not schedule.refresh().is_there:
+        return 0
+    rows = schedule.table.read(schedule.table.files(), ("transaction_id", "sequence"))
+    return int((~are_ended(rows, settled)).sum())
+
+
+def _lag(op: OpLog, done: int, now_ms: int) -> Lag:
+    latest = op.table.version
+    waiting = op.table.changes(done + 1, latest, ("op_timestamp",))
+    oldest = pc.min(waiting["op_timestamp"]).as_py()
+    if oldest is None:
+        # Commits without rows, such as the making of the table, keep nobody waiting.
+        return Lag(done, 0, 0.0)
+    return Lag(done, latest - done, max(0.0, (now_ms - milliseconds(oldest)) / 1000))
+
+
+def _members(store: Store, now_ms: int) -> dict[str, int]:
+    counts = {
+        group: requests_in(store, group).read().member_count(now_ms)
+        for group in remote_groups(store)
+    }
+    return {group: count for group, count in counts.items() if count}
+
+
+def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus, ...]:
+    return tuple(
+        ParkedTopicStatus(
+            topic,
+            entry["from_version"],
+            entry["reason"],
+            timestamp(entry["since_ms"]),
+            entry["attempts"],
+        )
+        for topic, entry in sorted(parked.items())
+    )
+
+
+# --- one transaction ---------------------------------------------------------------------------
+
+
+def _claims_about(op: OpLog, transaction_id: str) -> pa.Table:
+    """All claims about a transaction; those whose commit was cleaned away have version NOTHING."""
+    first = min(log_files(op.table).commits_ms, default=0)
+    rows = op.between(first - 1, op.table.version)
+    recent = rows.filter(pc.equal(rows["transaction_id"], transaction_id))
+    if first == 0:
+        return recent
+    known = {_claim_key(row) for row in recent.to_pylist()}
+    live = op.rows_about(pa.array([transaction_id]))
+    is_old = pa.array([_claim_key(row) not in known for row in live.to_pylist()], pa.bool_())
+    old = live.filter(is_old)
+    version = pa.array([NOTHING] * old.num_rows, pa.int64())
+    return pa.concat_tables([old.append_column("_commit_version", version), recent])
+
+
+def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CLAIM_COLUMNS)
+
+
+def _standing(
+    claims: pa.Table, settled: SettledLog, halves: Halves | None, transaction_id: str
+) -> Standing:
+    """What is settled, and what the claims after it come to."""
+    if halves is None:
+        return PENDING
+    all_claims = claims_of_table(claims)
+    before = settled.standings(pa.array([transaction_id])).get(transaction_id, PENDING)
+    later = [claim for claim in all_claims if claim.op_version > settled.mark]
+    standing, _ = fold(later, halves, before)
+    times = _check_times(all_claims, halves.producer_group, standing.life)
+    return Standing(standing.state, standing.life, times)
+
+
+def _check_times(claims: Sequence[Claim], producer_group: str, life: int) -> int:
+    return max(
+        (
+            claim.check_times or 0
+            for claim in claims
+            if claim.kind is ClaimKind.UNKNOWN
+            and claim.producer_group == producer_group
+            and claim.life == life
+        ),
+        default=0,
+    )
+
+
+def _topics_of(halves: pa.Table) -> list[str]:
+    names = sorted(name for name in pc.unique(halves["real_topic"]).to_pylist() if name)
+    return [*names, TRANS_CHECK_MAX_TIME_TOPIC]
+
+
+def _half_events(rows: pa.Table) -> Iterator[LifeEvent]:
+    for row in rows.select(HALF.columns.names).to_pylist():
+        title = "head without payload" if row["real_topic"] is None else f"to {row['real_topic']}"
+        details = {
+            "message_id": row["message_id"],
+            "producer_group": row["producer_group"],
+            "queue_id": row["real_queue_id"],
+            "message_count": row["message_count"],
+            "check_immunity_time_s": row["check_immunity_time_s"],
+            "delay_s": row["delay_s"],
+            "deliver_timestamp": row["deliver_timestamp"],
+            "ordinary": row["ordinary"] or None,
+            **_content(row),
+        }
+        yield LifeEvent(row["born_timestamp"], LifeStage.HALF, title, _known(details))
+
+
+def _claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
+    for row in claims.to_pylist():
+        details = {
+            "source": row["source"],
+            "producer_group": row["producer_group"],
+            "op_version": row["_commit_version"] if row["_commit_version"] >= 0 else None,
+            "ordinal": row["ordinal"],
+            "life": row["life"],
+            "check_times": row["check_times"],
+            "next_check_timestamp": row["next_check_timestamp"],
+            "sequences": row["sequences"],
+            "reason": row["reason"],
+        }
+        yield LifeEvent(row["op_timestamp"], LifeStage.CLAIM, row["kind"], _known(details))
+
+
+def _fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
+    for row in facts.to_pylist():
+        names = ("source", "op_version", "ordinal", "life", "sequences", "reason")
+        details = {name: row[name] for name in names}
+        yield LifeEvent(row["settled_timestamp"], LifeStage.FACT, row["state"], _known(details))
+
+
+def _scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
+    for row in rows.to_pylist():
+        names = ("message_id", "op_version", "life", "deliver_timestamp")
+        title = f"to {row['topic']}, in the schedule"
+        details = {name: row[name] for name in names}
+        yield LifeEvent(row["store_timestamp"], LifeStage.SCHEDULED, title, details)
+
+
+def _shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
+    is_dead = topic == TRANS_CHECK_MAX_TIME_TOPIC
+    stage = LifeStage.DEAD_LETTER if is_dead else LifeStage.MESSAGE
+    for row in rows.to_pylist():
+        details = {
+            "message_id": row["message_id"],
+            "queue_id": row["queue_id"],
+            "queue_offset": row["queue_offset"],
+            "op_version": row["op_version"],
+            "life": row["life"],
+            **_content(row),
+        }
+        yield LifeEvent(row["store_timestamp"], stage, f"in {topic}", _known(details))
+
+
+def _content(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be shown of a message: its size and the front of its hash, never its body."""
+    body = row["body"]
+    if body is None:
+        return {}
+    sha256 = hashlib.sha256(body).hexdigest()[:SHOWN_HASH_CHARACTERS]
+    shown = {"tags": row["tags"], "keys": row["keys"], "sharding_key": row["sharding_key"]}
+    return {**shown, "body_size_bytes": len(body), "body_sha256": sha256}
+
+
+def _known(details: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in details.items() if value is not None}
+
+
+def _event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
+    details = event.details
+    place = details.get("op_version", NOTHING), details.get("ordinal", 0)
+    stage = list(LifeStage).index(event.stage)
+    return event.at, stage, *place, details.get("message_id", "")
+
+
+def _plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _plain_fields(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -1,0 +1,1 @@
+"""Finding transactions without an end, and asking their listeners."""

@@ -1,0 +1,297 @@
+"""The rows of the op log in which the due rows of a round end, and the round in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check.due import due_row
+from txmq.check.rules import (
+    Ask,
+    CheckStanding,
+    Decision,
+    Discard,
+    Drop,
+    Rearm,
+    RollBack,
+    decide,
+    next_check_ms,
+    next_try_ms,
+)
+from txmq.check.standing import check_standing
+from txmq.columns import Cases, Groups, Integers, first_of_each, integers
+from txmq.lifecycle import ClaimKind, ClaimSource, Standing
+from txmq.listeners.outcomes import Answered, NotReached, Outcome, Reason, outcome_of
+from txmq.message.message import LocalTransactionState
+from txmq.store.config import CheckSettings, Config
+from txmq.store.op import OpRow, op_table
+
+_ENDS = {
+    LocalTransactionState.COMMIT: ClaimKind.COMMIT,
+    LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
+}
+# What a claim of the check depends on, beside its outcome.
+_STANDING = ["producer_group", "life", "check_times", "uncounted"]
+Ending = Ask | Discard | RollBack | Rearm | Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What is to be done about a transaction of `group`, once its listener was asked."""
+
+    producer_group: str
+    now: CheckStanding
+    decision: Ending
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """What is to be done about each transaction of a round.
+
+    `rows` has transaction_id and the standing of each; `place` is the number of its decision in
+    `decisions`, where each stands once.
+    """
+
+    rows: pa.Table
+    place: Integers
+    decisions: tuple[Ending, ...]
+
+    @property
+    def asks(self) -> pa.Table:
+        """transaction_id, producer_group and check_times of those to be asked, in their order."""
+        is_ask = np.array([isinstance(one, Ask) for one in self.decisions], dtype=bool)
+        columns = ["transaction_id", "producer_group", "check_times"]
+        return self.rows.select(columns).filter(pa.array(is_ask[self.place]))
+
+    def answered(self, outcomes: pa.Table) -> Actions:
+        """The same; in place of each question that `outcomes` tells of, what came of it."""
+        cases = Cases.of(outcomes.select(["state", "reason"]))
+        known = [outcome_of(case) for case in cases.rows.to_pylist()]
+        found = pc.index_in(
+            self.rows["transaction_id"], value_set=outcomes["transaction_id"].combine_chunks()
+        )
+        of_outcome = np.append(cases.place + len(self.decisions), -1)[integers(found, -1)]
+        place = np.where(of_outcome < 0, self.place, of_outcome)
+        return Actions(self.rows, place, (*self.decisions, *known))
+
+    def ids_of(self, decision: Ending) -> list[str]:
+        """The transactions with one outcome."""
+        wanted = np.array([one == decision for one in self.decisions], dtype=bool)
+        chosen = self.rows["transaction_id"].filter(pa.array(wanted[self.place]))
+        return [str(transaction_id) for transaction_id in chosen.to_pylist()]
+
+    def groups_of(self, decision: Ending) -> frozenset[str]:
+        """The producer groups of the transactions with one outcome."""
+        wanted = np.array([one == decision for one in self.decisions], dtype=bool)
+        chosen = self.rows["producer_group"].filter(pa.array(wanted[self.place]))
+        return frozenset(pc.unique(chosen).to_pylist())
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What became of the due rows of one round, or of several added up.
+
+    `unknown` were asked and counted; `unasked` were not (no listener, no free thread, unreadable,
+    not due yet) and are armed again; `dropped` had ended or are armed by another row.
+    """
+
+    committed: int = 0
+    rolled_back: int = 0
+    unknown: int = 0
+    unasked: int = 0
+    discarded: int = 0
+    never_acknowledged: int = 0
+    dropped: int = 0
+    unreadable: tuple[str, ...] = ()
+    unheard_groups: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def asked(self) -> int:
+        """Questions that reached a listener."""
+        return self.committed + self.rolled_back + self.unknown
+
+    def __add__(self, other: RoundResult) -> RoundResult:
+        """Two rounds as one."""
+        return RoundResult(
+            committed=self.committed + other.committed,
+            rolled_back=self.rolled_back + other.rolled_back,
+            unknown=self.unknown + other.unknown,
+            unasked=self.unasked + other.unasked,
+            discarded=self.discarded + other.discarded,
+            never_acknowledged=self.never_acknowledged + other.never_acknowledged,
+            dropped=self.dropped + other.dropped,
+            unreadable=self.unreadable + other.unreadable,
+            unheard_groups=self.unheard_groups | other.unheard_groups,
+        )
+
+
+def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Config) -> Actions:
+    """One action for each transaction that needs one, in the order of the deadlines.
+
+    Args:
+        dues: DUE; a transaction may stand in it several times.
+        standings: STANDINGS of the rows of `dues`.
+        clock_ms: the clock value by which they are due.
+        config: whose settings hold for each group.
+    """
+    now = standings.rename_columns([f"now_{name}" for name in standings.column_names])
+    both = pa.table([*dues.columns, *now.columns], [*dues.column_names, *now.column_names])
+    both = both.sort_by([("deadline_ms", "ascending"), ("transaction_id", "ascending")])
+    cases = Cases.of(_without_past(both.drop_columns(["transaction_id", "now_reason"]), clock_ms))
+    decided = [_decision(case, clock_ms, config) for case in cases.rows.to_pylist()]
+    decisions = tuple({one: None for one in decided if not isinstance(one, Drop)})
+    number: dict[Decision, int] = {decision: at for at, decision in enumerate(decisions)}
+    # Drop is in no action.
+    place = np.array([number.get(one, -1) for one in decided], dtype=np.int64)[cases.place]
+    kept = _first_kept(both["transaction_id"], place >= 0)
+    return Actions(_with_standing(both.filter(pa.array(kept))), place[kept], decisions)
+
+
+def _without_past(rows: pa.Table, clock_ms: int) -> pa.Table:
+    """The same, with every time that is past as now: a rule only asks whether it is."""
+    for name in ("deadline_ms", "now_next_check_ms"):
+        place = rows.schema.get_field_index(name)
+        times = pc.if_else(pc.less(rows[name], clock_ms), clock_ms, rows[name])
+        rows = rows.set_column(place, name, times)
+    return rows
+
+
+def _decision(case: Mapping[str, Any], clock_ms: int, config: Config) -> Decision:
+    settings = config.of_group(case["producer_group"])
+    now = {name.removeprefix("now_"): case[name] for name in case if name.startswith("now_")}
+    due = due_row({**case, "transaction_id": ""})
+    return decide(due, check_standing(now), clock_ms, settings)
+
+
+def _first_kept(transaction_ids: pa.ChunkedArray, is_kept: Any) -> Any:
+    """Of the rows that are kept, the first one of each transaction."""
+    places, kept = Groups.of(transaction_ids).place, np.flatnonzero(is_kept)
+    same = np.zeros(len(kept), dtype=np.int64)
+    chosen = np.zeros(len(places), dtype=bool)
+    chosen[kept[first_of_each(places[kept], same)]] = True
+    return chosen
+
+
+def _with_standing(rows: pa.Table) -> pa.Table:
+    columns = ["transaction_id", "producer_group", "now_life", "now_check_times", "now_uncounted"]
+    return rows.select(columns).rename_columns(["transaction_id", *_STANDING])
+
+
+def claims_of(actions: Actions, source: ClaimSource, now_ms: int, config: Config) -> pa.Table:
+    """The rows, as OP, in which actions end: each ends its transaction or says when to look again.
+
+    `claim_of` is asked once for each case.
+    """
+    numbered = actions.rows.select(_STANDING).append_column("decision", pa.array(actions.place))
+    cases = Cases.of(numbered)
+    claims = [
+        claim_of(_action(case, actions.decisions), source, now_ms, config)
+        for case in cases.rows.to_pylist()
+    ]
+    return _of_transactions(claims, cases, actions.rows["transaction_id"])
+
+
+def _action(case: Mapping[str, Any], decisions: Sequence[Ending]) -> Action:
+    standing = Standing(life=case["life"], check_times=case["check_times"])
+    now = CheckStanding(standing, case["uncounted"])
+    return Action(case["producer_group"], now, decisions[case["decision"]])
+
+
+def _of_transactions(
+    claims: Sequence[OpRow], cases: Cases, transaction_ids: pa.ChunkedArray
+) -> pa.Table:
+    rows = op_table(claims, 0).take(pa.array(cases.place))
+    place = rows.schema.get_field_index("transaction_id")
+    return rows.set_column(place, rows.schema.field(place), transaction_ids)
+
+
+def claim_of(action: Action, source: ClaimSource, now_ms: int, config: Config) -> OpRow:
+    """The row in which an action ends, without its transaction's id."""
+    standing, group = action.now.standing, action.producer_group
+    row = OpRow("", ClaimKind.UNKNOWN, group, source, now_ms)
+    counted = replace(row, life=standing.life, check_times=standing.check_times)
+    match action.decision:
+        case Answered(state=state, reason=reason) if state in _ENDS:
+            return replace(row, kind=_ENDS[state], reason=reason)
+        case RollBack():
+            return replace(row, kind=ClaimKind.ROLLBACK, reason=Reason.NOT_ACKNOWLEDGED)
+        case Discard():
+            return replace(counted, kind=ClaimKind.DISCARD, reason=Reason.CHECK_MAX)
+        case _:
+            return _rearmed(counted, action, now_ms, config.of_group(group))
+
+
+def _rearmed(row: OpRow, action: Action, now_ms: int, settings: CheckSettings) -> OpRow:
+    """An UNKNOWN row: counted if the question reached a listener (R61, R78)."""
+    again_ms = next_try_ms(now_ms, action.now.uncounted, settings)
+    reason: str | None = Reason.BUSY
+    match action.decision:
+        case Answered(reason=reason):
+            again_ms = next_check_ms(now_ms, settings)
+            row = replace(row, check_times=action.now.standing.check_times + 1)
+        case NotReached(reason=reason):
+            pass
+        case Rearm(next_check_timestamp_ms=again_ms):
+            reason = Reason.NOT_DUE
+    return replace(row, next_check_timestamp_ms=again_ms, reason=reason)
+
+
+def late_claims(answers: pa.Table, now_ms: int) -> pa.Table:
+    """Ends that were named after their round are claims like any other; the first end wins.
+
+    `answers`: transaction_id, producer_group, state.
+    """
+    cases = Cases.of(answers.select(["producer_group", "state"]))
+    claims = [_late_claim(case, now_ms) for case in cases.rows.to_pylist()]
+    return _of_transactions(claims, cases, answers["transaction_id"])
+
+
+def _late_claim(case: Mapping[str, Any], now_ms: int) -> OpRow:
+    kind, group = _ENDS[LocalTransactionState(case["state"])], case["producer_group"]
+    return OpRow("", kind, group, ClaimSource.CHECK, now_ms, reason=Reason.LATE)
+
+
+def result_of(actions: Actions, dropped: int) -> RoundResult:
+    """One round in numbers."""
+    counts = _became_of(actions)
+    return RoundResult(
+        committed=counts["committed"],
+        rolled_back=counts["rolled_back"],
+        unknown=counts["unknown"],
+        unasked=counts["unasked"],
+        discarded=counts["discarded"],
+        never_acknowledged=counts["never_acknowledged"],
+        dropped=dropped,
+        unreadable=tuple(actions.ids_of(NotReached(Reason.UNREADABLE))),
+        unheard_groups=actions.groups_of(NotReached(Reason.NO_LISTENER)),
+    )
+
+
+def _became_of(actions: Actions) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    number = np.bincount(actions.place, minlength=len(actions.decisions))
+    for decision, count in zip(actions.decisions, number.tolist(), strict=True):
+        counts[_became(decision)] += count
+    return counts
+
+
+def _became(decision: Ending) -> str:
+    match decision:
+        case Answered(state=LocalTransactionState.COMMIT):
+            return "committed"
+        case Answered(state=LocalTransactionState.ROLLBACK):
+            return "rolled_back"
+        case Answered():
+            return "unknown"
+        case NotReached() | Rearm() | Ask():
+            return "unasked"
+        case Discard():
+            return "discarded"
+        case RollBack():
+            return "never_acknowledged"

@@ -1,0 +1,324 @@
+"""Which transactions have no end yet: an anti-join of the logs in Arrow, no Spark. Reads only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.affine_clock import affine
+from txmq.check.due import DUE
+from txmq.check.rules import IMMUNITY_MAX_S
+from txmq.check.standing import CheckStandings
+from txmq.clock import Clock, SystemClock
+from txmq.columns import Cases, Groups, Integers, flags, integers
+from txmq.delta.schemas import HEAD_SEQUENCE, MICROSECONDS_UTC
+from txmq.delta.storage import Table
+from txmq.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
+from txmq.listeners.heads import UNREADABLE_ERRORS
+from txmq.message.message import transaction_time_ms
+from txmq.store.config import Config
+from txmq.store.settled import last_facts, without_deliveries
+from txmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+OPEN_TRANSACTIONS = pa.schema(
+    [
+        pa.field("transaction_id", pa.string()),
+        pa.field("producer_group", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("life", pa.int32()),
+        pa.field("check_times", pa.int32()),
+        # Null: so long past that its commit was not looked up.
+        pa.field("deadline", MICROSECONDS_UTC),
+        pa.field("is_due", pa.bool_()),
+        pa.field("message_count", pa.int64()),
+        pa.field("found", pa.int64()),
+        pa.field("problem", pa.string()),
+        pa.field("ordinary", pa.bool_()),
+        # Why the last look brought no end; null: nobody has looked yet.
+        pa.field("reason", pa.string()),
+    ]
+)
+_COLUMNS = (
+    "transaction_id", "sequence", "producer_group", "real_topic", "message_count",
+    "check_immunity_time_s", "ordinary",
+)  # fmt: skip
+_FINAL = pa.array([state.value for state in FINAL_STATES])
+_ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value, ClaimKind.EXPIRE.value])
+# 9999-12-31: the last day that Python can show.
+_LATEST_MS = 253_402_214_400_000
+_NOT_LOOKED_UP_MS = np.iinfo(np.int64).min
+_TIME_CHARACTERS = 13
+_HALVES = pa.schema(
+    [
+        pa.field("transaction_id", pa.string()),
+        pa.field("producer_group", pa.string()),
+        pa.field("message_count", pa.int64()),
+        pa.field("found", pa.int64()),
+        pa.field("immunity_s", pa.float64()),
+        pa.field("ordinary", pa.bool_()),
+    ]
+)
+
+
+def open_transactions(store: Store, *, clock: Clock | None = None) -> pa.Table:
+    """All transactions without a final end, as OPEN_TRANSACTIONS, oldest first.
+
+    Reads: half, settled, op: few columns of each, and half's change feed for commits younger than
+    the longest immunity. Writes: nothing. Commits: 0. Raises: StorageError.
+    """
+    return OpenTransactions(store, clock or SystemClock()).read()
+
+
+def dues_of(found: pa.Table, clock_ms: int) -> pa.Table:
+    """Those of OPEN_TRANSACTIONS that are due, as DUE."""
+    due = found.filter(found["is_due"])
+    deadline_ms = pc.divide(due["deadline"].cast(pa.int64()), 1000)
+    # What orders the oldest first where the deadline was not looked up.
+    born_ms = pc.min_element_wise(_id_times_ms(due["transaction_id"]), clock_ms)
+    columns = {
+        **{name: due[name] for name in DUE.names if name != "deadline_ms"},
+        "deadline_ms": pc.coalesce(deadline_ms, born_ms),
+    }
+    return pa.table({name: columns[name] for name in DUE.names}).cast(DUE)
+
+
+class OpenTransactions:
+    """Reads with handles of its own, again and again. Not safe for several threads."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        """Deadlines are times of the store; an AffineClock shows them as its own."""
+        self._config = store.config
+        self._clock = clock
+        self._half = store.half_log().table
+        self._standings = CheckStandings(store)
+
+    def read(self, clock_ms: int | None = None) -> pa.Table:
+        """OPEN_TRANSACTIONS as of now; due by `clock_ms`."""
+        now_ms = self._clock.now_ms()
+        halves, standings = self._open(now_ms)
+        due_ms = now_ms if clock_ms is None else clock_ms
+        deadlines_ms = self._deadlines_ms(halves, standings, due_ms)
+        return _as_table(halves, standings, deadlines_ms, due_ms)
+
+    def has_news(self) -> bool:
+        """Whether halves or claims came since it was read; one look at one file name each."""
+        return self._half.has_news() or self._standings.op.table.has_news()
+
+    # --- the anti-join -----------------------------------------------------------------------
+
+    def _open(self, now_ms: int) -> tuple[pa.Table, pa.Table]:
+        """_HALVES and their STANDINGS.
+
+        The half log is read first: what is ended while this reads is then seen as ended.
+        """
+        rows = _readable_rows(self._half.refresh())
+        self._standings.refresh()
+        settled, op = self._standings.settled, self._standings.op
+        facts = without_deliveries(
+            settled.table.read(settled.table.files(), ("transaction_id", "state"))
+        )
+        is_final = pc.is_in(facts["state"], value_set=_FINAL)
+        rows = _without(rows, facts.filter(is_final)["transaction_id"])
+        claims = op.rows_about(pc.unique(rows["transaction_id"]))
+        # One that is settled but open, such as INCOMPLETE, is left to the fold.
+        open_ids = facts.filter(pc.invert(is_final))["transaction_id"]
+        ends = _without(claims.filter(pc.is_in(claims["kind"], value_set=_ENDS)), open_ids)
+        rows = _without_ended(rows, self._standings.unsettled(ends), claims)
+        halves = _halves(rows, self._config)
+        still_open = open_ids.filter(pc.is_in(open_ids, value_set=halves["transaction_id"]))
+        last = last_facts(settled.facts_of(pc.unique(still_open)))
+        owners = halves.select(["transaction_id", "producer_group"])
+        return halves, self._standings.folded(owners, last, claims, now_ms)
+
+    # --- deadlines ---------------------------------------------------------------------------
+
+    def _deadlines_ms(self, halves: pa.Table, standings: pa.Table, now_ms: int) -> Integers:
+        """When each is or was due, or _NOT_LOOKED_UP_MS for what is past so long."""
+        next_ms = integers(standings["next_check_ms"], _NOT_LOOKED_UP_MS)
+        is_first = (next_ms == _NOT_LOOKED_UP_MS) & (integers(standings["life"], 0) == 0)
+        heads = halves.filter(pa.array(is_first))
+        immunity_ms = np.rint(heads["immunity_s"].to_numpy() * 1000).astype(np.int64)
+        committed_ms = self._commit_times_ms(heads["transaction_id"], immunity_ms, now_ms)
+        is_known = committed_ms != _NOT_LOOKED_UP_MS
+        due_ms = np.where(is_known, committed_ms + immunity_ms, _NOT_LOOKED_UP_MS)
+        deadlines_ms = next_ms.copy()
+        deadlines_ms[is_first] = due_ms
+        return np.minimum(deadlines_ms, _LATEST_MS)
+
+    def _commit_times_ms(
+        self, ids: pa.ChunkedArray, immunity_ms: Integers, now_ms: int
+    ) -> Integers:
+        """When the store received those heads that may still be immune."""
+        since_ms = now_ms - int(immunity_ms.max(initial=0))
+        kept_ms = self._kept_commits_ms()
+        recent_ms = {at: time_ms for at, time_ms in kept_ms.items() if time_ms > since_ms}
+        found_ms = self._looked_up_ms(ids, recent_ms)
+        oldest_ms = min(kept_ms.values(), default=0)
+        if oldest_ms <= since_ms:
+            return found_ms
+        # Younger commits than these may have been cleaned away: what is left is the id's time,
+        # unless the log shows that it lies in the future.
+        born_ms = integers(_id_times_ms(ids), 0)
+        is_gone = (found_ms == _NOT_LOOKED_UP_MS) & (born_ms <= oldest_ms)
+        return np.where(is_gone, born_ms, found_ms)
+
+    def _looked_up_ms(self, ids: pa.ChunkedArray, recent_ms: Mapping[int, int]) -> Integers:
+        """The times of their commits, as far as these are among the recent ones."""
+        if not len(ids) or not recent_ms:
+            return np.full(len(ids), _NOT_LOOKED_UP_MS, dtype=np.int64)
+        rows = self._half.changes(min(recent_ms), self._half.version, ("transaction_id",))
+        place = pc.index_in(rows["transaction_id"], value_set=ids.combine_chunks())
+        rows = rows.append_column("place", place).filter(pc.is_valid(place))
+        first = np.full(len(ids), np.iinfo(np.int64).max, dtype=np.int64)
+        np.minimum.at(first, integers(rows["place"], 0), integers(rows["_commit_version"], 0))
+        versions, of_version = np.unique(first, return_inverse=True)
+        times_ms = [recent_ms.get(version, _NOT_LOOKED_UP_MS) for version in versions.tolist()]
+        return np.array(times_ms, dtype=np.int64)[of_version]
+
+    def _kept_commits_ms(self) -> dict[int, int]:
+        """The commits of half whose files are kept, and when the store received them."""
+        clock, version = affine(self._clock), self._half.version
+        return {
+            at: clock.at(wall_ms)
+            for at, wall_ms in self._half.commit_times_ms().items()
+            if at <= version
+        }
+
+
+def _readable_rows(half: Table) -> pa.Table:
+    """All rows, narrow; a file that cannot be read is set aside and named in the log."""
+    parts = [half.read([], _COLUMNS)]
+    for file in half.files():
+        try:
+            parts.append(half.read([file], _COLUMNS))
+        except UNREADABLE_ERRORS as error:
+            logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
+    return pa.concat_tables(parts)
+
+
+def _without_ended(rows: pa.Table, ends: pa.Table, claims: pa.Table) -> pa.Table:
+    """Rows without one of `ends` of their own group (R37); a RESUME may lift one."""
+    resumed = claims.filter(pc.equal(claims["kind"], ClaimKind.RESUME.value))["transaction_id"]
+    return rows.filter(pc.invert(pc.is_in(_key(rows), value_set=_key(_without(ends, resumed)))))
+
+
+def _without(rows: pa.Table, transaction_ids: pa.ChunkedArray) -> pa.Table:
+    return rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=transaction_ids)))
+
+
+def _key(rows: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(rows["transaction_id"], rows["producer_group"], "/")
+
+
+# --- halves ---------------------------------------------------------------------------------------
+
+
+def _halves(rows: pa.Table, config: Config) -> pa.Table:
+    """_HALVES, by transaction, so that one without its head is seen too."""
+    of_transaction = Groups.of(rows["transaction_id"])
+    count = len(of_transaction.keys)
+    messages = _messages(rows, of_transaction.place)
+    has_payload = flags(pc.greater(messages["real_topic_count"], 0))
+    place = integers(messages["place"], 0)
+    heads = _head_of_each(messages, count)
+    groups = pc.coalesce(heads["producer_group_min"], _lowest_groups(messages, count))
+    columns = [
+        of_transaction.keys,
+        groups,
+        heads["message_count_max"],
+        pa.array(np.bincount(place[has_payload], minlength=count)),
+        _immunities_s(groups, heads["check_immunity_time_s_max"], config),
+        pc.fill_null(heads["ordinary_any"], False),  # noqa: FBT003
+    ]
+    return pa.table(columns, _HALVES.names).cast(_HALVES)
+
+
+def _messages(rows: pa.Table, place: Integers) -> pa.Table:
+    """One row a message, however often it was appended."""
+    placed = rows.append_column("place", pa.array(place)).drop_columns(["transaction_id"])
+    return placed.group_by(["place", "sequence"]).aggregate(
+        [
+            ("producer_group", "min"),
+            ("real_topic", "count"),
+            ("message_count", "max"),
+            ("check_immunity_time_s", "max"),
+            ("ordinary", "any"),
+        ]
+    )
+
+
+def _head_of_each(messages: pa.Table, count: int) -> pa.Table:
+    """The heads in the order of the transactions; nulls where one has none."""
+    heads = messages.filter(pc.equal(messages["sequence"], HEAD_SEQUENCE))
+    row = np.full(count, -1, dtype=np.int64)
+    row[integers(heads["place"], 0)] = np.arange(heads.num_rows)
+    return heads.take(pa.array(row, mask=row < 0))
+
+
+def _lowest_groups(messages: pa.Table, count: int) -> pa.Array:
+    """The group of each transaction; of several the first, so that all readers name the same."""
+    of_group = Groups.of(pc.fill_null(messages["producer_group_min"], ""))
+    order = np.argsort(np.array(of_group.keys.to_pylist(), dtype=object))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    lowest = np.full(count, len(order), dtype=np.int64)
+    np.minimum.at(lowest, integers(messages["place"], 0), rank[of_group.place])
+    return of_group.keys.take(pa.array(order)).take(pa.array(lowest))
+
+
+def _immunities_s(
+    groups: pa.ChunkedArray, written: pa.ChunkedArray, config: Config
+) -> pa.ChunkedArray:
+    """As written, or the timeout of the group where that is no time."""
+    cases = Cases.of(pa.table({"group": groups}))
+    timeouts_s = cases.values(
+        (config.of_group(name).transaction_timeout_s for name in cases.rows["group"].to_pylist()),
+        pa.float64(),
+    )
+    is_time = pc.and_(pc.greater(written, 0), pc.less(written, IMMUNITY_MAX_S))
+    return pc.if_else(pc.fill_null(is_time, False), written, timeouts_s)  # noqa: FBT003
+
+
+# --- the result -----------------------------------------------------------------------------------
+
+
+def _as_table(
+    halves: pa.Table, standings: pa.Table, deadlines_ms: Integers, now_ms: int
+) -> pa.Table:
+    is_past = pa.array(deadlines_ms <= now_ms)
+    is_pending = pc.equal(standings["state"], TransactionState.PENDING.value)
+    is_whole = pc.fill_null(pc.equal(halves["found"], halves["message_count"]), False)  # noqa: FBT003
+    is_known = deadlines_ms != _NOT_LOOKED_UP_MS
+    deadline_us = pa.array(np.where(is_known, deadlines_ms, 0) * 1000, mask=~is_known)
+    columns = {
+        **{name: halves[name] for name in halves.column_names},
+        **{name: standings[name] for name in ("state", "life", "check_times", "reason")},
+        "deadline": deadline_us.cast(MICROSECONDS_UTC),
+        "is_due": pc.and_(is_pending, is_past),
+        "problem": pc.if_else(is_whole, pa.scalar(None, pa.string()), MISSING),
+    }
+    rows = pa.table({name: columns[name] for name in OPEN_TRANSACTIONS.names})
+    is_open = pc.invert(pc.is_in(rows["state"], value_set=_FINAL))
+    return rows.filter(is_open).sort_by("transaction_id").cast(OPEN_TRANSACTIONS)
+
+
+def _id_times_ms(transaction_ids: pa.ChunkedArray) -> pa.Array:
+    """The times in ids, 0 where there is none; ids of one millisecond begin alike."""
+    begin = pc.utf8_slice_codeunits(transaction_ids, 0, _TIME_CHARACTERS)
+    cases = Cases.of(pa.table({"begin": begin}))
+    _, first = np.unique(cases.place, return_index=True)
+    some = transaction_ids.take(pa.array(first)).to_pylist()
+    return cases.values(map(_id_time_ms, some), pa.int64())
+
+
+def _id_time_ms(transaction_id: str) -> int:
+    try:
+        return transaction_time_ms(transaction_id)
+    except ValueError:
+        return 0

@@ -1,0 +1,197 @@
+"""One round of checks: fold once more, ask, and make every outcome durable in one commit."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from txmq.check.claims import (
+    Actions,
+    RoundResult,
+    actions_of,
+    claims_of,
+    late_claims,
+    result_of,
+)
+from txmq.check.contexts import CheckHooks
+from txmq.check.lease import CheckLease
+from txmq.check.standing import CheckStandings
+from txmq.clock import Clock
+from txmq.columns import Groups
+from txmq.fail_points import FailPoint, reached
+from txmq.hooks import Hooks
+from txmq.lifecycle import ClaimSource
+from txmq.listeners.askers import GroupListeners
+from txmq.listeners.protocol import CheckListener
+from txmq.listeners.remote_asker import remote_asker
+from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+LEASE_POLL_S = 0.05
+REOPEN_AFTER_COMMITS = 100
+
+
+def _never() -> bool:
+    return False
+
+
+class CheckRound:
+    """Asks about due transactions; one round at a time, whoever calls.
+
+    The stream and the recheck of one service share one of these; other services are kept off by
+    the check lease. What was asked is counted by a durable row before anybody can ask it again.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        listeners: Mapping[str, CheckListener],
+        clock: Clock,
+        spark: SparkSession | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        """`listeners` by producer group; no thread is started yet. Raises: ListenerError."""
+        session, config = uuid.uuid4(), store.config
+        self._config, self._clock = config, clock
+        self._lock = threading.Lock()
+        self._half = store.half_log()
+        self._standings = CheckStandings(store)
+        self._hooks = CheckHooks(hooks or Hooks(), store)
+        remote = partial(remote_asker, store, clock)
+        self._listeners = GroupListeners(listeners, config, spark, remote)
+        self._lease = CheckLease(store.register("check_lease"), str(session), config.check_lease_s)
+        self._app_id = f"txmq-check/{session}"
+        self._numbers = itertools.count(1)
+        self._queue_id = session.int % config.half_queues
+        self._unwritten: list[pa.Table] = []
+
+    def limit_of(self, producer_group: str) -> int:
+        """How many transactions of a group are asked about in one round."""
+        return self._listeners.limit_of(producer_group)
+
+    def run(
+        self,
+        dues: pa.Table,
+        *,
+        clock_ms: int,
+        source: ClaimSource,
+        may_wait: Callable[[], bool] = _never,
+    ) -> RoundResult | None:
+        """Take the lease, ask, write, give it back; None where another service holds it.
+
+        Args:
+            dues: DUE, whose deadline passed; of each group those beyond `limit_of` are re-armed
+                unasked.
+            clock_ms: the clock value by which they are due.
+            source: who found them; it is written into the claims.
+            may_wait: looked at before each wait for another service's lease.
+
+        Reads: settled, op, half (heads of those asked). Writes: op.
+        Commits: one to op and two to the lease; without due rows none, or one for late answers.
+        Raises: StorageError; rows that could not be written go first next time.
+        Source: RocketMQ R61, R72, R75, R78, R81; differs: only a question that was asked counts.
+        """
+        with self._lock:
+            self._write(self._late_claims())
+            done = (
+                self._leased(dues, clock_ms, source, may_wait) if dues.num_rows else RoundResult()
+            )
+        self._hooks.tell()
+        return done
+
+    def close(self) -> None:
+        """Write the answers that came late and end the threads that do not hang."""
+        with self._lock:
+            self._listeners.close()
+            self._write(self._late_claims())
+        self._hooks.flush()
+
+    def _leased(
+        self, dues: pa.Table, clock_ms: int, source: ClaimSource, may_wait: Callable[[], bool]
+    ) -> RoundResult | None:
+        if not self._take_lease(may_wait):
+            return None
+        reached(FailPoint.LEASE_TAKEN)
+        try:
+            return self._round(dues, clock_ms, source)
+        finally:
+            self._lease.give_back(self._clock.now_ms())
+            reached(FailPoint.LEASE_RETURNED)
+
+    def _take_lease(self, may_wait: Callable[[], bool]) -> bool:
+        while not self._lease.take(self._clock.now_ms()):
+            if not may_wait():
+                return False
+            time.sleep(LEASE_POLL_S)
+        return True
+
+    def _round(self, dues: pa.Table, clock_ms: int, source: ClaimSource) -> RoundResult:
+        actions = self._decided(dues, clock_ms)
+        reached(FailPoint.CHECKS_DECIDED)
+        actions = self._asked(actions)
+        reached(FailPoint.CHECKS_ANSWERED)
+        now_ms = self._clock.now_ms()
+        self._write(claims_of(actions, source, now_ms, self._config))
+        reached(FailPoint.CHECKS_COMMITTED)
+        result = result_of(actions, dropped=dues.num_rows - actions.rows.num_rows)
+        _log(result)
+        return result
+
+    def _decided(self, dues: pa.Table, clock_ms: int) -> Actions:
+        """One action for each transaction that needs one, in the order of the deadlines."""
+        of_transaction = Groups.of(dues["transaction_id"])
+        _, first = np.unique(of_transaction.place, return_index=True)
+        owners = dues.select(["transaction_id", "producer_group"]).take(pa.array(first))
+        standings = self._standings.of(owners, self._clock.now_ms())
+        own = standings.take(pa.array(of_transaction.place))
+        return actions_of(dues, own, clock_ms, self._config)
+
+    def _asked(self, actions: Actions) -> Actions:
+        """The same actions; where one was to ask, its outcome is in its place."""
+        asks = actions.asks
+        if not asks.num_rows:
+            return actions
+        self._half.table.refresh()
+        return actions.answered(self._listeners.ask(self._half, asks))
+
+    def _write(self, claims: pa.Table) -> None:
+        """One commit, none without rows; what could not be written is kept for the next call."""
+        self._unwritten += [claims] if claims.num_rows else []
+        if not self._unwritten:
+            return
+        number, op = next(self._numbers), self._standings.op
+        rows = pa.concat_tables(self._unwritten)
+        op.append_table(rows, self._queue_id, app_id=self._app_id, number=number)
+        self._unwritten.clear()
+        self._hooks.written(rows)
+        if number % REOPEN_AFTER_COMMITS == 0:
+            op.table.reopen()
+
+    def _late_claims(self) -> pa.Table:
+        return late_claims(self._listeners.late_answers(), self._clock.now_ms())
+
+
+def _log(result: RoundResult) -> None:
+    logger.info(
+        "asked %d, discarded %d, unasked %d, dropped %d",
+        result.asked, result.discarded, result.unasked, result.dropped,
+    )  # fmt: skip
+    for group in sorted(result.unheard_groups):
+        logger.warning("group %s has no listener here; its transactions wait unasked", group)
+    if result.unreadable:
+        shown = result.unreadable[:5]
+        logger.error("%d halves cannot be read, first %s", len(result.unreadable), shown)

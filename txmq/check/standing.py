@@ -1,0 +1,269 @@
+"""Folding once more: where transactions stand right before they are asked. Reads only.
+
+Columns for the many; each rule is asked once a case (`grouping.Cases`), and transactions that
+several claims contend for go through the fold one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check.due import milliseconds_of
+from txmq.check.rules import CheckStanding, believable_next_check_ms
+from txmq.columns import Cases, Integers, flags, integers
+from txmq.lifecycle import (
+    FINAL_STATES,
+    PENDING,
+    Claim,
+    ClaimKind,
+    Halves,
+    Standing,
+    TransactionState,
+    fold,
+)
+from txmq.store.config import Config
+from txmq.store.op import OpLog
+from txmq.store.settled import SettledLog, last_facts
+from txmq.store.store import Store
+
+ARMING_KINDS = (ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value)
+# The fields of CheckStanding, and why the last look brought no end.
+STANDINGS = pa.schema(
+    [
+        pa.field("state", pa.string()),
+        pa.field("life", pa.int32()),
+        pa.field("check_times", pa.int32()),
+        pa.field("next_check_ms", pa.int64()),
+        pa.field("uncounted", pa.int32()),
+        pa.field("reason", pa.string()),
+    ]
+)
+_STATES = tuple(TransactionState)
+_CODES = {state: code for code, state in enumerate(_STATES)}
+_NAMES = pa.array([state.value for state in _STATES])
+_FINAL = np.array([state in FINAL_STATES for state in _STATES])
+_NONE_MS = np.iinfo(np.int64).min
+Flags = npt.NDArray[np.bool_]
+
+
+def check_standing(row: Mapping[str, Any]) -> CheckStanding:
+    """One row of STANDINGS, as the rules want it."""
+    state, next_ms = TransactionState(row["state"]), row["next_check_ms"]
+    return CheckStanding(
+        Standing(state, row["life"], row["check_times"], next_ms), row["uncounted"]
+    )
+
+
+@dataclass(slots=True)
+class _Standings:
+    """State and life of each transaction; filled in step by step."""
+
+    state: Integers
+    life: Integers
+    is_settled: Flags
+
+    def set(self, places: Integers, standings: list[Standing]) -> None:
+        self.state[places] = [_CODES[standing.state] for standing in standings]
+        self.life[places] = [standing.life for standing in standings]
+
+    def standing(self, place: int) -> Standing:
+        return Standing(_STATES[self.state[place]], int(self.life[place]))
+
+
+class CheckStandings:
+    """Settled standings, the claims after them, and the counted checks of the current life.
+
+    Not safe for several threads.
+    """
+
+    def __init__(self, store: Store, config: Config | None = None) -> None:
+        """Handles of our own."""
+        self.op: OpLog = store.op_log()
+        self._config = config or store.config
+        self.settled: SettledLog = store.settled_log(self.op.table.table_id)
+
+    def of(self, owners: pa.Table, clock_ms: int) -> pa.Table:
+        """STANDINGS of the transactions of `owners`, in its order.
+
+        Args:
+            owners: transaction_id, each once, and producer_group.
+            clock_ms: now; a deadline from a clock that was ahead is not believed.
+
+        Reads: settled, op (files that may hold these ids; the change feed only for those that
+        several claims contend for). Commits: 0.
+        """
+        self.refresh()
+        ids = owners["transaction_id"].combine_chunks()
+        facts = last_facts(self.settled.facts_of(ids))
+        return self.folded(owners, facts, self.op.rows_about(ids), clock_ms)
+
+    def refresh(self) -> None:
+        """Move to what is there now; settled first, so that its mark is not beyond the claims."""
+        self.settled.table.refresh()
+        self.op.table.refresh()
+
+    def unsettled(self, claims: pa.Table) -> pa.Table:
+        """Those of a kind that a claim beyond the settled mark has too.
+
+        Where nothing is settled, an older claim had no effect: its half came after it.
+        """
+        if not claims.num_rows:
+            return claims
+        beyond = self.op.between(self.settled.mark, self.op.table.version)
+        return claims.filter(pc.is_in(_kind_key(claims), value_set=_kind_key(beyond)))
+
+    def folded(self, owners: pa.Table, facts: pa.Table, rows: pa.Table, clock_ms: int) -> pa.Table:
+        """As `of`, from the last fact of each and all claims that were read already."""
+        ids = owners["transaction_id"].combine_chunks()
+        claims = _placed(rows, ids, owners["producer_group"])
+        standings = _settled(facts, ids)
+        self._fold(standings, claims, ids)
+        return _checked(standings, claims, clock_ms, self._config)
+
+    def _fold(self, standings: _Standings, claims: pa.Table, ids: pa.Array) -> None:
+        """States and lives. A COMMIT folds to COMMITTED even where settle finds halves missing.
+
+        Both are not asked, and what follows an INCOMPLETE only comes after it was settled.
+        """
+        ends = claims.filter(pc.not_equal(claims["kind"], ClaimKind.UNKNOWN.value))
+        place = integers(ends["place"], 0)
+        count = np.bincount(place, minlength=len(ids))
+        is_open = ~_FINAL[standings.state[place]]
+        # Only the change feed knows the order of several, and which are settled already.
+        is_contested = standings.is_settled[place] | (count[place] > 1)
+        alone = self.unsettled(ends.filter(pa.array(is_open & ~is_contested)))
+        standings.set(integers(alone["place"], 0), _folded_alone(alone))
+        contested = np.unique(place[is_open & is_contested])
+        if len(contested):
+            groups = _groups_of(ends)
+            self._fold_contested(standings, ids, contested, groups)
+
+    def _fold_contested(
+        self, standings: _Standings, ids: pa.Array, places: Integers, groups: dict[int, str]
+    ) -> None:
+        names = ids.take(pa.array(places)).to_pylist()
+        mark, version = self.settled.mark, self.op.table.version
+        claims = self.op.claims_between(mark, version, names)
+        found = [
+            fold(claims[name], Halves(groups[place], 0, 0), standings.standing(place))[0]
+            for name, place in zip(names, places.tolist(), strict=True)
+        ]
+        standings.set(places, found)
+
+
+def _kind_key(claims: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(claims["transaction_id"], claims["kind"], "/")
+
+
+def _placed(rows: pa.Table, ids: pa.Array, groups: pa.ChunkedArray) -> pa.Table:
+    """Claims about `ids` with the place of their transaction, and whether it is of their group."""
+    found = pc.index_in(rows["transaction_id"], value_set=ids)
+    rows = rows.append_column("place", found).filter(pc.is_valid(found))
+    owner = groups.combine_chunks().take(rows["place"].combine_chunks())
+    return rows.append_column("owner", owner)
+
+
+def _settled(facts: pa.Table, ids: pa.Array) -> _Standings:
+    found = pc.index_in(ids, value_set=facts["transaction_id"].combine_chunks())
+    names = pc.fill_null(facts["state"].take(found), PENDING.state.value)
+    codes = pc.index_in(names, value_set=_NAMES)
+    life = integers(facts["life"].take(found), PENDING.life)
+    return _Standings(integers(codes, 0).copy(), life.copy(), flags(pc.is_valid(found)))
+
+
+def _folded_alone(claims: pa.Table) -> list[Standing]:
+    """Where the only claim about each transaction leads to."""
+    cases = Cases.of(claims.select(["kind", "producer_group", "owner", "life"]))
+    after = [_after(case) for case in cases.rows.to_pylist()]
+    return [after[place] for place in cases.place.tolist()]
+
+
+def _after(case: Mapping[str, Any]) -> Standing:
+    kind, group = ClaimKind(case["kind"]), case["producer_group"]
+    claim = Claim("", kind, group, op_version=0, ordinal=0, life=case["life"])
+    return fold([claim], Halves(case["owner"], 0, 0))[0]
+
+
+def _groups_of(claims: pa.Table) -> dict[int, str]:
+    places, owners = claims["place"].to_pylist(), claims["owner"].to_pylist()
+    return dict(zip(places, owners, strict=True))
+
+
+# --- checks of the current life -------------------------------------------------------------------
+
+
+def _checked(standings: _Standings, claims: pa.Table, clock_ms: int, config: Config) -> pa.Table:
+    """STANDINGS with the counted checks and the next check of their life.
+
+    Rows count by their number, so one written twice counts once; the latest deadline holds.
+    """
+    armings = _armings(standings, claims)
+    count = len(standings.state)
+    place, times = integers(armings["place"], 0), integers(armings["check_times"], 0)
+    check_times = np.zeros(count, dtype=np.int64)
+    np.maximum.at(check_times, place, times)
+    last = armings.filter(pa.array(times == check_times[place]))
+    is_pending = standings.state == _CODES[TransactionState.PENDING]
+    next_ms = np.where(is_pending, _next_checks_ms(last, count, clock_ms, config), _NONE_MS)
+    looks = last.filter(pc.equal(last["kind"], ClaimKind.UNKNOWN.value))
+    unasked = np.bincount(integers(looks["place"], 0), minlength=count) - (check_times > 0)
+    columns = [
+        _NAMES.take(pa.array(standings.state)),
+        pa.array(standings.life),
+        pa.array(check_times),
+        pa.array(next_ms, mask=next_ms == _NONE_MS),
+        pa.array(np.maximum(unasked, 0)),
+        _last_reasons(looks, count),
+    ]
+    return pa.table(dict(zip(STANDINGS.names, columns, strict=True))).cast(STANDINGS)
+
+
+def _armings(standings: _Standings, claims: pa.Table) -> pa.Table:
+    """UNKNOWN and RESUME rows of the transaction's own group and current life."""
+    life = pa.array(standings.life).take(claims["place"].combine_chunks())
+    is_own = pc.and_(
+        pc.equal(claims["producer_group"], claims["owner"]),
+        pc.fill_null(pc.equal(claims["life"], life), False),  # noqa: FBT003
+    )
+    is_arming = pc.is_in(claims["kind"], value_set=pa.array(ARMING_KINDS))
+    return claims.filter(pc.and_(is_own, is_arming))
+
+
+def _next_checks_ms(last: pa.Table, count: int, clock_ms: int, config: Config) -> Integers:
+    """The latest deadline of each transaction; _NONE_MS where no row names one."""
+    named = last.filter(pc.is_valid(last["next_check_timestamp"]))
+    columns = {
+        "next_ms": milliseconds_of(named["next_check_timestamp"]),
+        "armed_ms": milliseconds_of(named["op_timestamp"]),
+        "owner": named["owner"],
+    }
+    cases = Cases.of(pa.table(columns))
+    at_ms = [_next_check_ms(case, clock_ms, config) for case in cases.rows.to_pylist()]
+    latest = np.full(count, _NONE_MS, dtype=np.int64)
+    each_ms = np.array(at_ms, dtype=np.int64)[cases.place]
+    np.maximum.at(latest, integers(named["place"], 0), each_ms)
+    return latest
+
+
+def _next_check_ms(case: Mapping[str, Any], clock_ms: int, config: Config) -> int:
+    next_ms, armed_ms = int(case["next_ms"]), case["armed_ms"]
+    if armed_ms is None:
+        return next_ms
+    settings = config.of_group(case["owner"])
+    return believable_next_check_ms(next_ms, armed_ms, clock_ms, settings)
+
+
+def _last_reasons(looks: pa.Table, count: int) -> pa.Array:
+    """What the newest look at each transaction said; null where there was none."""
+    looks = looks.sort_by([("op_timestamp", "ascending")])
+    newest = np.full(count, -1, dtype=np.int64)
+    # Of several values for one place, numpy keeps the last.
+    newest[integers(looks["place"], 0)] = np.arange(looks.num_rows)
+    return looks["reason"].combine_chunks().take(pa.array(newest, mask=newest < 0))

@@ -1,0 +1,1 @@
+"""The `txmq` command."""

@@ -1,0 +1,238 @@
+"""`txmq dead-letters …`: what consumers could not handle; `txmq inbox-table`: what they handled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from txmq.admin.dead_letters import (
+    Chosen,
+    DeadLetter,
+    DeadLetters,
+    PurgeResult,
+    ReplayResult,
+    ReplayTarget,
+    groups_with_dead_letters,
+)
+from txmq.cli.shared import (
+    AsJson,
+    Location,
+    console,
+    list_console,
+    location_and,
+    print_json,
+    print_result,
+)
+from txmq.clock import SystemClock, timestamp
+from txmq.message.namespaces import shown_name
+from txmq.store.opening import open_store
+from txmq.store.store import Store
+from txmq.user_data.database_inbox import INBOX_TABLE, inbox_table_ddl
+
+SHOWN_LETTERS = 50
+ConsumerGroup = Annotated[
+    str, typer.Option("--group", help="The consumer group; tenant%name in a namespace.")
+]
+MessageIds = Annotated[
+    list[str] | None, typer.Option("--id", help="This message; give it once for each.")
+]
+OlderThan = Annotated[
+    float | None,
+    typer.Option("--older-than-h", min=0.0, help="Those that are so many hours here."),
+]
+Everything = Annotated[bool, typer.Option("--all", help="All that are there.")]
+Why = Annotated[str, typer.Option("--reason", help="Why; it is kept, with your user name.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; without this it is shown only.")]
+
+dead_letters_app = typer.Typer(
+    no_args_is_help=True, help="Messages that a consumer group could not handle."
+)
+
+
+def add_consumer_commands(app: typer.Typer) -> None:
+    """Put these commands into the app."""
+    app.add_typer(dead_letters_app, name="dead-letters")
+    app.command("inbox-table")(inbox_table)
+
+
+@dead_letters_app.command("list")
+def list_dead_letters(
+    location: Location,
+    *,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Of this group; without it, how many of each.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, help=f"List so many; without it {SHOWN_LETTERS}, as JSON all."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the dead letters of a consumer group, oldest first. Bodies are never shown."""
+    store = open_store(location)
+    if group is None:
+        _list_groups(store, as_json=as_json)
+        return
+    found = DeadLetters(store, group)
+    letters = found.all(max_count=limit if as_json else limit or SHOWN_LETTERS)
+    total = found.count()
+    if as_json:
+        listed = [one.to_dict() for one in letters]
+        audit = [dict(entry) for entry in found.audit()]
+        print_json({"total": total, "dead_letters": listed, "audit": audit})
+    else:
+        list_console().print(_list_view(letters, total))
+
+
+@dead_letters_app.command("show")
+def show(
+    location: Location,
+    message_id: Annotated[
+        str | None, typer.Argument(help="Its id, as list shows it.", show_default=False)
+    ] = None,
+    *,
+    group: ConsumerGroup,
+    body: Annotated[bool, typer.Option("--body", help="Print its body too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter, and where it comes from."""
+    location, own_id = location_and(location, message_id, "MESSAGE_ID")
+    letter = DeadLetters(open_store(location), group).show(own_id, with_body=body)
+    print_result(letter, _letter_view, as_json=as_json)
+
+
+@dead_letters_app.command("replay")
+def replay(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    *,
+    group: ConsumerGroup,
+    message_ids: MessageIds = None,
+    older_than_h: OlderThan = None,
+    everything: Everything = False,
+    to: Annotated[
+        ReplayTarget,
+        typer.Option("--to", help="retry: to this group alone. topic: to all that read the topic."),
+    ] = ReplayTarget.RETRY,
+    reason: Why,
+    apply: Apply = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send dead letters again, each once; without --apply only show what would be sent."""
+    chosen = _chosen(message_ids, older_than_h, everything=everything)
+    found = DeadLetters(open_store(location), group)
+    result = found.replay(chosen, reason=reason, to=to, apply=apply)
+    print_result(result, _replay_view, as_json=as_json)
+
+
+@dead_letters_app.command("purge")
+def purge(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    *,
+    group: ConsumerGroup,
+    message_ids: MessageIds = None,
+    older_than_h: OlderThan = None,
+    everything: Everything = False,
+    reason: Why,
+    apply: Apply = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put dead letters away for good; without --apply only show how many."""
+    chosen = _chosen(message_ids, older_than_h, everything=everything)
+    result = DeadLetters(open_store(location), group).purge(chosen, reason=reason, apply=apply)
+    print_result(result, _purge_view, as_json=as_json)
+
+
+def inbox_table(
+    dialect: Annotated[
+        str, typer.Argument(help="postgresql, mysql (MariaDB too) or sqlite.", show_default=False)
+    ],
+    table: Annotated[str, typer.Option("--table", help="Its name.")] = INBOX_TABLE,
+) -> None:
+    """Print the statement that makes the table of a DatabaseInbox."""
+    typer.echo(f"{inbox_table_ddl(dialect, table)};")
+
+
+def _chosen(
+    message_ids: list[str] | None, older_than_h: float | None, *, everything: bool
+) -> Chosen:
+    if bool(message_ids) + (older_than_h is not None) + everything != 1:
+        raise typer.BadParameter("give one of them", param_hint="--id / --older-than-h / --all")
+    before = None
+    if older_than_h is not None:
+        before = timestamp(SystemClock().now_ms()) - timedelta(hours=older_than_h)
+    return Chosen(tuple(message_ids or ()), before, everything)
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+def _list_groups(store: Store, *, as_json: bool) -> None:
+    counts = {name: DeadLetters(store, name).count() for name in groups_with_dead_letters(store)}
+    shown = {shown_name(name): count for name, count in counts.items()}
+    if as_json:
+        print_json({"groups": shown})
+        return
+    said = {name: f"{count:,} dead letters" for name, count in shown.items()}
+    console().print(_pairs(said) if said else Text("no dead letters"))
+
+
+def _list_view(letters: tuple[DeadLetter, ...], total: int) -> RenderableType:
+    table = Table(box=None, header_style="bold")
+    columns = ("message", "from", "since", "sent back", "reason", "keys", "")
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=place == 0, overflow="fold")
+    for one in letters:
+        row = (
+            one.message_id,
+            one.origin_topic or "",
+            one.store_timestamp.isoformat(timespec="seconds"),
+            one.reconsume_times or "",
+            one.reason or "",
+            one.keys or "",
+            "sent again" if one.is_replayed else "",
+        )
+        table.add_row(*map(Text, row))
+    left = f", {total - len(letters):,} more" if total > len(letters) else ""
+    return Group(*([table] if letters else []), Text(f"{total:,} dead letters{left}"))
+
+
+def _letter_view(letter: DeadLetter) -> RenderableType:
+    return _pairs(letter.to_dict())
+
+
+def _replay_view(found: ReplayResult) -> RenderableType:
+    said = {topic: f"{count:,} messages" for topic, count in found.topics.items()}
+    if found.skipped:
+        said["sent again before"] = f"{found.skipped:,}"
+    done, dry = "sent again", "dry run, nothing was written; with --apply they are sent again"
+    return Group(
+        Text(f"{found.consumer_group}: {found.messages:,} dead letters", style="bold"),
+        _pairs({**said, "reason": found.reason}),
+        Text(done if found.is_written else dry, style="bold"),
+    )
+
+
+def _purge_view(found: PurgeResult) -> RenderableType:
+    done = f"purged; {found.files:,} files left the table"
+    dry = "dry run, nothing was written; with --apply they are put away for good"
+    return Group(
+        Text(f"{found.consumer_group}: {found.messages:,} dead letters", style="bold"),
+        _pairs({"reason": found.reason}),
+        Text(done if found.is_written else dry, style="bold"),
+    )
+
+
+def _pairs(values: Mapping[str, Any]) -> RenderableType:
+    table = Table(show_header=False, box=None)
+    for name, value in values.items():
+        text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
+        table.add_row(Text(f"  {name}"), Text("" if text is None else str(text)))
+    return table

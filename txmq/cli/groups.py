@@ -1,0 +1,292 @@
+"""`txmq groups`, `lag`, `consume` and `offsets reset`: consumer groups by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from txmq.admin.consumer_groups import ConsumerGroups, GroupSummary, OffsetsReset
+from txmq.cli.shared import (
+    AsJson,
+    Location,
+    list_console,
+    location_and,
+    print_json,
+    print_result,
+)
+from txmq.clock import timestamp
+from txmq.consumer.group import group_names
+from txmq.consumer.lag import ConsumerLag, QueueLag
+from txmq.consumer.peek import TopicPeek
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import ALL, ConsumeFromWhere
+from txmq.consumer.start import StartPoint
+from txmq.errors import ConsumerGroupNotFoundError
+from txmq.message.filter import MessageFilter, parse_filter
+from txmq.message.names import check_readable_topic
+from txmq.message.namespaces import shown_name, stored_name
+from txmq.message.received import ReceivedMessage
+from txmq.store.opening import open_store
+from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+POLL_MESSAGES = 256
+POLL_S = 0.2
+COMMIT_INTERVAL_S = 1.0
+
+FromWhere = Annotated[
+    str,
+    typer.Option("--from", metavar="first|last|ISO-TIME", help="Where to begin."),
+]
+
+
+def add_group_commands(app: typer.Typer) -> None:
+    """Make the commands part of `txmq`."""
+    app.command()(groups)
+    app.command()(lag)
+    app.command()(consume)
+    offsets = typer.Typer(help="Where consumer groups stand.", no_args_is_help=True)
+    offsets.command()(reset)
+    app.add_typer(offsets, name="offsets")
+
+
+def groups(location: Location, *, as_json: AsJson = False) -> None:
+    """List consumer groups: what they read, who lives, how far they are behind."""
+    found = ConsumerGroups(open_store(location)).list()
+    if as_json:
+        print_json({"count": len(found), "groups": [one.to_dict() for one in found]})
+    else:
+        list_console().print(_groups_view(found))
+
+
+def lag(
+    location: Location,
+    *,
+    group: Annotated[str | None, typer.Option("--group", help="Of this group only.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show for each queue of each group what it has not consumed yet, from the tables."""
+    store = open_store(location)
+    lags = ConsumerLag(store)
+    if group is None:
+        found = lags.of_all()
+    else:
+        own = stored_name(group)
+        if own not in group_names(store):
+            raise ConsumerGroupNotFoundError(own)
+        found = lags.of_group(own)
+    total = sum(one.lag for one in found)
+    if as_json:
+        print_json({"lag": total, "queues": [one.to_dict() for one in found]})
+    else:
+        list_console().print(_lag_view(found, total))
+
+
+def consume(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    topic: Annotated[str | None, typer.Argument(help="What to read.", show_default=False)] = None,
+    *,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", help="As a member of this group, which goes on from here."),
+    ] = None,
+    wanted: Annotated[
+        str, typer.Option("--filter", help="`A || B`, or `sql:amount > 5 AND country = 'DE'`.")
+    ] = ALL,
+    from_where: FromWhere = "first",
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, for ever.")] = False,
+    max_count: Annotated[
+        int | None, typer.Option("--max-count", min=1, help="End after so many.")
+    ] = None,
+    with_body: Annotated[bool, typer.Option("--body/--no-body", help="Print bodies.")] = True,
+) -> None:
+    """Print messages, one JSON object a line.
+
+    Without --group nothing is remembered and no consumer is disturbed. With it the messages count
+    as consumed by the group once they are printed.
+    """
+    location, own = location_and(location, topic, "TOPIC")
+    start = _start(from_where)
+    store, message_filter = open_store(location), parse_filter(wanted)
+    found = (
+        islice(_peeked(store, own, start, message_filter, follow=follow), max_count)
+        if group is None
+        else _consumed(store, own, group, start, message_filter, follow=follow, count=max_count)
+    )
+    for message in found:
+        typer.echo(json.dumps(_values(message, with_body=with_body)))
+
+
+def reset(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    group: Annotated[str | None, typer.Argument(help="Whose.", show_default=False)] = None,
+    *,
+    topic: Annotated[str, typer.Option("--topic", help="Of which topic.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="first|last|ISO-TIME|OFFSET", help="Where to go on."),
+    ],
+    queue_id: Annotated[
+        int | None, typer.Option("--queue-id", help="Of one queue; needed with an offset.")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Write it; else only show it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while members live.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a group go on elsewhere in a topic. Shows what would change, unless --apply is given."""
+    location, own = location_and(location, group, "GROUP")
+    where, moment = _target(to, queue_id)
+    found = ConsumerGroups(open_store(location)).reset_offsets(
+        own, topic, where, moment=moment, queue_id=queue_id, apply=apply, force=force
+    )
+    print_result(found, _reset_view, as_json=as_json)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _peeked(
+    store: Store, topic: str, start: StartPoint, message_filter: MessageFilter, *, follow: bool
+) -> Iterator[ReceivedMessage]:
+    stored = check_readable_topic(stored_name(topic))
+    # A name that is mistyped would wait for ever, or show nothing.
+    store.topic_location(stored)
+    wanted = None if message_filter.is_all else message_filter
+    peek = TopicPeek(store, stored, start, message_filter=wanted)
+    yield from peek.follow() if follow else peek.messages()
+
+
+def _consumed(  # noqa: PLR0913 - what a member is told
+    store: Store,
+    topic: str,
+    group: str,
+    start: StartPoint,
+    message_filter: MessageFilter,
+    *,
+    follow: bool,
+    count: int | None,
+) -> Iterator[ReceivedMessage]:
+    moment = None if start.moment_ms is None else timestamp(start.moment_ms)
+    with PullConsumer(
+        store, consumer_group=group, topics={topic: message_filter},
+        from_where=start.where, from_timestamp=moment,
+    ) as consumer:  # fmt: skip
+        left, committed_s = count, time.monotonic()
+        while left is None or left > 0:
+            found = consumer.poll(min(left or POLL_MESSAGES, POLL_MESSAGES), timeout_s=POLL_S)
+            yield from found
+            left = None if left is None else left - len(found)
+            is_over = not found and not follow
+            if is_over or left == 0 or time.monotonic() - committed_s > COMMIT_INTERVAL_S:
+                consumer.commit()
+                committed_s = time.monotonic()
+            if is_over:
+                return
+
+
+def _values(message: ReceivedMessage, *, with_body: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "message_id": message.message_id,
+        "producer_group": message.producer_group,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": dict(message.properties),
+        "sharding_key": message.sharding_key,
+        "reconsume_times": message.reconsume_times,
+        "born_timestamp": message.born_timestamp.isoformat(),
+        "store_timestamp": message.store_timestamp.isoformat(),
+    }
+    return {**values, **(_body(message.body) if with_body else {})}
+
+
+def _body(body: bytes) -> dict[str, str]:
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def _start(text: str) -> StartPoint:
+    where, moment = _where(text, "--from")
+    return StartPoint.of(where, moment)
+
+
+def _target(
+    text: str, queue_id: int | None
+) -> tuple[ConsumeFromWhere | dict[int, int], datetime | None]:
+    if not text.isdecimal():
+        return _where(text, "--to")
+    if queue_id is None:
+        raise typer.BadParameter("an offset belongs to one queue", param_hint="--queue-id")
+    return {queue_id: int(text)}, None
+
+
+def _where(text: str, option: str) -> tuple[ConsumeFromWhere, datetime | None]:
+    if text in (ConsumeFromWhere.FIRST_OFFSET.value, ConsumeFromWhere.LAST_OFFSET.value):
+        return ConsumeFromWhere(text), None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        problem = "must be first, last, or a time such as 2026-07-01T12:00:00Z"
+        raise typer.BadParameter(problem, param_hint=option) from None
+    # A person at a terminal means the clock on the wall.
+    return ConsumeFromWhere.TIMESTAMP, moment if moment.tzinfo else moment.astimezone()
+
+
+# --- showing -------------------------------------------------------------------------------------
+
+
+def _groups_view(found: Sequence[GroupSummary]) -> RenderableType:
+    table = Table(box=None, header_style="bold")
+    for name in ("group", "mode", "topics", "members"):
+        table.add_column(name)
+    table.add_column("lag", justify="right")
+    for one in found:
+        topics = ", ".join(
+            shown_name(topic) if text == ALL else f"{shown_name(topic)} [{text}]"
+            for topic, text in sorted(one.subscription.items())
+        )
+        members = ", ".join(one.members) or "none lives"
+        row = (shown_name(one.group), one.mode.value, topics, members, f"{one.lag:,}")
+        table.add_row(*map(Text, row))
+    return table if found else Text("no consumer group has ever read here")
+
+
+def _lag_view(found: Sequence[QueueLag], total: int) -> RenderableType:
+    table = Table(box=None, header_style="bold", caption=f"{total:,} messages behind")
+    table.add_column("group")
+    table.add_column("topic")
+    for name in ("queue", "next offset", "end offset", "lag"):
+        table.add_column(name, justify="right")
+    table.add_column("read by")
+    for one in found:
+        numbers = (one.queue_id, one.next_offset, one.end_offset, one.lag)
+        names = (shown_name(one.group), shown_name(one.topic))
+        row = (*names, *(f"{number:,}" for number in numbers), one.owner or "nobody")
+        table.add_row(*map(Text, row))
+    return table if found else Text("no consumer group has ever read here")
+
+
+def _reset_view(found: OffsetsReset) -> RenderableType:
+    done = "written" if found.is_written else "dry run: add --apply to write it"
+    table = Table(box=None, header_style="bold", caption=done)
+    for name in ("queue", "before", "after"):
+        table.add_column(name, justify="right")
+    for queue, after in sorted(found.after.items()):
+        before = found.before.get(queue)
+        table.add_row(str(queue), "-" if before is None else f"{before:,}", f"{after:,}")
+    return table

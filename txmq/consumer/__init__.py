@@ -1,0 +1,1 @@
+"""Reading topics: groups, pull and Spark members, streams, retries."""

@@ -1,0 +1,99 @@
+"""What consumer groups have not consumed yet, from the tables alone. Reads only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from txmq.clock import Clock, SystemClock
+from txmq.consumer.group import group_in, group_names
+from txmq.consumer.offsets import TopicOffsets
+from txmq.consumer.rules import SHARED, GroupState, TopicQueue
+from txmq.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """How far a group is behind in one queue.
+
+    Attributes:
+        group, topic: stored names.
+        reader: the member whose offset it is, in BROADCASTING; else empty.
+        owner: the member that reads the queue now; None where nobody does.
+        next_offset: the first message that is not consumed.
+        end_offset: what the next message of the queue gets.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    reader: str
+    owner: str | None
+    next_offset: int
+    end_offset: int
+
+    @property
+    def lag(self) -> int:
+        """Messages that are visible and not consumed, or gone by retention."""
+        return max(0, self.end_offset - self.next_offset)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**asdict(self), "lag": self.lag}
+
+
+class ConsumerLag:
+    """Looks at the newest version of each topic once. Not safe for several threads; 0 commits."""
+
+    def __init__(self, store: Store, clock: Clock | None = None) -> None:
+        """Read nothing yet; the clock says whose lease is over."""
+        self._store, self._clock = store, clock or SystemClock()
+        self._offsets: dict[str, TopicOffsets] = {}
+
+    def of_all(self) -> list[QueueLag]:
+        """All groups that a member has ever joined."""
+        return [lag for group in group_names(self._store) for lag in self.of_group(group)]
+
+    def of_group(self, consumer_group: str) -> list[QueueLag]:
+        """One group by its stored name; nothing for one that nobody has joined."""
+        group = group_in(self._store, consumer_group)
+        if not group.exists:
+            return []
+        return self._of_state(group.name, group.read())
+
+    def _of_state(self, group: str, state: GroupState) -> list[QueueLag]:
+        read = set(state.queues)
+        return [
+            self._lag(group, state, reader, queue, offset)
+            for reader, offsets in sorted(state.offsets.items())
+            if (reader == SHARED) != state.is_broadcasting
+            for queue, offset in sorted(offsets.items())
+            if queue.topic in read
+        ]
+
+    def _lag(
+        self, group: str, state: GroupState, reader: str, queue: TopicQueue, offset: int
+    ) -> QueueLag:
+        living = state.living(self._clock.now_ms())
+        owner = reader if state.is_broadcasting else _owner(state, queue)
+        end = self._end(queue)
+        return QueueLag(
+            group, queue.topic, queue.queue_id, reader,
+            owner if owner in living else None, offset, end,
+        )  # fmt: skip
+
+    def _end(self, queue: TopicQueue) -> int:
+        if queue.topic not in self._offsets:
+            self._offsets[queue.topic] = TopicOffsets(self._store, queue.topic)
+        return self._offsets[queue.topic].end([queue.queue_id])[queue.queue_id]
+
+
+def lag_of_group(store: Store, consumer_group: str, clock: Clock | None = None) -> list[QueueLag]:
+    """Queue by queue, what one group has not consumed yet."""
+    return ConsumerLag(store, clock).of_group(consumer_group)
+
+
+def _owner(state: GroupState, queue: TopicQueue) -> str | None:
+    owners: Mapping[TopicQueue, Any] = state.owners
+    return owners[queue].member_id if queue in owners else None

@@ -1,0 +1,260 @@
+"""Messages that a consumer could not handle: sent back for a later try, or to the dead letters.
+
+A retry is an ordinary delayed message to the group's retry topic (R107, R108). One failed message
+is sent back once, whoever tries and whenever it dies; see `sent_once`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Protocol
+
+from txmq.clock import Clock, SystemClock, milliseconds
+from txmq.errors import InvalidDelayTypeError, InvalidReasonError
+from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
+from txmq.message.names import check_stored_group
+from txmq.message.namespaces import namespace_of, shown_name, stored_name, wrapped
+from txmq.message.reasons import one_line
+from txmq.message.retry_topics import (
+    DEAD_LETTER_ORIGIN_MESSAGE_ID,
+    DEAD_LETTER_ORIGIN_TOPIC,
+    ORIGIN_MESSAGE_ID,
+    ORIGIN_QUEUE_ID,
+    ORIGIN_QUEUE_OFFSET,
+    ORIGIN_TOPIC,
+    RECONSUME_REASON,
+    RECONSUME_TIMES,
+    dead_letter_topic,
+    retry_topic,
+)
+from txmq.producer.once import Letter, SentOnce
+
+if TYPE_CHECKING:
+    from txmq.store.store import Store
+
+# Users cannot name it, and no listener is asked about its messages.
+RETRY_GROUP = "rmq_sys_retry"
+FIRST_DELAY_LEVEL = 3
+DEAD_LETTER_NOW = -1
+_NO_REASON = "no reason given"
+
+
+class HandedOut(Protocol):
+    """What is looked at in a message that a consumer was handed; ReceivedMessage is one."""
+
+    @property
+    def topic(self) -> str:
+        """Where it was read."""
+        ...
+
+    @property
+    def queue_id(self) -> int:
+        """Its queue there."""
+        ...
+
+    @property
+    def queue_offset(self) -> int:
+        """Its place in the queue."""
+        ...
+
+    @property
+    def message_id(self) -> str:
+        """Its own id."""
+        ...
+
+    @property
+    def tags(self) -> str | None:
+        """Its tag."""
+        ...
+
+    @property
+    def keys(self) -> str | None:
+        """Its keys, joined."""
+        ...
+
+    @property
+    def body(self) -> bytes:
+        """Its body."""
+        ...
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Its properties, those of a retry too."""
+        ...
+
+    @property
+    def sharding_key(self) -> str | None:
+        """Its sharding key."""
+        ...
+
+    @property
+    def born_timestamp(self) -> datetime:
+        """When it was born."""
+        ...
+
+    @property
+    def store_timestamp(self) -> datetime:
+        """When it became visible."""
+        ...
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it was sent back."""
+        ...
+
+    @property
+    def origin_topic(self) -> str:
+        """Where the first message was read."""
+        ...
+
+    @property
+    def origin_message_id(self) -> str:
+        """The id of the first message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessage:
+    """A message that could not be handled, and why.
+
+    Args:
+        message: as it was handed out.
+        reason: one line that is kept with it; of an exception only its class is kept, for its
+            words may repeat the body.
+        delay_level: 0 is the next level of the group's retries; above 0 this level; below 0 it is
+            a dead letter at once (R107).
+        replay: how often its group went back over it on purpose. An earlier send-back of the same
+            number stands for this one.
+
+    Raises: InvalidReasonError, InvalidDelayTypeError.
+    """
+
+    message: HandedOut
+    reason: str | BaseException
+    delay_level: int = 0
+    replay: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be kept."""
+        if not isinstance(self.reason, str | BaseException):
+            raise InvalidReasonError(f"must be a str, not {type(self.reason).__name__}")
+        for name in ("delay_level", "replay"):
+            value = getattr(self, name)
+            # bool is an int in Python.
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InvalidDelayTypeError(name, f"must be an int, not {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class SentBack:
+    """Where a failed message went.
+
+    Attributes:
+        topic: `%RETRY%group`, or `%DLQ%group`, as RocketMQ writes it.
+        message_id: its new id there.
+        reconsume_times: how often it was sent back, this time counted.
+    """
+
+    topic: str
+    message_id: str
+    reconsume_times: int
+    is_dead_letter: bool
+
+
+class SendBack:
+    """Sends back for one consumer group; safe for several threads, and no hook is told.
+
+    Args:
+        store: where the group reads.
+        consumer_group: its stored name.
+        clock: whose time the rows have.
+
+    Example:
+        >>> sent = SendBack(store, "billing").send_back(message, reason="no such customer")
+        >>> sent.topic
+        '%RETRY%billing'
+    """
+
+    def __init__(self, store: Store, consumer_group: str, clock: Clock | None = None) -> None:
+        """Open nothing yet. Raises: InvalidNameError."""
+        self._group = check_stored_group(consumer_group, "consumer_group")
+        self._max_times = store.config.max_reconsume_times
+        self._sender = SentOnce(store, self._group, RETRY_GROUP, clock or SystemClock())
+
+    def send_back(
+        self,
+        message: HandedOut,
+        *,
+        reason: str | BaseException,
+        delay_level: int = 0,
+        replay: int = 0,
+    ) -> SentBack:
+        """One failed message; see FailedMessage and `send_back_all`."""
+        return self.send_back_all([FailedMessage(message, reason, delay_level, replay)])[0]
+
+    def send_back_all(self, failed: Sequence[FailedMessage]) -> list[SentBack]:
+        """All of them in two commits, durable when this returns; in the same order.
+
+        Reads: half, settled, op. Writes: half, op. Commits: one to each; none where an earlier try
+        has sent all of them.
+
+        Raises: CommitConflictError, IncompleteTransactionError, StorageError.
+        """
+        letters = [self._letter(each) for each in failed]
+        ids = self._sender.send(letters) if letters else []
+        return [self._result(letter, own_id) for letter, own_id in zip(letters, ids, strict=True)]
+
+    def _result(self, letter: Letter, own_id: str) -> SentBack:
+        topic = letter.message.topic
+        times = int(letter.message.properties[RECONSUME_TIMES])
+        is_dead = topic == dead_letter_topic(self._group)
+        return SentBack(shown_name(topic), own_id, times, is_dead)
+
+    def _letter(self, failed: FailedMessage) -> Letter:
+        message, is_retry = failed.message, self._is_retry(failed.message)
+        times = max(message.reconsume_times, 0) if is_retry else 0
+        is_dead = failed.delay_level < 0 or times >= self._max_times
+        name = dead_letter_topic if is_dead else retry_topic
+        sent = Message.as_stored(
+            topic=name(self._group),
+            body=message.body,
+            tags=message.tags,
+            keys=message.keys,
+            properties=self._properties(failed, times + 1, is_retry=is_retry, is_dead=is_dead),
+            sharding_key=message.sharding_key,
+            delay_level=None if is_dead else failed.delay_level or FIRST_DELAY_LEVEL + times,
+        )
+        key = f"send-back\n{message.message_id}\n{failed.replay}"
+        born_ms = milliseconds(message.born_timestamp)
+        return Letter(key, milliseconds(message.store_timestamp), sent, queue_id=0, born_ms=born_ms)
+
+    def _properties(
+        self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool
+    ) -> dict[str, str]:
+        message = failed.message
+        # It is about the check of the first sender's transaction, and would delay ours.
+        own = {k: v for k, v in message.properties.items() if k != CHECK_IMMUNITY_TIME_IN_SECONDS}
+        if not is_retry:
+            own[ORIGIN_TOPIC] = self._stored(message.topic)
+            own[ORIGIN_MESSAGE_ID] = message.message_id
+            own[ORIGIN_QUEUE_ID] = str(message.queue_id)
+            own[ORIGIN_QUEUE_OFFSET] = str(message.queue_offset)
+        own[RECONSUME_TIMES], own[RECONSUME_REASON] = str(times), _reason_text(failed.reason)
+        if is_dead:
+            own[DEAD_LETTER_ORIGIN_TOPIC] = own.get(ORIGIN_TOPIC, message.topic)
+            own[DEAD_LETTER_ORIGIN_MESSAGE_ID] = own.get(ORIGIN_MESSAGE_ID, message.message_id)
+        return own
+
+    def _is_retry(self, message: HandedOut) -> bool:
+        """Whether it comes from this group's retry topic: only there its properties are ours."""
+        return self._stored(message.topic) == retry_topic(self._group)
+
+    def _stored(self, topic: str) -> str:
+        return wrapped(stored_name(topic), namespace_of(self._group))
+
+
+def _reason_text(reason: str | BaseException) -> str:
+    text = reason if isinstance(reason, str) else type(reason).__name__
+    return one_line(text) or _NO_REASON

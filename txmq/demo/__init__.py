@@ -1,0 +1,1 @@
+"""The demo: a day at three airports."""

@@ -1,0 +1,156 @@
+"""The processes of the demo: dispatchers that are started again after a kill, and the broker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from txmq.demo.folder import DemoFolder
+from txmq.errors import EnvironmentProblemError
+
+STOP_WAIT_S = 120.0
+LOG_TAIL_CHARACTERS = 2_000
+
+
+@dataclass(slots=True)
+class Crew:
+    """Starts, watches, kills and stops them; each has a session of its own.
+
+    `outages` are the times in which no broker served: from a kill to the next one's readiness.
+    """
+
+    folder: DemoFolder
+    dispatchers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    broker: subprocess.Popen[bytes] | None = None
+    dispatcher_kills: int = 0
+    broker_kills: int = 0
+    outages: list[tuple[float, float]] = field(default_factory=list)
+    _killed_s: float | None = None
+    _ready_s: float | None = None
+
+    # --- dispatchers -------------------------------------------------------------------------
+
+    def start_dispatcher(self, number: int) -> None:
+        """Start one, for the first time or again."""
+        arguments = [str(self.folder.path), str(number)]
+        name = f"dispatcher-{number}"
+        self.dispatchers[number] = self._started("txmq.demo.dispatcher", arguments, name)
+
+    def tend_dispatchers(self) -> bool:
+        """Start again who was killed, forget who is done; whether any is left.
+
+        Raises: EnvironmentProblemError if one failed.
+        """
+        for number, process in list(self.dispatchers.items()):
+            match process.poll():
+                case None:
+                    continue
+                case 0:
+                    del self.dispatchers[number]
+                case code if code == -signal.SIGKILL:
+                    self.dispatcher_kills += 1
+                    self.start_dispatcher(number)
+                case code:
+                    raise self._failure(f"dispatcher-{number}", code)
+        return bool(self.dispatchers)
+
+    # --- the broker --------------------------------------------------------------------------
+
+    def start_broker(self) -> None:
+        """Start Spark and the services; `is_serving` says when they are there."""
+        arguments = [str(self.folder.path)]
+        self.broker = self._started("txmq.demo.broker", arguments, "broker")
+
+    def is_serving(self) -> bool:
+        """Whether the broker is ready.
+
+        Raises: EnvironmentProblemError if it ended by itself.
+        """
+        code = self.broker.poll() if self.broker else None
+        if code is not None:
+            raise self._failure("broker", code)
+        ready = self.folder.ready_file.exists()
+        if ready and self._ready_s is None:
+            self._ready_s = time.time()
+            self.outages += [(self._killed_s, self._ready_s)] if self._killed_s else []
+            self._killed_s = None
+        return ready
+
+    def served_s(self) -> float:
+        """For how long this broker has served."""
+        return time.time() - self._ready_s if self.is_serving() and self._ready_s else 0.0
+
+    def kill_broker(self, harm: Callable[[DemoFolder, int], None] | None = None) -> None:
+        """`kill -9` of Python and Java together, then a new one; `harm` comes in between."""
+        if self.broker is None:
+            return
+        _signal_group(self.broker, signal.SIGKILL)
+        self.broker.wait()
+        self._killed_s, self._ready_s = time.time(), None
+        self.broker_kills += 1
+        self.folder.ready_file.unlink(missing_ok=True)
+        if harm is not None:
+            harm(self.folder, self.broker_kills)
+        self.start_broker()
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Let all finish what they began; who does not is killed."""
+        processes = [*self.dispatchers.values(), *([self.broker] if self.broker else [])]
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        for process in processes:
+            try:
+                process.wait(max(0.1, deadline_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal_group(process, signal.SIGKILL)
+                process.wait()
+        self.folder.ready_file.unlink(missing_ok=True)
+
+    def _started(self, module: str, arguments: list[str], name: str) -> subprocess.Popen[bytes]:
+        with self.folder.log(name).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _failure(self, name: str, code: int) -> EnvironmentProblemError:
+        path = self.folder.log(name)
+        tail = path.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_CHARACTERS:]
+        return EnvironmentProblemError(
+            f"the {name} of the demo ended with {code}", f"See {path}:\n{tail}"
+        )
+
+
+def harm_checkpoints(folder: DemoFolder, kills: int) -> None:
+    """Delete all streaming checkpoints, and every second time put an older copy in their place.
+
+    Nothing may depend on them: the tables know by themselves how far they are.
+    """
+    kept = folder.store / "checkpoints"
+    older = folder.path / "checkpoints.older"
+    if kills % 2 and kept.exists():
+        shutil.copytree(kept, older, dirs_exist_ok=True)
+    shutil.rmtree(kept, ignore_errors=True)
+    if kills % 2 == 0 and older.exists():
+        shutil.copytree(older, kept)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To all that the process has started, Java too."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return

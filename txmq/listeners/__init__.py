@@ -1,0 +1,1 @@
+"""Who answers for a local transaction, and how they are asked."""

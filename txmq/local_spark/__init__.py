@@ -1,0 +1,1 @@
+"""A local Spark session, and the Java and jars that it needs."""

@@ -1,0 +1,179 @@
+"""Delta's jars for local Spark: fetched once by Spark's own resolver, then read from a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txmq.errors import EnvironmentProblemError
+from txmq.local_spark.certificates import trusted_by_python, write_trust_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DELTA_VERSION = "4.4.0"
+SPARK_VERSION = "4.2"
+COORDINATE = f"io.delta:delta-spark_{SPARK_VERSION}_2.13:{DELTA_VERSION}"
+
+# What Delta needs beyond PySpark's own jars; a change of version changes this table.
+JARS: Mapping[str, str] = {
+    "io.delta_delta-kernel-api-4.4.0.jar": (
+        "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11"
+    ),
+    "io.delta_delta-kernel-defaults-4.4.0.jar": (
+        "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b"
+    ),
+    "io.delta_delta-kernel-unitycatalog-4.4.0.jar": (
+        "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa"
+    ),
+    "io.delta_delta-spark_4.2_2.13-4.4.0.jar": (
+        "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"
+    ),
+    "io.delta_delta-storage-4.4.0.jar": (
+        "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc"
+    ),
+    "io.unitycatalog_unitycatalog-client-0.6.0.jar": (
+        "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19"
+    ),
+    "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": (
+        "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150"
+    ),
+}
+
+# Over 70 MB: 22 of these 26 jars are in PySpark, mostly newer; Delta worked without the others.
+_SHIPPED_BY_SPARK = (
+    "com.fasterxml.*:*",
+    "com.github.luben:*",
+    "com.google.*:*",
+    "commons-*:*",
+    "io.airlift:*",
+    "javax.*:*",
+    "org.apache.*:*",
+    "org.locationtech.*:*",
+    "org.roaringbitmap:*",
+    "org.slf4j:*",
+    "org.xerial.*:*",
+)
+_FETCH_SECONDS = 900
+_TELLING_LINES = 3
+_TELLING_WORDS = ("Exception", "Host ", "Server access error", "proxy server", "PKIX")
+
+
+def cache_folder() -> Path:
+    """Where txmq keeps what it fetched; XDG_CACHE_HOME moves it."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser().absolute() / "txmq"
+
+
+def jar_folder(cache: Path) -> Path:
+    """The jars of one version of Delta."""
+    return cache / f"delta-{DELTA_VERSION}-spark-{SPARK_VERSION}"
+
+
+def jar_paths(cache: Path) -> tuple[Path, ...]:
+    """All jars of Delta, whether they are there or not."""
+    return tuple(jar_folder(cache) / name for name in JARS)
+
+
+def missing_jars(folder: Path) -> tuple[str, ...]:
+    """The jars that `folder` lacks, or holds with other bytes than expected."""
+    return tuple(name for name, digest in JARS.items() if _digest(folder / name) != digest)
+
+
+def fetch_jars(cache: Path, java_home: Path) -> None:
+    """Fetch what is missing, by Spark's resolver: it honours a user's mirror and proxy settings."""
+    folder = jar_folder(cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as work:
+        fetched = _fetched_jars(Path(work), java_home, folder)
+        for name in JARS:
+            (fetched / name).replace(folder / name)
+
+
+def spark_home() -> Path:
+    """The Spark that came with PySpark, whatever SPARK_HOME says."""
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def _digest(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fetched_jars(work: Path, java_home: Path, folder: Path) -> Path:
+    """Try with Java's certificates, then with Python's: a proxy's own may be known to one only."""
+    trust_store = work / "trusted"
+    write_trust_store(trust_store, trusted_by_python())
+    fetched = work / "jars"
+    said = ""
+    for option in ("", f"-Djavax.net.ssl.trustStore={trust_store}"):
+        said += _resolve(work, java_home, option)
+        if not missing_jars(fetched):
+            return fetched
+    raise EnvironmentProblemError(_what_is_missing(said), _what_to_do(folder))
+
+
+def _resolve(work: Path, java_home: Path, option: str) -> str:
+    """Submit an empty program, since Spark resolves packages only on the way to one."""
+    program = work / "nothing.py"
+    program.touch()
+    home = spark_home()
+    command = [str(home / "bin" / "spark-submit"), "--master", "local[1]"]
+    for key, value in _resolver_settings(work, option).items():
+        command += ["--conf", f"{key}={value}"]
+    try:
+        return _output([*command, str(program)], JAVA_HOME=str(java_home), SPARK_HOME=str(home))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"Exception: {error}\n"
+
+
+def _output(command: list[str], **variables: str) -> str:
+    finished = subprocess.run(
+        command,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_FETCH_SECONDS,
+        check=False,
+    )
+    return finished.stdout
+
+
+def _resolver_settings(work: Path, option: str) -> Mapping[str, str]:
+    return {
+        "spark.jars.packages": COORDINATE,
+        "spark.jars.excludes": ",".join(_SHIPPED_BY_SPARK),
+        "spark.jars.ivy": str(work),
+        "spark.driver.extraJavaOptions": option,
+    }
+
+
+def _what_is_missing(said: str) -> str:
+    telling = dict.fromkeys(_shortened(line) for line in said.splitlines() if _is_telling(line))
+    reason = "; ".join(list(telling)[:_TELLING_LINES]) or "their bytes are not the expected ones"
+    return f"Delta's {len(JARS)} jars could not be fetched: {reason}"
+
+
+def _is_telling(line: str) -> bool:
+    return any(word in line for word in _TELLING_WORDS)
+
+
+def _shortened(line: str) -> str:
+    return line.strip().partition(" url=")[0]
+
+
+def _what_to_do(folder: Path) -> str:
+    return (
+        "Check the network; behind a mirror, set DEFAULT_ARTIFACT_REPOSITORY to its address "
+        "or spark.jars.ivySettings in spark-defaults.conf; "
+        f"without a network, copy this folder from another machine: {folder}"
+    )

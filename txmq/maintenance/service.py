@@ -1,0 +1,239 @@
+"""Maintenance: keeps every table small while everything runs; it alone cleans (DESIGN section 8).
+
+Compaction, checkpoints, log clean-up with the data files that it sets free, retention, and what
+killed processes left behind. Each step is one that any reader and any writer may meet at any time,
+so several may run, and what one of them left unfinished the next one finishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from txmq.affine_clock import affine
+from txmq.clock import Clock, SystemClock
+from txmq.delta.log import clean_log, log_files
+from txmq.delta.storage import Table
+from txmq.errors import CommitRefusedError, TxmqError
+from txmq.handles import ThreadHandle
+from txmq.maintenance.compaction import Compacted, compact
+from txmq.maintenance.orphans import remove_checkpoints, sweep
+from txmq.maintenance.retention import Retained, Retention, published_up_to
+from txmq.maintenance.topic_retention import TopicRetention
+from txmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 3600.0
+# What was not old enough to be cleaned is looked at again after this.
+QUIET_MS = 60_000
+_HOUR_MS = 3_600_000
+_TOPICS = "topics/"
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceResult:
+    """What one round did; `failed` names what it could not look after, and why."""
+
+    compacted: Compacted = field(default_factory=Compacted)
+    checkpoints: int = 0
+    commits_cleaned: int = 0
+    data_files_removed: int = 0
+    leftovers_removed: int = 0
+    topic_files_removed: int = 0
+    retained: Retained = field(default_factory=Retained)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    def __add__(self, other: MaintenanceResult) -> MaintenanceResult:
+        """The sum of two."""
+        return MaintenanceResult(
+            self.compacted + other.compacted,
+            self.checkpoints + other.checkpoints,
+            self.commits_cleaned + other.commits_cleaned,
+            self.data_files_removed + other.data_files_removed,
+            self.leftovers_removed + other.leftovers_removed,
+            self.topic_files_removed + other.topic_files_removed,
+            self.retained + other.retained,
+            {**self.failed, **other.failed},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        days = {
+            name: [day.isoformat() for day in getattr(self.retained, name)]
+            for name in ("half_days", "op_days", "schedule_days", "settled_days")
+        }
+        return {
+            "files_before": self.compacted.files_before,
+            "files_after": self.compacted.files_after,
+            "checkpoints": self.checkpoints,
+            "commits_cleaned": self.commits_cleaned,
+            "data_files_removed": self.data_files_removed,
+            "leftovers_removed": self.leftovers_removed,
+            "topic_files_removed": self.topic_files_removed,
+            "expired": self.retained.expired,
+            **days,
+            "failed": dict(self.failed),
+        }
+
+
+class Maintenance:
+    """Looks after all tables of a store; needs no Spark.
+
+    Args:
+        store: whose tables.
+        clock: what "old" means; an AffineClock shows the store's times as its own.
+
+    Example:
+        >>> Maintenance(store).run_once().commits_cleaned
+        0
+    """
+
+    def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
+        """Nothing is read yet."""
+        self.store = store
+        self._clock: Clock = clock or SystemClock()
+        self._retention: Retention | None = None
+        self._topic_retention: TopicRetention | None = None
+        self._tables: dict[str, Table] = {}
+        self._quiet_until_ms: dict[str, int] = {}
+        self._swept_s = -math.inf
+
+    def run_once(self) -> MaintenanceResult:
+        """One round over all tables.
+
+        Reads and writes: all tables. Commits: one for each table with something to compact, and
+        those of Retention.run. What fails is logged, named in the result, and holds up no other.
+        """
+        result = self._attempt("retention", self._retain)
+        result += self._attempt("topic retention", self._retain_topics)
+        for path, table in self._all_tables():
+            result += self._attempt(path, partial(self._look_after, path, table))
+        if time.monotonic() - self._swept_s >= SWEEP_INTERVAL_S:
+            self._swept_s = time.monotonic()
+            result += self._sweep()
+        return result
+
+    def start(self) -> MaintenanceHandle:
+        """A round every `maintenance_interval_s` until `stop()`."""
+        return MaintenanceHandle(self)
+
+    # --- one table ------------------------------------------------------------------------------
+
+    def _look_after(self, path: str, table: Table) -> MaintenanceResult:
+        now_ms = self._clock.now_ms()
+        if now_ms < self._quiet_until_ms.get(path, now_ms) and not table.has_news():
+            return MaintenanceResult()
+        result = self._looked_after(path, table)
+        if result == MaintenanceResult():
+            # A thousand topics that nobody writes to must cost a thousand looks at one name.
+            self._quiet_until_ms[path] = now_ms + QUIET_MS
+        return result
+
+    def _looked_after(self, path: str, table: Table) -> MaintenanceResult:
+        compacted = self._compacted(table)
+        made = self._checkpointed(table)
+        cleaned = clean_log(table, self._keep_from(path, table))
+        return MaintenanceResult(
+            compacted=compacted,
+            checkpoints=made,
+            commits_cleaned=cleaned.commits,
+            data_files_removed=cleaned.data_files,
+        )
+
+    def _compacted(self, table: Table) -> Compacted:
+        try:
+            return compact(table, self.store.config.compact_target_bytes)
+        except CommitRefusedError:
+            # Another maintenance was faster.
+            return Compacted()
+
+    def _checkpointed(self, table: Table) -> int:
+        """The writers make them too; a killed one does not."""
+        table.refresh()
+        if log_files(table).since_checkpoint(table.version) < self.store.config.checkpoint_interval:
+            return 0
+        table.checkpoint()
+        return 1
+
+    def _keep_from(self, path: str, table: Table) -> int:
+        """The oldest commit that a reader may still want."""
+        config = self.store.config
+        is_topic = path.startswith(_TOPICS)
+        reserved_ms = (
+            config.topic_log_reserved_time_h * _HOUR_MS
+            if is_topic
+            else config.log_reserved_time_s * 1000
+        )
+        old = log_files(table).newest_of(self._older_than(reserved_ms))
+        return min(old, published_up_to(self.store)) if path == "op" else old
+
+    def _older_than(self, age_ms: float) -> Callable[[int], bool]:
+        limit_ms, clock = self._clock.now_ms() - age_ms, affine(self._clock)
+        return lambda wall_ms: clock.at(wall_ms) < limit_ms
+
+    # --- all tables -----------------------------------------------------------------------------
+
+    def _retain(self) -> MaintenanceResult:
+        if self._retention is None:
+            self._retention = Retention(self.store, self._clock)
+        return MaintenanceResult(retained=self._retention.run())
+
+    def _retain_topics(self) -> MaintenanceResult:
+        if self._topic_retention is None:
+            self._topic_retention = TopicRetention(self.store, self._clock)
+        return MaintenanceResult(topic_files_removed=self._topic_retention.run())
+
+    def _sweep(self) -> MaintenanceResult:
+        is_old = self._older_than(self.store.config.orphan_reserved_time_h * _HOUR_MS)
+        result = MaintenanceResult()
+        for path, table in self._all_tables():
+            result += self._attempt(path, partial(_swept, table, is_old))
+        removed = partial(_without_checkpoints, self.store, is_old)
+        return result + self._attempt("checkpoints", removed)
+
+    def _all_tables(self) -> Iterator[tuple[str, Table]]:
+        for path in self.store.table_paths():
+            if path not in self._tables:
+                self._tables[path] = self.store.table_at(path)
+            yield path, self._tables[path]
+
+    def _attempt(self, name: str, work: Callable[[], MaintenanceResult]) -> MaintenanceResult:
+        try:
+            return work()
+        except (TxmqError, OSError) as error:
+            logger.exception("maintenance of %s failed", name)
+            # Handles may be what is broken.
+            self._tables.pop(name, None)
+            self._retention = self._topic_retention = None
+            return MaintenanceResult(failed={name: f"{type(error).__name__}: {error}"})
+
+
+class MaintenanceHandle(ThreadHandle):
+    """Maintenance that runs in a thread of its own; the first round comes after an interval."""
+
+    def __init__(self, maintenance: Maintenance) -> None:
+        """Made by `Maintenance.start()`."""
+        interval_s = maintenance.store.config.maintenance_interval_s
+        super().__init__("maintenance", interval_s, first_s=interval_s)
+        self._maintenance = maintenance
+        self.total = MaintenanceResult()
+        self.rounds = 0
+        self.begin()
+
+    def _turn(self) -> None:
+        self.total += self._maintenance.run_once()
+        self.rounds += 1
+
+
+def _swept(table: Table, is_old: Callable[[int], bool]) -> MaintenanceResult:
+    return MaintenanceResult(leftovers_removed=sweep(table, is_old))
+
+
+def _without_checkpoints(store: Store, is_old: Callable[[int], bool]) -> MaintenanceResult:
+    return MaintenanceResult(leftovers_removed=remove_checkpoints(store, is_old))

@@ -1,0 +1,1 @@
+"""What a message is: names, ids, bodies, filters. Pure; reads and writes nothing."""

@@ -1,0 +1,272 @@
+"""Filters of messages, by tag or by SQL92 over properties: an Arrow mask or a Spark column."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.errors import InvalidFilterError, InvalidFilterTypeError
+from txmq.message.filter_grammar import (
+    ALL,
+    SQL_PREFIX,
+    TAGS,
+    AllOf,
+    Always,
+    AnyOf,
+    Compare,
+    Comparison,
+    Condition,
+    IsNull,
+    IsOneOf,
+    Literal,
+    Negation,
+    PropertyTest,
+    parsed_sql,
+    parsed_tags,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+# So bounded that every engine reads the same finite number.
+NUMBER = r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,2})?"
+_WHOLE_NUMBER = rf"^({NUMBER})\z"
+_Compared = dict[Comparison, Callable[[Any, Any], Any]]
+_ARROW: _Compared = {
+    Comparison.EQUAL: pc.equal,
+    Comparison.NOT_EQUAL: pc.not_equal,
+    Comparison.GREATER: pc.greater,
+    Comparison.GREATER_OR_EQUAL: pc.greater_equal,
+    Comparison.LESS: pc.less,
+    Comparison.LESS_OR_EQUAL: pc.less_equal,
+}
+_SPARK: _Compared = {
+    Comparison.EQUAL: operator.eq,
+    Comparison.NOT_EQUAL: operator.ne,
+    Comparison.GREATER: operator.gt,
+    Comparison.GREATER_OR_EQUAL: operator.ge,
+    Comparison.LESS: operator.lt,
+    Comparison.LESS_OR_EQUAL: operator.le,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which messages of a topic a consumer wants; `parse_filter` makes it.
+
+    In SQL a property is a text. Compared with a number it counts as one where it is written as one
+    (at most 40 digits before and after the point, an exponent of two digits; read as a 64-bit
+    float), compared with TRUE or FALSE where it is one of these words in any case. Otherwise, and
+    where the property is missing, the comparison is UNKNOWN. A message is wanted where the whole
+    expression is TRUE: neither FALSE nor UNKNOWN.
+
+    Attributes:
+        text: the filter in one spelling, which `parse_filter` reads again.
+        condition: what it says.
+    """
+
+    text: str
+    condition: Condition
+
+    @classmethod
+    def tags(cls, text: str) -> MessageFilter:
+        """`*`, `A` or `A || B`: by exact text (R105). Raises: InvalidFilterError."""
+        tags = parsed_tags(_checked(text))
+        if not tags:
+            return cls(ALL, Always(value=True))
+        return cls(" || ".join(tags), IsOneOf(TAGS, tags))
+
+    @classmethod
+    def sql(cls, expression: str) -> MessageFilter:
+        """SQL92 over properties: = <> > >= < <= BETWEEN IN IS NULL AND OR NOT and parentheses.
+
+        A property is compared with a number, a 'text' or TRUE and FALSE; TAGS is the message's
+        tag. Names that are no words are written as `"order-id"`. Raises: InvalidFilterError.
+        """
+        stripped = _checked(expression).strip()
+        return cls(SQL_PREFIX + stripped, parsed_sql(stripped))
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every message is wanted, so that nobody needs to look."""
+        return self.condition == Always(value=True)
+
+    def mask(self, rows: pa.Table) -> pa.Array:
+        """Which rows are wanted, never null; looks at `tags` and `properties`."""
+        return pc.fill_null(_ArrowMask(rows).of(self.condition), False)  # noqa: FBT003
+
+    def column(self) -> Column:
+        """The same as a Spark column, never null; made of functions alone, so no text is parsed."""
+        from pyspark.sql import functions
+
+        return functions.coalesce(_spark_column(self.condition), functions.lit(False))  # noqa: FBT003
+
+
+def parse_filter(text: str | MessageFilter) -> MessageFilter:
+    """The filter that a text says: tags (`*`, `A`, `A || B`), or SQL behind `sql:`.
+
+    Raises: InvalidFilterError with the position of what is wrong.
+
+    Example:
+        >>> parse_filter("paid||refunded").text
+        'paid || refunded'
+        >>> parse_filter("sql:amount > 100 AND region IN ('eu', 'us')").is_all
+        False
+    """
+    if isinstance(text, MessageFilter):
+        return text
+    given = _checked(text)
+    if not given.startswith(SQL_PREFIX):
+        return MessageFilter.tags(given)
+    try:
+        return MessageFilter.sql(given.removeprefix(SQL_PREFIX))
+    except InvalidFilterError as error:
+        # Counted from the beginning of what was given.
+        rest = given.removeprefix(SQL_PREFIX)
+        skipped = len(SQL_PREFIX) + len(rest) - len(rest.lstrip())
+        raise InvalidFilterError(given, error.problem, error.position + skipped) from None
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidFilterTypeError(text, f"must be a str, not {type(text).__name__}", 0)
+    return text
+
+
+# --- Arrow ----------------------------------------------------------------------------------------
+
+
+class _ArrowMask:
+    """Conditions over some rows; true, false or null, as SQL has it."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self._texts: dict[str, pa.Array] = {}
+        self._numbers: dict[str, pa.Array] = {}
+
+    def of(self, condition: Condition) -> pa.Array:
+        match condition:
+            case Always(value):
+                return pa.repeat(pa.scalar(value, pa.bool_()), self._rows.num_rows)
+            case Negation(term):
+                return pc.invert(self.of(term))
+            case AllOf(terms):
+                return reduce(pc.and_kleene, map(self.of, terms))
+            case AnyOf(terms):
+                return reduce(pc.or_kleene, map(self.of, terms))
+            case _:
+                return self._test(condition)
+
+    def _test(self, test: PropertyTest) -> pa.Array:
+        text = self._text(test.name)
+        match test:
+            case IsNull():
+                return pc.is_null(text)
+            case IsOneOf(_, texts):
+                found = pc.is_in(text, value_set=pa.array(texts, pa.string()))
+                return pc.if_else(pc.is_valid(text), found, pa.scalar(None, pa.bool_()))
+            case Compare(name, comparison, literal):
+                return _ARROW[comparison](self._read_as(name, literal), pa.scalar(literal))
+
+    def _read_as(self, name: str, literal: Literal) -> pa.Array:
+        if isinstance(literal, bool):
+            return _booleans(self._text(name))
+        return self._text(name) if isinstance(literal, str) else self._number(name)
+
+    def _text(self, name: str) -> pa.Array:
+        if name not in self._texts:
+            self._texts[name] = _texts(self._rows, name)
+        return self._texts[name]
+
+    def _number(self, name: str) -> pa.Array:
+        if name not in self._numbers:
+            self._numbers[name] = _numbers(self._text(name))
+        return self._numbers[name]
+
+
+def _texts(rows: pa.Table, name: str) -> pa.Array:
+    if name == TAGS:
+        return _whole(rows["tags"])
+    # Spark takes the first of two entries of one name too.
+    return pc.map_lookup(_whole(rows["properties"]), pa.scalar(name), "first")
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _numbers(texts: pa.Array) -> pa.Array:
+    """Each text is read once, however many messages have it."""
+    encoded = texts.dictionary_encode()
+    return _parsed(encoded.dictionary).take(encoded.indices)
+
+
+def _parsed(texts: pa.Array) -> pa.Array:
+    is_number = pc.match_substring_regex(texts, _WHOLE_NUMBER)
+    written = pc.if_else(is_number, texts, pa.scalar(None, texts.type))
+    # Arrow reads no number that begins with a plus.
+    return pc.replace_substring_regex(written, r"^\+", "").cast(pa.float64())
+
+
+def _booleans(texts: pa.Array) -> pa.Array:
+    word = pc.ascii_lower(texts)
+    is_word = pc.is_in(word, value_set=pa.array(["true", "false"], texts.type))
+    return pc.if_else(is_word, pc.equal(word, "true"), pa.scalar(None, pa.bool_()))
+
+
+# --- Spark ----------------------------------------------------------------------------------------
+
+
+def _spark_column(condition: Condition) -> Column:
+    from pyspark.sql import functions as sql
+
+    match condition:
+        case Always(value):
+            return sql.lit(value)
+        case Negation(term):
+            return ~_spark_column(term)
+        case AllOf(terms):
+            return reduce(lambda left, right: left & right, map(_spark_column, terms))
+        case AnyOf(terms):
+            return reduce(lambda left, right: left | right, map(_spark_column, terms))
+        case _:
+            return _spark_test(condition)
+
+
+def _spark_test(test: PropertyTest) -> Column:
+    from pyspark.sql import functions as sql
+
+    match test:
+        case IsNull(name):
+            return _spark_text(name).isNull()
+        case IsOneOf(name, texts):
+            return _spark_text(name).isin(*texts)
+        case Compare(name, comparison, literal):
+            compared: Column = _SPARK[comparison](_spark_read_as(name, literal), sql.lit(literal))
+            return compared
+
+
+def _spark_read_as(name: str, literal: Literal) -> Column:
+    from pyspark.sql import functions as sql
+
+    text = _spark_text(name)
+    if isinstance(literal, bool):
+        word = sql.lower(text)
+        return sql.when(word == "true", sql.lit(True)).when(word == "false", sql.lit(False))  # noqa: FBT003
+    if isinstance(literal, str):
+        return text
+    return sql.when(text.rlike(_WHOLE_NUMBER), text.try_cast("double"))
+
+
+def _spark_text(name: str) -> Column:
+    from pyspark.sql import functions as sql
+
+    if name == TAGS:
+        return sql.col("tags")
+    return sql.try_element_at(sql.col("properties"), sql.lit(name))

@@ -1,0 +1,393 @@
+"""Messages, their ids and the answers of a listener; checked on construction, frozen after it."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+import random
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, cast
+
+from txmq.errors import (
+    InvalidDelayError,
+    InvalidDelayTypeError,
+    InvalidMessageError,
+    InvalidMessageTypeError,
+    InvalidPropertyError,
+    MessageTooLargeError,
+    PropertyLimitError,
+    ReservedPropertyError,
+    TransactionNotFoundError,
+    shown,
+)
+from txmq.message.delay_levels import MAX_DELAY_S
+from txmq.message.names import check_readable_topic, check_topic
+
+CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+KEY_SEPARATOR = " "
+MAX_FIELD_BYTES = 16_384
+
+# RocketMQ keeps these in the same map and refuses them to users (R20); so do we.
+RESERVED_PROPERTIES = frozenset(
+    [
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "DELAY",
+        "RETRY_TOPIC",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "BUYER_ID",
+        "ORIGIN_MESSAGE_ID",
+        "ORIGIN_QUEUE_ID",
+        "ORIGIN_QUEUE_OFFSET",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "RECONSUME_TIME",
+        "RECONSUME_TIMES",
+        "RECONSUME_REASON",
+        "MSG_REGION",
+        "TRACE_ON",
+        "UNIQ_KEY",
+        "EXTEND_UNIQ_INFO",
+        "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "TRANSACTION_CHECK_TIMES",
+        "DUP_INFO",
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "TTL",
+        "ARRIVE_TIME",
+        "PUSH_REPLY_TIME",
+        "CLUSTER",
+        "MSG_TYPE",
+        "INNER_MULTI_DISPATCH",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "TIMER_DELAY_LEVEL",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_OUT_MS",
+        "TIMER_DEL_UNIQKEY",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELIVER_MS",
+        "TIMER_DELAY_MS",
+        "INSTANCE_ID",
+        "DLQ_ORIGIN_TOPIC",
+        "DLQ_ORIGIN_MESSAGE_ID",
+        "CRC32",
+        "__SHARDINGKEY",
+        "__transactionId__",
+    ]
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
+_RANDOM_BITS = 74
+# os.urandom lets go of the interpreter's lock for each id. Our own, for users seed the module's.
+_random = random.Random()  # noqa: S311 - ids are no secrets
+os.register_at_fork(after_in_child=_random.seed)
+_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+
+
+class LocalTransactionState(enum.Enum):
+    """What a local transaction came to, as its producer or a listener knows it (R11)."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to one topic.
+
+    Args:
+        topic: where it becomes visible.
+        body: bytes, may be empty.
+        tags: one tag for filters, without `|`.
+        keys: one key, or several that hold no space; stored joined by a space.
+        properties: str to str, neither of them blank; CHECK_IMMUNITY_TIME_IN_SECONDS is
+            the time in whole seconds before the first check.
+        sharding_key: messages with the same one go to the same queue.
+        delay_level: number of a pause in the store's `message_delay_level`, from the commit on;
+            0 is none, above the last level is the last (R97). DelayLevel has RocketMQ's.
+        deliver_timestamp: when it becomes visible, aware; what is past is due at once.
+        delay_s: a pause in whole seconds, from the commit on. Only one of the three may be given.
+
+    Raises:
+        InvalidNameError, InvalidMessageError and their kinds, before anything is written.
+
+    Example:
+        >>> Message("order-paid", b"42", keys="order-42").topic
+        'order-paid'
+    """
+
+    topic: str
+    body: bytes = field(repr=False)
+    tags: str | None = None
+    keys: str | Iterable[str] | None = None
+    properties: Mapping[str, str] = field(default_factory=lambda: _NO_PROPERTIES, hash=False)
+    sharding_key: str | None = None
+    delay_level: int | None = None
+    deliver_timestamp: datetime | None = None
+    delay_s: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be stored and read back as it is."""
+        check_topic(self.topic)
+        _check_body(self.body)
+        _check_tags(self.tags)
+        _check_text("sharding_key", self.sharding_key)
+        object.__setattr__(self, "keys", _joined_keys(self.keys))
+        object.__setattr__(self, "properties", _checked_properties(self.properties))
+        _check_delay(self.delay_level, self.delay_s, self.deliver_timestamp)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Messages may be sent to other processes; a mapping proxy alone could not."""
+        values = [getattr(self, spec.name) for spec in fields(self)]
+        plain = [dict(value) if isinstance(value, Mapping) else value for value in values]
+        return type(self), tuple(plain)
+
+    def to_stored_topic(self, topic: str) -> Message:
+        """The same message to a topic by its stored name, which may be in a namespace or internal.
+
+        Raises: InvalidNameError.
+        """
+        if topic == self.topic:
+            return self
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return self.as_stored(**{**values, "topic": topic})
+
+    @classmethod
+    def as_stored(cls, *, topic: str, body: bytes, **values: Any) -> Message:
+        """A message from values that were checked when they were first sent.
+
+        The constructor takes only what users may send: no internal topic, no property of ours.
+        Raises: InvalidNameError.
+        """
+        own = object.__new__(cls)
+        given = {**values, "topic": check_readable_topic(topic), "body": body}
+        given["properties"] = MappingProxyType(dict(values.get("properties") or {}))
+        for spec in fields(cls):
+            object.__setattr__(own, spec.name, given.get(spec.name))
+        return own
+
+    @property
+    def joined_keys(self) -> str | None:
+        """The keys as they are stored."""
+        return cast("str | None", self.keys)
+
+    @property
+    def body_size_bytes(self) -> int:
+        """What counts against `max_message_size_bytes`."""
+        return len(self.body)
+
+    @property
+    def properties_size_bytes(self) -> int:
+        """Keys, tags and properties together, as RocketMQ counts them (R19)."""
+        texts = [text for text in (self.joined_keys, self.tags, self.sharding_key) if text]
+        for pair in self.properties.items():
+            texts += pair
+        return sum(map(_size_bytes, texts))
+
+    def check_sizes(self, *, max_message_size_bytes: int, max_properties_size_bytes: int) -> None:
+        """Raise MessageTooLargeError or PropertyLimitError where a limit is passed (R18, R19)."""
+        if self.body_size_bytes > max_message_size_bytes:
+            raise MessageTooLargeError("body bytes", self.body_size_bytes, max_message_size_bytes)
+        if self.properties_size_bytes > max_properties_size_bytes:
+            raise PropertyLimitError(
+                "properties bytes", self.properties_size_bytes, max_properties_size_bytes
+            )
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it becomes visible by the delay service only."""
+        return bool(self.delay_level or self.delay_s) or self.deliver_timestamp is not None
+
+    def immunity_time_s(self, transaction_timeout_s: float) -> float:
+        """Age below which its transaction is not checked: never below the timeout (R36)."""
+        given = self.properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS)
+        return transaction_timeout_s if given is None else max(float(given), transaction_timeout_s)
+
+
+def new_transaction_id(now_ms: int) -> str:
+    """A UUIDv7: it sorts by time, so file statistics prune."""
+    return _uuid7(now_ms, _random.getrandbits(_RANDOM_BITS))
+
+
+def first_transaction_id(time_ms: int) -> str:
+    """The smallest id of a time; ids from before it are smaller."""
+    return _uuid7(max(time_ms, 0), 0)
+
+
+def keyed_transaction_id(producer_group: str, key: str, key_time_ms: int, attempt: int) -> str:
+    """The id that a retried job finds again: the key's time in front, then a hash of the rest."""
+    digest = hashlib.sha256("\n".join([producer_group, key, str(attempt)]).encode()).digest()
+    return _uuid7(key_time_ms, int.from_bytes(digest[:10], "big") >> (80 - _RANDOM_BITS))
+
+
+def _uuid7(time_ms: int, random: int) -> str:
+    value = time_ms << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1
+    # uuid.UUID says the same, in three times the time.
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def check_transaction_id(transaction_id: object) -> str:
+    """The id as given, or TransactionNotFoundError for what cannot be one."""
+    if not isinstance(transaction_id, str) or not _TRANSACTION_ID.fullmatch(transaction_id):
+        raise TransactionNotFoundError(transaction_id)
+    return transaction_id
+
+
+def transaction_time_ms(transaction_id: str) -> int:
+    """The time in front of an id, in milliseconds since 1970-01-01 UTC."""
+    return int(transaction_id[:8] + transaction_id[9:13], 16)
+
+
+def message_id(transaction_id: str, sequence: int) -> str:
+    """The address of a message: its transaction and its place in it."""
+    return f"{transaction_id}:{sequence}"
+
+
+def message_address(message_id: object) -> tuple[str, int]:
+    """The transaction and the place that a message_id names.
+
+    Raises: TransactionNotFoundError for what cannot be one.
+    """
+    found = _MESSAGE_ID.fullmatch(message_id) if isinstance(message_id, str) else None
+    if found is None:
+        raise TransactionNotFoundError(message_id)
+    return found[1], int(found[2])
+
+
+def _size_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _check_body(body: object) -> None:
+    if not isinstance(body, bytes):
+        problem = f"must be bytes, not {type(body).__name__}; encode text, for example as UTF-8"
+        raise InvalidMessageTypeError("body", problem)
+
+
+def _check_tags(tags: object) -> None:
+    _check_text("tags", tags)
+    if isinstance(tags, str) and "|" in tags:
+        raise InvalidMessageError("tags", "must be one tag, without |")
+
+
+def _check_text(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise InvalidMessageTypeError(name, f"must be a str, not {type(value).__name__}")
+    if not value.strip():
+        raise InvalidMessageError(name, "must not be blank; leave it out instead")
+    problem = _text_problem(value)
+    if problem:
+        raise InvalidMessageError(name, problem)
+
+
+def _text_problem(value: str) -> str | None:
+    try:
+        size = _size_bytes(value)
+    except UnicodeEncodeError:
+        return "is not valid Unicode (a lone surrogate)"
+    if size > MAX_FIELD_BYTES:
+        return f"is {size:,} bytes long, the limit is {MAX_FIELD_BYTES:,}"
+    # R21: RocketMQ's separators are control characters and corrupt its decoding.
+    return "must not hold control characters" if _CONTROL.search(value) else None
+
+
+def _joined_keys(keys: object) -> str | None:
+    if keys is None or isinstance(keys, str):
+        _check_text("keys", keys)
+        return keys
+    if not isinstance(keys, Iterable) or isinstance(keys, bytes | Mapping):
+        raise InvalidMessageTypeError("keys", "must be a str or several of them")
+    several = list(keys)
+    for key in several:
+        _check_text("keys", key)
+        if key is None or KEY_SEPARATOR in key:
+            raise InvalidMessageError("keys", "must hold no space where there are several")
+    joined = KEY_SEPARATOR.join(several) or None
+    _check_text("keys", joined)
+    return joined
+
+
+def _checked_properties(properties: object) -> Mapping[str, str]:
+    if not isinstance(properties, Mapping):
+        problem = f"must be a mapping of str to str, not {type(properties).__name__}"
+        raise InvalidMessageTypeError("properties", problem)
+    for name, value in properties.items():
+        _check_property(name, value)
+    return MappingProxyType(dict(properties)) if properties else _NO_PROPERTIES
+
+
+def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> None:
+    if level is None and delay_s is None and deliver_timestamp is None:
+        return
+    for name, value in (("delay_level", level), ("delay_s", delay_s)):
+        # bool is an int in Python.
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InvalidDelayTypeError(name, f"must be an int, not {type(value).__name__}")
+        if value is not None and not 0 <= value <= MAX_DELAY_S:
+            raise InvalidDelayError(name, f"must be from 0 to {MAX_DELAY_S:,}, not {shown(value)}")
+    if deliver_timestamp is not None:
+        _check_deliver_timestamp(deliver_timestamp)
+    if sum(map(bool, (level, delay_s))) + (deliver_timestamp is not None) > 1:
+        problem = "is given twice; pass one of delay_level, delay_s and deliver_timestamp"
+        raise InvalidDelayError("delay", problem)
+
+
+def _check_deliver_timestamp(moment: object) -> None:
+    if not isinstance(moment, datetime):
+        problem = f"must be a datetime, not {type(moment).__name__}"
+        raise InvalidDelayTypeError("deliver_timestamp", problem)
+    try:
+        is_aware = moment.utcoffset() is not None
+        moment.astimezone(UTC)
+    except OverflowError:
+        problem = "is no time of the years 1 to 9999 in UTC"
+        raise InvalidDelayError("deliver_timestamp", problem) from None
+    except Exception as error:
+        problem = f"has a time zone that cannot say its offset ({type(error).__name__})"
+        raise InvalidDelayError("deliver_timestamp", problem) from error
+    if not is_aware:
+        problem = "has no time zone; write datetime(..., tzinfo=UTC)"
+        raise InvalidDelayError("deliver_timestamp", problem)
+
+
+def _check_property(name: object, value: object) -> None:
+    for text in (name, value):
+        if not isinstance(text, str):
+            problem = f"{shown(name)} must be str to str, not {type(text).__name__}"
+            raise InvalidPropertyError("property", problem)
+        if not text.strip():
+            raise InvalidPropertyError(
+                "property", f"{shown(name)}: name and value must not be blank"
+            )
+        problem_found = _text_problem(text)
+        if problem_found:
+            raise InvalidPropertyError("property", f"{shown(name)} {problem_found}")
+    if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
+        raise ReservedPropertyError("property", f"{shown(name)} is reserved; choose another name")
+    if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
+        raise InvalidPropertyError("property", f"{name} must be whole seconds above 0")

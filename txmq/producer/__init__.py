@@ -1,0 +1,1 @@
+"""Sending: half messages, local transactions, ends, ordinary and delayed messages."""

@@ -1,0 +1,287 @@
+"""Sends without a waiting caller: many share each commit.
+
+    waiting sends ──► halves (one commit) ──► local transactions ──► ends (one commit) ──► futures
+                                 └────────── ordinary messages ────────┘
+
+Each step takes all that the one before it has left, so commits are as large as the load makes
+them, and callers wait for nothing but room.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from txmq.lifecycle import ClaimKind
+from txmq.message.message import LocalTransactionState, Message, message_id, new_transaction_id
+from txmq.producer.commits import Piece, ProducerCommits, Routed, send_result
+from txmq.producer.contexts import AskedEnd, Sending
+from txmq.producer.group_commit import GroupCommitter
+from txmq.producer.results import SendFuture, SendResult, TransactionSendResult
+from txmq.store.half import HalfTransaction
+from txmq.store.resolution import Resolution
+
+# So many local transactions a thread takes at once; their ends are written together.
+CHUNK = 64
+_COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+_END_KINDS = {_COMMIT: ClaimKind.COMMIT, _ROLLBACK: ClaimKind.ROLLBACK}
+Execute = Callable[[str, Message, object], LocalTransactionState]
+
+
+class _Sent(NamedTuple):
+    """What one call has sent; `execute` is None for ordinary messages."""
+
+    pieces: Sequence[Piece]
+    future: Future[Any]
+    sending: Sending
+    execute: Execute | None = None
+    argument: object = None
+
+    @property
+    def transaction_id(self) -> str:
+        return self.pieces[0].transaction_id
+
+    @property
+    def message(self) -> Message:
+        return self.pieces[0].routed[0].message
+
+
+class _Executed(NamedTuple):
+    """A send whose local transaction is over, and what came of it."""
+
+    sent: _Sent
+    state: LocalTransactionState
+
+    @property
+    def future(self) -> Future[Any]:
+        return self.sent.future
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncLimits:
+    """How many local transactions run at once, how many sends wait, and what a commit holds."""
+
+    threads: int
+    max_waiting: int
+    max_rows: int
+    linger_s: float
+
+
+class AsyncSends:
+    """The asynchronous sends of one producer; no thread is started before the first of them."""
+
+    def __init__(self, commits: ProducerCommits, limits: AsyncLimits) -> None:
+        """Where `max_waiting` sends are not taken yet, the next caller waits."""
+        self._commits = commits
+        self._halves = self._step(self._prepare, "txmq-async-halves", limits)
+        self._local = _LocalTransactions(self._executed, limits.threads, limits.max_waiting)
+        self._ends = self._step(self._end, "txmq-async-ends", limits)
+
+    @staticmethod
+    def _step(
+        work: Callable[[list[Any]], None], name: str, limits: AsyncLimits
+    ) -> GroupCommitter[Any, None]:
+        return GroupCommitter(
+            partial(_answered, work),
+            name=name,
+            max_rows=limits.max_rows,
+            max_waiting=limits.max_waiting,
+            linger_s=limits.linger_s,
+        )
+
+    def send(self, pieces: Sequence[Piece]) -> Future[SendResult]:
+        """Ordinary messages: two commits, shared with others. Raises: ClosedError."""
+        sending = self._commits.begin_send(pieces, ordinary=True)
+        sent = _Sent(pieces, SendFuture(), sending)
+        self._put(sent, sum([len(piece.routed) for piece in pieces]))
+        return sent.future
+
+    def send_in_transaction(
+        self, routed: Routed, execute: Execute, argument: object
+    ) -> Future[TransactionSendResult]:
+        """One message and its local transaction; `execute` never raises. Raises: ClosedError."""
+        own_id = new_transaction_id(self._commits.now_ms())
+        pieces = (Piece(own_id, (routed,)),)
+        sending = self._commits.begin_send(pieces, ordinary=False)
+        sent = _Sent(pieces, SendFuture(), sending, execute, argument)
+        self._put(sent, 1)
+        return sent.future
+
+    def _put(self, sent: _Sent, size: int) -> None:
+        try:
+            self._halves.put(sent, size)
+        except BaseException as error:
+            sent.sending.done(error)
+            raise
+
+    def close(self) -> None:
+        """Return when all that was sent has its answer; nothing of a fork is on its way."""
+        if not self._halves.is_of_this_process:
+            return
+        self._halves.close()
+        self._local.close()
+        self._ends.close()
+
+    # --- step by step, each in a thread of its own --------------------------------------------
+
+    def _prepare(self, chunk: list[_Sent]) -> None:
+        error = self._failure_of_halves(chunk)
+        for sent in chunk:
+            sent.sending.done(error)
+        if error is not None:
+            # R6: without a half there is no local transaction.
+            for sent in chunk:
+                sent.future.set_exception(error)
+            return
+        ordinary = [_Executed(sent, _COMMIT) for sent in chunk if sent.execute is None]
+        if ordinary:
+            self._executed(ordinary)
+        self._local.put([sent for sent in chunk if sent.execute is not None])
+
+    def _failure_of_halves(self, chunk: list[_Sent]) -> BaseException | None:
+        try:
+            self._commits.append_halves(list(self._commits_of(chunk)))
+        except BaseException as error:  # noqa: BLE001 - each caller gets it
+            return error
+        return None
+
+    def _commits_of(self, chunk: list[_Sent]) -> Iterator[list[HalfTransaction]]:
+        """What goes into one commit each: a batch of several pieces may be too large for one."""
+        together: list[HalfTransaction] = []
+        for sent in chunk:
+            for piece in sent.pieces:
+                half = self._commits.half_of(piece, ordinary=sent.execute is None)
+                if len(sent.pieces) == 1:
+                    together.append(half)
+                else:
+                    yield [half]
+        if together:
+            yield together
+
+    def _executed(self, executed: Sequence[_Executed]) -> None:
+        self._ends.put_all(executed, [len(each.sent.pieces) for each in executed])
+
+    def _end(self, executed: list[_Executed]) -> None:
+        known = [each for each in executed if each.state in _END_KINDS]
+        for each in executed:
+            if each.state not in _END_KINDS:
+                self._finish(each, [], None)
+        try:
+            found = self._commits.append_ends(
+                [
+                    (piece.transaction_id, _END_KINDS[state])
+                    for sent, state in known
+                    for piece in sent.pieces
+                ]
+            )
+        except BaseException as error:  # noqa: BLE001 - each caller gets it
+            for each in known:
+                self._finish(each, [], error)
+            return
+        answers = iter(found)
+        own = [(each, list(islice(answers, len(each.sent.pieces)))) for each in known]
+        # Who waits for the oldest wakes once, and finds the others done.
+        for each, resolutions in reversed(own):
+            self._finish(each, resolutions, None)
+
+    def _finish(
+        self, executed: _Executed, found: Sequence[Resolution], error: BaseException | None
+    ) -> None:
+        """Hooks hear of an end before its caller does."""
+        sent, state = executed
+        error = error or _refusal(executed, found)
+        if sent.execute is not None and self._commits.hooks:
+            end = AskedEnd(sent.transaction_id, state, (sent.message,), 1)
+            self._commits.hooks.ended(end, found[0] if found else None, error)
+        if error is not None:
+            sent.future.set_exception(error)
+        elif sent.execute is None:
+            sent.future.set_result(send_result(sent.pieces))
+        else:
+            own_id = sent.transaction_id
+            sent.future.set_result(TransactionSendResult(own_id, message_id(own_id, 0), state))
+
+
+def _answered(work: Callable[[list[Any]], None], items: list[_Sent | _Executed]) -> list[None]:
+    """Nobody waits for ever, whatever goes wrong in a step."""
+    try:
+        work(items)
+    except BaseException as error:
+        for item in items:
+            if not item.future.done():
+                item.future.set_exception(error)
+        raise
+    return [None] * len(items)
+
+
+def _refusal(executed: _Executed, found: Sequence[Resolution]) -> BaseException | None:
+    """What the caller gets where another end was first."""
+    try:
+        for piece, resolution in zip(executed.sent.pieces, found, strict=False):
+            resolution.confirm(piece.transaction_id, _END_KINDS[executed.state])
+    except BaseException as refusal:  # noqa: BLE001 - the caller gets it
+        return refusal
+    return None
+
+
+class _LocalTransactions:
+    """Runs `execute_local_transaction` in threads of its own."""
+
+    def __init__(
+        self, done: Callable[[Sequence[_Executed]], None], threads: int, max_waiting: int
+    ) -> None:
+        """Where `max_waiting` are not taken yet, no more halves are committed."""
+        self._done, self._count, self._max_waiting = done, threads, max_waiting
+        self._threads: list[threading.Thread] = []
+        self._durable: deque[_Sent] = deque()
+        lock = threading.Lock()
+        self._has_work, self._has_room = threading.Condition(lock), threading.Condition(lock)
+        self._is_closed = False
+
+    def put(self, chunk: Sequence[_Sent]) -> None:
+        """Only one thread calls it."""
+        if not chunk:
+            return
+        with self._has_work:
+            while len(self._durable) >= self._max_waiting:
+                self._has_room.wait()
+            self._durable.extend(chunk)
+            self._has_work.notify_all()
+        if not self._threads:
+            self._start()
+
+    def _start(self) -> None:
+        for number in range(self._count):
+            name = f"txmq-local-{number}"
+            self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """Return when none of them runs any more; call it when nothing is put any more."""
+        with self._has_work:
+            self._is_closed = True
+            self._has_work.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while chunk := self._next_chunk():
+            self._done(
+                [
+                    _Executed(sent, sent.execute(sent.transaction_id, sent.message, sent.argument))
+                    for sent in chunk
+                    if sent.execute is not None
+                ]
+            )
+
+    def _next_chunk(self) -> list[_Sent]:
+        with self._has_work:
+            self._has_work.wait_for(lambda: self._durable or self._is_closed)
+            self._has_room.notify()
+            return [self._durable.popleft() for _ in range(min(CHUNK, len(self._durable)))]

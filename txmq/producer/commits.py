@@ -1,0 +1,504 @@
+"""What a producer writes: halves and ends, in commits that its threads share."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.clock import Clock
+from txmq.delta.storage import Table
+from txmq.errors import (
+    AlreadyResolvedError,
+    IncompleteTransactionError,
+    InvalidMessageError,
+    InvalidQueueError,
+    NotRecalledError,
+    TopicConflictError,
+    shown,
+)
+from txmq.fail_points import FailPoint, reached
+from txmq.hooks import Hooks
+from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
+from txmq.message.body_schema import BodySchema
+from txmq.message.idempotency import IdempotencyKey
+from txmq.message.message import Message, message_id
+from txmq.message.namespaces import namespace_of, unwrapped, wrapped
+from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
+from txmq.producer.dataframe import (
+    SEQUENCES_PER_DATAFRAME,
+    DataFrameSend,
+    SendLimits,
+)
+from txmq.producer.group_commit import Answer, GroupCommitter, Item
+from txmq.producer.recall import DeliveryLook, recall_problem
+from txmq.producer.results import SendResult
+from txmq.store.catalog import TopicCatalog
+from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.op import OpLog, OpRow, end_table
+from txmq.store.resolution import Resolution, Resolver
+
+if TYPE_CHECKING:
+    from txmq.store.store import Store
+
+REOPEN_AFTER_COMMITS = 100
+Ends = Sequence[tuple[str, ClaimKind]]
+_TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
+
+
+class ProducerCommits:
+    """All that one producer makes durable; its transactions call it from many threads."""
+
+    def __init__(
+        self, store: Store, producer_group: str, clock: Clock, hooks: Hooks | None = None
+    ) -> None:
+        """`producer_group` is the stored name; open nothing yet."""
+        self.store = store
+        self.producer_group = producer_group
+        self._namespace = namespace_of(producer_group)
+        self.hooks = ProducerHooks(hooks or Hooks(), producer_group)
+        self.queues = QueueChoice(store)
+        self._clock = clock
+        # Asked for each message, and made of strings.
+        self._delay_levels_s = store.config.delay_levels_s
+        self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
+        self._logs = _LogCommits(store, producer_group, clock)
+
+    def now_ms(self) -> int:
+        """The producer's clock."""
+        return self._clock.now_ms()
+
+    def stored_topic(self, topic: str) -> str:
+        """The name of a topic inside this producer's namespace, as it is stored."""
+        return wrapped(topic, self._namespace)
+
+    def check_open(self) -> None:
+        """Raise ClosedError where nothing more can be committed."""
+        self._logs.halves.check_usable()
+
+    def close(self) -> None:
+        """Wait for commits on their way."""
+        self._logs.close()
+
+    def attempt_of(self, key: IdempotencyKey) -> str:
+        """The id of the first attempt that was not rolled back or expired; 0 commits."""
+        resolver = self._logs.new_resolver()
+        for attempt in itertools.count():
+            transaction_id = key.transaction_id(self.producer_group, attempt)
+            if resolver.resolution(transaction_id).state not in _TRIED_AGAIN:
+                return transaction_id
+        raise AssertionError
+
+    def is_prepared(self, transaction_id: str) -> bool:
+        """Whether an earlier try made all halves durable and nobody ended it; 0 commits.
+
+        Raises: AlreadyResolvedError, IncompleteTransactionError.
+        """
+        resolution = self._logs.new_resolver().resolution(transaction_id)
+        halves = self.store.half_log().halves(transaction_id)
+        if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
+            return halves is not None
+        if halves is not None and halves.problem:
+            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
+
+    def half_of(
+        self, piece: Piece, *, in_turn: bool = True, ordinary: bool = False
+    ) -> HalfTransaction:
+        """The halves of a transaction that is sent message by message; nothing is written."""
+        messages = [each.message for each in piece.routed]
+        queues = self.queues.queues_of(piece.routed, in_turn=in_turn)
+        origin = self._origin(piece.transaction_id, messages, ordinary=ordinary)
+        return HalfTransaction(origin, messages, queues, len(messages))
+
+    def prepare(
+        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool = True
+    ) -> None:
+        """All halves of a transaction: one commit, shared with others.
+
+        Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
+        """
+        half = self.half_of(Piece(transaction_id, routed), in_turn=in_turn)
+        with self.hooks.sending(transaction_id, [each.message for each in routed]):
+            self.append_halves([[half]])
+
+    def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> None:
+        """Transactions, each list in one commit, shared; returns when all are durable."""
+        on_their_way = [
+            self._logs.halves.submit(halves, sum([half.rows for half in halves]))
+            for halves in commits
+        ]
+        for each in on_their_way:
+            each.result()
+
+    def begin_send(self, pieces: Sequence[Piece], *, ordinary: bool) -> Sending:
+        """Tell the hooks. Raises: SendForbiddenError."""
+        if not self.hooks:
+            return self.hooks.untold
+        own = {key: [each.message for each in routed] for key, routed in pieces}
+        return self.hooks.begin_send(own, ordinary=ordinary)
+
+    def prepare_dataframes(
+        self,
+        transaction_id: str,
+        sends: Sequence[DataFrameSend],
+        routed: Sequence[Routed],
+        *,
+        in_turn: bool = True,
+    ) -> None:
+        """All halves of a transaction with DataFrames: one commit of its own."""
+        messages = [each.message for each in routed]
+        origin = self._origin(transaction_id, messages)
+        queues = self.queues.queues_of(routed, in_turn=in_turn)
+        limits_of = partial(self.queues.send_limits, now_ms=self.now_ms())
+        with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
+            self._logs.commit_dataframes(
+                HalfTransaction(origin, messages, queues, len(messages)), sends, limits_of
+            )
+
+    def end(self, end: AskedEnd) -> None:
+        """The end of a transaction: one commit, shared; returns if it is the one that counts.
+
+        Raises: AlreadyResolvedError.
+        """
+        begun_s, found = time.monotonic(), None
+        try:
+            (found,) = self.append_ends([(end.transaction_id, end.kind)])
+            found.confirm(end.transaction_id, end.kind)
+        except BaseException as error:
+            self.hooks.ended(end, found, error, begun_s)
+            raise
+        self.hooks.ended(end, found, begun_s=begun_s)
+
+    def append_ends(self, ends: Sequence[tuple[str, ClaimKind]]) -> Sequence[Resolution]:
+        """Ends of several transactions in one commit, shared; where each of them stands then."""
+        if not ends:
+            return ()
+        return self._logs.ends.submit(ends, len(ends)).result()
+
+    def recall(self, transaction_id: str, sequence: int) -> None:
+        """Claim that a delayed message is never to be delivered: one commit, shared.
+
+        Raises: NotRecalledError, TransactionNotFoundError, ProducerGroupMismatchError.
+        """
+        if self._recalled(transaction_id, sequence):
+            return
+        row = OpRow(
+            transaction_id, ClaimKind.RECALL, self.producer_group, ClaimSource.PRODUCER,
+            self.now_ms(), sequences=(sequence,),
+        )  # fmt: skip
+        self._logs.recalls.submit(row, 1).result()
+        self._recalled(transaction_id, sequence)
+
+    def _recalled(self, transaction_id: str, sequence: int) -> bool:
+        """Whether it is recalled already; raises where it cannot be (any more)."""
+        look = DeliveryLook(self.store)
+        standing = look.standing(transaction_id, sequence, self.producer_group)
+        problem = recall_problem(standing)
+        if problem:
+            own_id = message_id(transaction_id, sequence)
+            state = standing.delivery or standing.state
+            raise NotRecalledError(own_id, state.value, problem)
+        return standing.delivery is DeliveryState.RECALLED
+
+    @property
+    def client_id(self) -> str:
+        """Names this producer alone; heads carry it."""
+        return self._logs.client_id
+
+    def _origin(
+        self, transaction_id: str, messages: Sequence[Message], *, ordinary: bool = False
+    ) -> HalfOrigin:
+        timeout_s = self._timeout_s
+        immunity_s = max((m.immunity_time_s(timeout_s) for m in messages), default=timeout_s)
+        return HalfOrigin(
+            transaction_id,
+            self.producer_group,
+            self._logs.queue_id,
+            immunity_s,
+            self._clock.now_ms(),
+            self.client_id,
+            ordinary,
+            self._delay_levels_s,
+        )
+
+
+QueueSelector = Callable[[Message, int], int]
+
+
+class Routed(NamedTuple):
+    """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
+
+    message: Message
+    queue_id: int | None = None
+
+
+class Piece(NamedTuple):
+    """One transaction and the messages that are sent in it."""
+
+    transaction_id: str
+    routed: Sequence[Routed]
+
+
+def send_result(pieces: Sequence[Piece]) -> SendResult:
+    """The addresses of messages that were sent without a local transaction."""
+    ids = [
+        message_id(piece.transaction_id, sequence)
+        for piece in pieces
+        for sequence in range(len(piece.routed))
+    ]
+    return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
+
+
+class QueueChoice:
+    """Which queue of a topic a message goes to, and whether the topic takes it."""
+
+    def __init__(self, store: Store) -> None:
+        """Look at the store's topics only when a topic is new."""
+        self._store = store
+        self._turn = itertools.count()
+        self._spelled: dict[str, str] = {}
+        self._catalog = TopicCatalog(store)
+
+    def send_limits(self, topic: str, now_ms: int) -> SendLimits:
+        """What a row of a DataFrame for a topic may hold."""
+        config = self._store.config
+        return SendLimits(
+            config.max_message_size_bytes,
+            config.max_properties_size_bytes,
+            self._catalog.queue_count(topic),
+            config.timer_max_delay_s,
+            now_ms,
+        )
+
+    def routed(
+        self,
+        message: Message,
+        queue_id: object = None,
+        queue_selector: QueueSelector | None = None,
+    ) -> Routed:
+        """The message and the queue that its sender chose, if any.
+
+        Raises: InvalidQueueError where the topic has no such queue, or a sharding key says another.
+        """
+        if queue_id is None and queue_selector is None:
+            return Routed(message)
+        count = self._catalog.queue_count(message.topic)
+        if queue_selector is not None:
+            _check_one_choice(message, queue_id)
+            if not callable(queue_selector):
+                problem = f"must be callable, not {type(queue_selector).__name__}"
+                raise InvalidQueueError("queue_selector", problem)
+            queue_id = queue_selector(_as_sent(message), count)
+        _check_one_choice(message, None)
+        return Routed(message, _checked_queue(queue_id, count))
+
+    def queues_of(self, routed: Sequence[Routed], *, in_turn: bool) -> list[int]:
+        """As chosen, else by sharding key, else in turn or by the place among these messages."""
+        turns = self._turn if in_turn else itertools.count()
+        return [self._queue_of(each, turns) for each in routed]
+
+    def _queue_of(self, routed: Routed, turns: Iterator[int]) -> int:
+        if routed.queue_id is not None:
+            return routed.queue_id
+        count = self._catalog.queue_count(routed.message.topic)
+        key = routed.message.sharding_key
+        if key is None:
+            return next(turns) % count
+        # Spark's crc32 gives the same number for the same bytes.
+        return zlib.crc32(key.encode()) % count
+
+    def check_message(self, message: Message, *, is_transactional: bool) -> None:
+        """Raise where its topic does not take it.
+
+        Raises: TopicConflictError, TopicNotFoundError, TopicKindError, InvalidBodyError,
+            StorageError.
+        """
+        self.check_topic(message.topic)
+        self._catalog.check_kind(
+            message.topic,
+            is_transactional=is_transactional,
+            is_delayed=message.is_delayed,
+            has_sharding_key=message.sharding_key is not None,
+        )
+        self._catalog.check_body(message.topic, message.body)
+
+    def queue_count(self, topic: str) -> int:
+        """How many queues a topic has, or would have."""
+        return self._catalog.queue_count(topic)
+
+    def body_schema(self, topic: str) -> BodySchema | None:
+        """What the bodies of a topic must be; None if they may be any bytes."""
+        return self._catalog.body_schema(topic)
+
+    def check_dataframe(self, topic: str, columns: Sequence[str]) -> None:
+        """As `check_message`, for the rows of a DataFrame, which are transactional."""
+        self.check_topic(topic)
+        self._catalog.check_kind(
+            topic,
+            is_transactional=True,
+            is_delayed=bool({"delay_s", "deliver_timestamp"} & set(columns)),
+            has_sharding_key="sharding_key" in columns,
+        )
+
+    def check_topic(self, topic: str) -> None:
+        """Raise TopicConflictError for a second spelling, TopicNotFoundError for an unknown one."""
+        folded = topic.lower()
+        if folded not in self._spelled:
+            self._spelled.update({name.lower(): name for name in self._store.topics()})
+        known = self._spelled.get(folded, topic)
+        if known != topic:
+            rule = f"the topic {known} differs only in case; use that name"
+            raise TopicConflictError("topic", topic, rule)
+        self._catalog.check_is_there(topic)
+        self._spelled[folded] = topic
+
+
+def _as_sent(message: Message) -> Message:
+    """With the name of its topic as its sender wrote it."""
+    return message.to_stored_topic(unwrapped(message.topic))
+
+
+def _check_one_choice(message: Message, queue_id: object) -> None:
+    if message.sharding_key is not None:
+        problem = "cannot be chosen for a message with a sharding_key; leave one of them out"
+        raise InvalidQueueError("queue_id", problem)
+    if queue_id is not None:
+        raise InvalidQueueError("queue_id", "and queue_selector are both given; pass one")
+
+
+def _checked_queue(queue_id: object, count: int) -> int:
+    # bool is an int in Python.
+    if not isinstance(queue_id, int) or isinstance(queue_id, bool):
+        raise InvalidQueueError("queue_id", f"must be an int, not {type(queue_id).__name__}")
+    if not 0 <= queue_id < count:
+        raise InvalidQueueError("queue_id", f"must be from 0 to {count - 1}, not {shown(queue_id)}")
+    return queue_id
+
+
+class _LogCommits:
+    """The two committing threads of a process, one a log, and the look after each end."""
+
+    def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
+        session = uuid.uuid4()
+        self._clock = clock
+        self._half, self._op = store.half_log(), store.op_log()
+        self._store, self._producer_group = store, producer_group
+        self.client_id = str(session)
+        self._session = f"txmq-producer/{session}"
+        # DataFrames commit in their callers' threads. Under one number with the half thread, a
+        # commit of either would answer for a lost one of the other.
+        self._frame_session = f"txmq-producer/{uuid.uuid4()}"
+        self._recall_session = f"txmq-producer/{uuid.uuid4()}"
+        self._frame_lock = threading.Lock()
+        # One queue a process: a group commit is then one file.
+        self.queue_id = session.int % store.config.half_queues
+        self._resolver: Resolver | None = None
+        self._numbers = itertools.count(1)
+        self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
+            self._commit_halves, "txmq-half"
+        )
+        self.ends: GroupCommitter[Ends, list[Resolution]] = self._committer(
+            self._commit_ends, "txmq-op"
+        )
+        # Recalls are few; a thread and a handle of their own keep the ends' look simple.
+        self._recall_op: OpLog | None = None
+        self.recalls: GroupCommitter[OpRow, None] = self._committer(
+            self._commit_recalls, "txmq-recall"
+        )
+
+    def _committer(
+        self, commit: Callable[[list[Item]], Sequence[Answer]], name: str
+    ) -> GroupCommitter[Item, Answer]:
+        config = self._store.config
+        return GroupCommitter(
+            commit,
+            name=f"{name}-{self._producer_group}",
+            max_rows=config.group_commit_max_rows,
+        )
+
+    def close(self) -> None:
+        self.halves.close()
+        self.ends.close()
+        self.recalls.close()
+
+    def _commit_halves(self, items: list[Sequence[HalfTransaction]]) -> list[None]:
+        rows = half_table(chain.from_iterable(items))
+        number = next(self._numbers)
+        reached(FailPoint.HALF_READY)
+        self._half.table.append(rows, app_id=self._session, number=number)
+        reached(FailPoint.HALF_COMMITTED)
+        _reopen_sometimes(self._half.table, number)
+        return [None] * len(items)
+
+    def commit_dataframes(
+        self,
+        own: HalfTransaction,
+        sends: Sequence[DataFrameSend],
+        limits_of: Callable[[str], SendLimits],
+    ) -> None:
+        """All halves of a transaction with DataFrames, one commit; the head is written last."""
+        half = self._store.half_log().table
+        first = own.rows
+        files = [
+            file
+            for place, send in enumerate(sends)
+            for file in send.write(
+                half, own.origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
+            )
+        ]
+        count = own.message_count + sum(file.num_records for file in files)
+        if count == 0:
+            raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
+        head = half.new_files(half_table([own._replace(message_count=count)]))
+        reached(FailPoint.FRAMES_WRITTEN)
+        with self._frame_lock:
+            number = next(self._numbers)
+            half.append_files([*files, *head], app_id=self._frame_session, number=number)
+        reached(FailPoint.FRAMES_COMMITTED)
+
+    def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
+        number = next(self._numbers)
+        ends = list(chain.from_iterable(items))
+        rows = end_table(
+            ends, producer_group=self._producer_group, queue_id=self.queue_id,
+            now_ms=self._clock.now_ms(),
+        )  # fmt: skip
+        reached(FailPoint.END_READY)
+        self._op.table.append(rows, app_id=self._session, number=number)
+        reached(FailPoint.END_COMMITTED)
+        answers = iter(self._looker().resolutions(ends))
+        reached(FailPoint.END_CONFIRMED)
+        _reopen_sometimes(self._op.table, number)
+        return [list(islice(answers, len(item))) for item in items]
+
+    def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
+        if self._recall_op is None:
+            self._recall_op = self._store.op_log()
+        number = next(self._numbers)
+        self._recall_op.append(rows, self.queue_id, app_id=self._recall_session, number=number)
+        return [None] * len(rows)
+
+    def new_resolver(self) -> Resolver:
+        """With handles of its own, for the calling thread."""
+        op = self._store.op_log()
+        settled = self._store.settled_log(op.table.table_id)
+        return Resolver(self._store.half_log(), op, settled)
+
+    def _looker(self) -> Resolver:
+        if self._resolver is None:
+            settled = self._store.settled_log(self._op.table.table_id)
+            self._resolver = Resolver(self._store.half_log(), self._op, settled)
+        return self._resolver
+
+
+def _reopen_sometimes(table: Table, number: int) -> None:
+    # A handle grows with each commit it makes.
+    if number % REOPEN_AFTER_COMMITS == 0:
+        table.reopen()

@@ -1,0 +1,304 @@
+"""A DataFrame as one transaction: Spark writes the files of its halves, one commit shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from txmq.clock import timestamp
+from txmq.delta.parquet import (
+    NewFile,
+    microsecond_timestamps,
+    spark_writer,
+    staging_folder,
+    written_by_spark,
+)
+from txmq.delta.schemas import HALF
+from txmq.delta.storage import Table
+from txmq.errors import (
+    InvalidBodyError,
+    InvalidMessageError,
+    InvalidMessageTypeError,
+    SchemaMismatchError,
+)
+from txmq.message.body_schema import BodySchema
+from txmq.message.message import MAX_FIELD_BYTES, RESERVED_PROPERTIES
+from txmq.store.half import HalfOrigin, store_date
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+# DataFrames of one transaction get ranges of sequences that cannot meet.
+SEQUENCES_PER_DATAFRAME = 1 << 56
+_COLUMN_TYPES = {
+    "body": ("binary", "string"),
+    "tags": ("string",),
+    "keys": ("string",),
+    "sharding_key": ("string",),
+    "properties": ("map<string,string>",),
+    "delay_s": ("int", "bigint"),
+    "deliver_timestamp": ("timestamp",),
+}
+
+_TEXTS = ("tags", "keys", "sharding_key")
+WRONG_BODY = "body without the schema of its topic"
+_IS_WRONG = "body_is_wrong"
+_CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
+
+
+class DataFrameSend:
+    """A checked DataFrame and the topic it goes to; nothing is computed yet."""
+
+    def __init__(
+        self, dataframe: DataFrame, topic: str, body_schema: BodySchema | None = None
+    ) -> None:
+        """Raise SchemaMismatchError with every difference at once.
+
+        With a `body_schema` rows are checked by Python code on Spark's workers.
+        """
+        self.topic = topic
+        self.body_schema = body_schema
+        self.dataframe = dataframe
+        _check_dataframe(dataframe)
+
+    def write(
+        self, half: Table, origin: HalfOrigin, first_sequence: int, limits: SendLimits
+    ) -> list[NewFile]:
+        """Compute the DataFrame once and write its halves beside the half log; 0 commits.
+
+        Raises: InvalidMessageError with the number of rows that cannot be messages, of its kinds
+            InvalidBodyError where bodies do not have the topic's schema; their files are removed.
+        """
+        import pyspark.sql.functions as F  # noqa: N812
+        from pyspark.sql import Observation
+
+        folder = staging_folder()
+        observation = Observation(folder)
+        rows = self._half_rows(origin, first_sequence, limits.queue_count)
+        problems = _problems(F, limits, self.dataframe.columns)
+        if self.body_schema is not None:
+            rows = rows.withColumn(_IS_WRONG, _is_wrong(F, self.body_schema)("body"))
+            problems[WRONG_BODY] = F.col(_IS_WRONG)
+        observed = rows.observe(observation, *_counts(F, problems)).drop(_IS_WRONG)
+        writer = spark_writer(observed)
+        with microsecond_timestamps(self.dataframe.sparkSession):
+            writer.parquet(f"{half.location}/{folder}")
+        try:
+            _refuse(observation.get)
+        except InvalidMessageError:
+            half.filesystem.delete_dir(folder)
+            raise
+        partition = partition_of(origin)
+        return written_by_spark(folder, half.filesystem, HALF.statistics_columns, partition)
+
+    def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
+        import pyspark.sql.functions as F  # noqa: N812
+
+        numbered = self.dataframe.withColumn(
+            "sequence", F.monotonically_increasing_id() + F.lit(first_sequence)
+        )
+        columns = _half_columns(F, self, origin, queue_count)
+        return numbered.select([column.alias(name) for name, column in columns.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """What a row may hold, and how many queues its topic has."""
+
+    max_message_size_bytes: int
+    max_properties_size_bytes: int
+    queue_count: int
+    timer_max_delay_s: float
+    now_ms: int
+
+
+def partition_of(origin: HalfOrigin) -> dict[str, str | None]:
+    """The partition values of the half log for this transaction, as Delta writes them."""
+    return {
+        "queue_id": str(origin.queue_id),
+        "store_date": store_date(origin.transaction_id).isoformat(),
+    }
+
+
+def _half_columns(
+    functions: Any, send: DataFrameSend, origin: HalfOrigin, queue_count: int
+) -> dict[str, Column]:
+    given = set(send.dataframe.columns)
+
+    def optional(name: str, kind: str) -> Any:
+        return (functions.col(name) if name in given else functions.lit(None)).cast(kind)
+
+    sequence = functions.col("sequence")
+    key = optional("sharding_key", "string")
+    by_key = functions.crc32(key.cast("binary")) % queue_count
+    return {
+        "transaction_id": functions.lit(origin.transaction_id),
+        "sequence": sequence,
+        "message_id": functions.concat(functions.lit(origin.transaction_id + ":"), sequence),
+        "producer_group": functions.lit(origin.producer_group),
+        "real_topic": functions.lit(send.topic),
+        "real_queue_id": functions.coalesce(by_key, sequence % queue_count).cast("int"),
+        "tags": optional("tags", "string"),
+        "keys": optional("keys", "string"),
+        "body": functions.col("body").cast("binary"),
+        "properties": functions.coalesce(
+            optional("properties", "map<string,string>"),
+            functions.create_map().cast("map<string,string>"),
+        ),
+        "sharding_key": key,
+        "born_timestamp": functions.lit(timestamp(origin.born_timestamp_ms)),
+        # A pause of no length is none, as in a Message.
+        "delay_s": functions.nullif(optional("delay_s", "bigint"), functions.lit(0)),
+        "deliver_timestamp": optional("deliver_timestamp", "timestamp"),
+        "ordinary": functions.lit(False),  # noqa: FBT003
+    }
+
+
+def _check_dataframe(dataframe: Any) -> None:
+    # Connect has a DataFrame class of its own, so the shape is asked, not the class.
+    if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
+        problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
+        raise InvalidMessageTypeError("dataframe", problem)
+    faults = _schema_faults(dataframe.dtypes)
+    if dataframe.isStreaming:
+        faults.append("it is a stream; call send_dataframe inside foreachBatch")
+    if faults:
+        raise SchemaMismatchError(faults)
+
+
+def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
+    types = dict(dtypes)
+    faults = [] if "body" in types else ["column body is missing"]
+    if len(types) != len(dtypes):
+        faults.append("a column name stands twice")
+    for name, kind in dtypes:
+        if name not in _COLUMN_TYPES:
+            faults.append(f"column {name!r} is not one of {', '.join(_COLUMN_TYPES)}")
+        elif kind not in _COLUMN_TYPES[name]:
+            faults.append(f"column {name!r} is {kind}, not {' or '.join(_COLUMN_TYPES[name])}")
+    return faults
+
+
+def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[str, Column]:
+    """What makes a row no message."""
+    F = functions  # noqa: N806
+    texts = [name for name in _TEXTS if name in given]
+    checks = _body_problems(F, limits)
+    if texts:
+        checks |= _text_problems(F, texts)
+    if "properties" in given:
+        checks |= _property_problems(F)
+    if {"delay_s", "deliver_timestamp"} & set(given):
+        checks |= _delay_problems(F, limits)
+    if texts or "properties" in given:
+        checks |= _size_problems(F, limits, texts, with_properties="properties" in given)
+    return checks
+
+
+def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
+    """Counts of rows that cannot be messages, taken while they are written."""
+    F = functions  # noqa: N806
+    return [
+        F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
+        for name, problem in problems.items()
+    ]
+
+
+def _is_wrong(functions: Any, schema: BodySchema) -> Any:
+    """A function of Spark that says of a body whether it does not have the schema."""
+    # Here and not in each worker, for what is missing is told by its own error.
+    schema.problem(b"")
+    # Without hints of types, which Spark takes as a wish for another kind of function.
+    return functions.udf(
+        lambda body: body is not None and schema.problem(bytes(body)) is not None, "boolean"
+    )
+
+
+def _body_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
+    too_large = functions.octet_length("body") > limits.max_message_size_bytes
+    return {
+        "body is null": functions.col("body").isNull(),
+        f"body above {limits.max_message_size_bytes:,} bytes": too_large,
+    }
+
+
+def _text_problems(functions: Any, texts: Sequence[str]) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    lengths = [F.coalesce(F.length(F.trim(name)), F.lit(1)) for name in texts]
+    problems = {
+        "control characters in a text": F.concat_ws("", *texts).rlike(_CONTROL_CHARACTERS),
+        f"keys, tags or sharding_key above {MAX_FIELD_BYTES:,} bytes": (
+            F.greatest(F.lit(0), *(_size_bytes(F, name) for name in texts)) > MAX_FIELD_BYTES
+        ),
+        "keys, tags or sharding_key blank": F.least(F.lit(1), *lengths) == 0,
+    }
+    if "tags" in texts:
+        problems["tags with |"] = F.col("tags").contains("|")
+    return problems
+
+
+def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
+    pause, due = functions.col("delay_s"), functions.col("deliver_timestamp")
+    max_s = limits.timer_max_delay_s
+    latest = functions.lit(timestamp(limits.now_ms) + timedelta(seconds=max_s))
+    return {
+        "delay_s below 0": pause < 0,
+        "both delay_s and deliver_timestamp": pause.isNotNull() & due.isNotNull(),
+        f"a delay above timer_max_delay_s ({max_s:,.0f} s)": (
+            functions.coalesce(pause > max_s, functions.lit(False))  # noqa: FBT003
+            | functions.coalesce(due > latest, functions.lit(False))  # noqa: FBT003
+        ),
+    }
+
+
+def _property_problems(functions: Any) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    entries = F.map_entries("properties")
+    together = F.transform(entries, lambda pair: F.concat(pair["key"], pair["value"]))
+    return {
+        "a property without a value": F.exists(entries, lambda pair: pair["value"].isNull()),
+        "a property that is blank or reserved": F.exists(
+            entries, lambda pair: _is_refused(F, pair["key"], pair["value"])
+        ),
+        "control characters in a property": F.concat_ws("", together).rlike(_CONTROL_CHARACTERS),
+    }
+
+
+def _size_problems(
+    functions: Any, limits: SendLimits, texts: Sequence[str], *, with_properties: bool
+) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    size = sum((_size_bytes(F, name) for name in texts), F.lit(0))
+    if with_properties:
+        size = size + F.aggregate(
+            F.map_entries("properties"),
+            F.lit(0),
+            lambda total, pair: (
+                total
+                + F.octet_length(pair["key"])
+                + F.coalesce(F.octet_length(pair["value"]), F.lit(0))
+            ),
+        )
+    above = f"properties above {limits.max_properties_size_bytes:,} bytes"
+    return {above: size > limits.max_properties_size_bytes}
+
+
+def _size_bytes(functions: Any, name: str) -> Column:
+    return functions.coalesce(functions.octet_length(name), functions.lit(0))  # type: ignore[no-any-return]
+
+
+def _is_refused(functions: Any, name: Column, value: Column) -> Any:
+    """As single messages: neither blank, nor a name that is txmq's own."""
+    F = functions  # noqa: N806
+    is_blank = (F.length(F.trim(name)) == 0) | (F.length(F.trim(value)) == 0)
+    is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith("__txmq")
+    return F.coalesce(is_blank | is_reserved, F.lit(False))  # noqa: FBT003
+
+
+def _refuse(counts: dict[str, int]) -> None:
+    found = [f"{name}: {count:,} rows" for name, count in counts.items() if count]
+    if found:
+        kind = InvalidBodyError if counts.get(WRONG_BODY) else InvalidMessageError
+        raise kind("dataframe", "has rows that cannot be sent; " + "; ".join(found))

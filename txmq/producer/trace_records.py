@@ -1,0 +1,196 @@
+"""Trace records: what a send or an end leaves behind, as JSON (R90). Pure.
+
+RocketMQ's TraceContext and TraceBean without what has no meaning here (region, hosts, offsets).
+A rollback is called a rollback: RocketMQ's message type says commit of both.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Any
+
+from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.errors import InvalidBodyError
+from txmq.hooks import EndContext, SendContext, SentMessage
+from txmq.lifecycle import TransactionState
+from txmq.message.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactionState, message_id
+from txmq.store.topic_settings import TopicKind
+
+MESSAGES_OF_A_RECORD_MAX = 200
+
+
+class TraceType(enum.StrEnum):
+    """What a record tells of; RocketMQ's names."""
+
+    PUB = "Pub"
+    END_TRANSACTION = "EndTransaction"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """One send or one end of one transaction.
+
+    Attributes:
+        time_ms: when it was told, in milliseconds since 1970-01-01 UTC.
+        messages: those of a send that is large are spread over several records; those of an end
+            are known only where its producer had them.
+        message_count: of the whole transaction; None where it was not looked up.
+        success: whether what was asked for is what came of it.
+        error: the type of the error; its text may hold anything.
+        asked: COMMIT, ROLLBACK or UNKNOWN.
+        state: the state that came of it; None where it is not known.
+        source: who brought that state about.
+    """
+
+    trace_type: TraceType
+    time_ms: int
+    group: str
+    transaction_id: str
+    namespace: str | None = None
+    messages: tuple[SentMessage, ...] = ()
+    message_count: int | None = None
+    dataframe_topics: tuple[str, ...] = ()
+    cost_ms: float | None = None
+    success: bool = True
+    error: str | None = None
+    asked: LocalTransactionState | None = None
+    state: TransactionState | None = None
+    source: str | None = None
+    from_check: bool | None = None
+    reason: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What it is found by: the transaction, its messages and their keys (R90)."""
+        first = message_id(self.transaction_id, HEAD_SEQUENCE)
+        ids = [one.message_id for one in self.messages] or [first]
+        return tuple(_fitting([self.transaction_id, *ids], self.messages))
+
+
+def encoded(record: TraceRecord) -> bytes:
+    """A record as the body of a message; what is None is left out."""
+    found = ((name, getattr(record, name)) for name in _FIELDS)
+    values = {name: value for name, value in found if value is not None}
+    return _ENCODER.encode(values).encode()
+
+
+def decoded(body: bytes) -> TraceRecord:
+    """The record that `encoded` wrote; fields of a later version are left out.
+
+    Raises: InvalidBodyError.
+    """
+    try:
+        values = json.loads(body)
+        given = {name: _value(name, value) for name, value in values.items() if name in _FIELDS}
+        return TraceRecord(**given)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidBodyError("body", "is no trace record") from error
+
+
+def records_of_send(context: SendContext, time_ms: int) -> Iterator[TraceRecord]:
+    """One record for each transaction of a send, several where it has many messages."""
+    by_transaction = {
+        key: list(group)
+        for key, group in groupby(context.messages, lambda one: one.message_id.partition(":")[0])
+    }
+    for transaction_id in context.transaction_ids:
+        sent = by_transaction.get(transaction_id, [])
+        for part in _parts(sent) if sent else [[]]:
+            yield TraceRecord(
+                trace_type=TraceType.PUB,
+                time_ms=time_ms,
+                group=context.producer_group,
+                namespace=context.namespace,
+                transaction_id=transaction_id,
+                messages=tuple(part),
+                message_count=None if context.dataframe_topics else len(sent),
+                dataframe_topics=context.dataframe_topics,
+                cost_ms=context.cost_ms,
+                success=context.error is None,
+                error=_type_of(context.error),
+            )
+
+
+def record_of_end(context: EndContext, time_ms: int) -> TraceRecord:
+    """One record; of many messages it names as many as there is room for keys."""
+    return TraceRecord(
+        trace_type=TraceType.END_TRANSACTION,
+        time_ms=time_ms,
+        group=context.producer_group,
+        namespace=context.namespace,
+        transaction_id=context.transaction_id,
+        messages=tuple(next(_parts(context.messages), [])),
+        message_count=context.message_count,
+        cost_ms=context.cost_ms,
+        success=context.error is None and context.is_as_asked,
+        error=_type_of(context.error),
+        asked=context.asked,
+        state=context.state,
+        source=context.source,
+        from_check=context.from_check,
+        reason=context.reason,
+    )
+
+
+def _parts(sent: Sequence[SentMessage]) -> Iterator[list[SentMessage]]:
+    """Messages whose ids fit into the keys of one record."""
+    for first in range(0, len(sent), MESSAGES_OF_A_RECORD_MAX):
+        yield list(sent[first : first + MESSAGES_OF_A_RECORD_MAX])
+
+
+def _fitting(ids: Sequence[str], messages: Sequence[SentMessage]) -> Iterator[str]:
+    """The ids, then the keys of the messages while there is room, each once."""
+    left, seen = MAX_FIELD_BYTES, set()
+    keys = (key for one in messages for key in (one.keys or "").split(KEY_SEPARATOR))
+    for token in (*ids, *keys):
+        size = len(token.encode()) + len(KEY_SEPARATOR)
+        if token and token not in seen and size <= left:
+            left -= size
+            seen.add(token)
+            yield token
+
+
+def _value(name: str, value: Any) -> Any:
+    match name:
+        case "messages":
+            return tuple(_message(one) for one in value)
+        case "dataframe_topics":
+            return tuple(value)
+        case "trace_type":
+            return TraceType(value)
+        case "asked":
+            return LocalTransactionState(value)
+        case "state":
+            return TransactionState(value)
+        case _:
+            return value
+
+
+def _message(values: Mapping[str, Any]) -> SentMessage:
+    return SentMessage(
+        message_id=values["message_id"],
+        topic=values["topic"],
+        tags=values["tags"],
+        keys=values["keys"],
+        body_size_bytes=values["body_size_bytes"],
+        kind=TopicKind(values["kind"]),
+    )
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, SentMessage):
+        return {name: getattr(value, name) for name in _MESSAGE_FIELDS}
+    return value.value
+
+
+def _type_of(error: Exception | None) -> str | None:
+    return None if error is None else type(error).__name__
+
+
+_FIELDS = tuple(spec.name for spec in fields(TraceRecord))
+_MESSAGE_FIELDS = tuple(spec.name for spec in fields(SentMessage))
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, default=_plain)

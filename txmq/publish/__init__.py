@@ -1,0 +1,1 @@
+"""Settle, publish, deliver: claims become facts, facts become visible messages."""

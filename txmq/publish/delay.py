@@ -1,0 +1,311 @@
+"""The delay service: claims DELIVER for what is due in the schedule (DESIGN section 8, R97-R103).
+
+Nothing depends on what it remembers: a claim that is written twice counts once, and what was not
+written is found again in the schedule. It needs no Spark and no stream: a delayed message has
+nobody who could answer before its deadline, so there is nothing to join (decision 0016).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import Clock, SystemClock, timestamp
+from txmq.errors import CommitRefusedError, TxmqError
+from txmq.fail_points import FailPoint, reached
+from txmq.handles import ThreadHandle
+from txmq.publish.deliveries import are_ended
+from txmq.publish.waiting import WAITING_COLUMNS, DueMessages, chunks, deliver_claims
+from txmq.store.settled import NOTHING, mark_id
+from txmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+CLAIMS_A_COMMIT = 10_000
+REOPEN_AFTER_COMMITS = 100
+PROGRESS_INTERVAL_S = 1.0
+ERROR_PAUSE_S = 1.0
+# A store without delayed messages has no schedule to look into.
+LOOK_FOR_SCHEDULE_S = 0.5
+REGISTER = "delay"
+
+
+@dataclass(frozen=True, slots=True)
+class DelayResult:
+    """What one call did; `waiting` are due within the horizon and kept in memory."""
+
+    delivered: int = 0
+    commits: int = 0
+    waiting: int = 0
+
+    def __add__(self, other: DelayResult) -> DelayResult:
+        """The sum of two."""
+        return DelayResult(
+            self.delivered + other.delivered, self.commits + other.commits, other.waiting
+        )
+
+
+class DelayService:
+    """Delivers delayed messages when they are due. Several may run; the first claim counts.
+
+    Args:
+        store: where the schedule is.
+        clock: what "due" means; nothing is delivered before it shows the time.
+
+    Reads: the schedule (due dates up to the horizon), settled after a start. Writes: op,
+    state/delay. Commits: one to op for up to 10,000 claims, one a second to state/delay.
+
+    Example:
+        >>> DelayService(store).run_once().delivered
+        0
+    """
+
+    def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
+        """Read nothing yet."""
+        self.store = store
+        self.total = DelayResult()
+        self.last_error: TxmqError | None = None
+        self._clock: Clock = clock or SystemClock()
+        self._round: _Round | None = None
+
+    def run_once(self) -> DelayResult:
+        """Claim all that is due now, then return. Raises: StorageError."""
+        return self._tick()
+
+    def start(self) -> DelayHandle:
+        """Look `delay_trigger_interval_s` apart until `stop()`."""
+        return DelayHandle(self)
+
+    def _tick(self) -> DelayResult:
+        if self._round is None:
+            self._round = _Round(self.store, self._clock)
+        try:
+            result = self._round.tick()
+        except BaseException:
+            # What was taken from memory is found again in the tables.
+            self._round = None
+            raise
+        self.total = self.total + result
+        return result
+
+    def _tick_or_wait(self) -> float:
+        """One look; the pause after it, in seconds. What another look may heal is tried again."""
+        try:
+            self._tick()
+        except TxmqError as error:
+            logger.exception("the delay service could not go on")
+            self.last_error = error
+            return ERROR_PAUSE_S
+        self.last_error = None
+        interval_s = self.store.config.delay_trigger_interval_s
+        has_schedule = self._round is not None and self._round.has_schedule
+        return interval_s if has_schedule else max(interval_s, LOOK_FOR_SCHEDULE_S)
+
+    def _keep_progress(self) -> None:
+        if self._round is not None:
+            self._round.keep_progress()
+
+
+class DelayHandle(ThreadHandle):
+    """A delay service that runs in a thread of its own."""
+
+    def __init__(self, service: DelayService) -> None:
+        """Made by `DelayService.start()`."""
+        super().__init__("delay", service.store.config.delay_trigger_interval_s)
+        self._service = service
+        self.begin()
+
+    def _turn(self) -> None:
+        self._interval_s = self._service._tick_or_wait()  # noqa: SLF001 - its own handle
+
+    def _end(self) -> None:
+        try:
+            self._service._keep_progress()  # noqa: SLF001 - its own handle
+        except TxmqError:
+            logger.exception("the progress of the delay service was not kept")
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Messages committed up to `op_version` and due up to `due_ms` are claimed, all of them."""
+
+    op_version: int = NOTHING
+    due_ms: int = 0
+
+    def covers(self, other: _Done) -> bool:
+        return self.op_version >= other.op_version and self.due_ms >= other.due_ms
+
+
+class _Round:
+    """The handles of one delay service and what waits within its horizon."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        session = uuid.uuid4()
+        self._store, self._clock = store, clock
+        self._op = store.op_log()
+        self._schedule = store.schedule_log()
+        self._mark_id = mark_id(self._op.table.table_id)
+        self._horizon_ms = round(store.config.delay_horizon_s * 1000)
+        self._app_id, self._numbers = f"txmq-delay/{session}", itertools.count(1)
+        self._queue_id = session.int % store.config.half_queues
+        self._waiting = DueMessages()
+        self._seen = NOTHING
+        self._is_begun, self._end_ms = False, 0
+        self._done, self._kept = _Done(), _Done()
+        self._kept_at_s = time.monotonic()
+        self._is_claimed = False
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the store has ever had a delayed message."""
+        return self._schedule.is_there
+
+    def tick(self) -> DelayResult:
+        """Take in what is new, claim what is due."""
+        now_ms = self._clock.now_ms()
+        if not self._is_begun:
+            result = self._begin(now_ms)
+        else:
+            self._take_in(now_ms)
+            result = self._deliver(now_ms)
+        self._done = _Done(self._seen, max(self._done.due_ms, now_ms))
+        self._keep_progress_sometimes()
+        return result
+
+    # --- taking in ------------------------------------------------------------------------------
+
+    def _begin(self, now_ms: int) -> DelayResult:
+        """What is due already comes out day by day, so that memory holds one day of it."""
+        result = DelayResult()
+        if not self._schedule.refresh().is_there:
+            return result
+        self._done = self._kept = self._known()
+        self._is_begun = True
+        self._seen, self._end_ms = self._mark(), now_ms + self._horizon_ms
+        for day in self._days(self._end_ms):
+            is_over = day < timestamp(self._done.due_ms).date()
+            after = self._done.op_version if is_over else NOTHING
+            rows = self._due_before(self._read(day, after), self._end_ms)
+            rows = rows.filter(pc.invert(_is_done(rows, self._done)))
+            self._waiting.add(self._without_ended(rows, now_ms))
+            result = result + self._deliver(now_ms)
+        return result
+
+    def _take_in(self, now_ms: int) -> None:
+        """New messages that are due within the horizon, and those that the horizon reaches."""
+        if self._schedule.has_news():
+            self._schedule.refresh()
+            after, self._seen = self._seen, self._mark()
+            for day in self._days(self._end_ms):
+                rows = self._read(day, after)
+                rows = rows.filter(pc.greater(rows["op_version"], after))
+                self._waiting.add(self._due_before(rows, self._end_ms))
+        if now_ms + self._horizon_ms // 2 >= self._end_ms:
+            self._move_horizon(now_ms + self._horizon_ms)
+
+    def _move_horizon(self, end_ms: int) -> None:
+        first, self._end_ms = self._end_ms, end_ms
+        for day in self._days(end_ms):
+            if day >= timestamp(first).date():
+                rows = self._due_before(self._read(day, NOTHING), end_ms)
+                is_new = pc.greater_equal(rows["deliver_timestamp"], _moment(first))
+                is_known = pc.less_equal(rows["op_version"], self._seen)
+                self._waiting.add(rows.filter(pc.and_(is_new, is_known)))
+
+    def _days(self, end_ms: int) -> list[date]:
+        """Due dates up to the horizon that the schedule has, the oldest first."""
+        last = timestamp(end_ms).date()
+        return sorted(day for day in self._schedule.due_dates() if day <= last)
+
+    def _read(self, day: date, after: int) -> pa.Table:
+        return self._schedule.read(day, after, WAITING_COLUMNS)
+
+    def _due_before(self, rows: pa.Table, end_ms: int) -> pa.Table:
+        return rows.filter(pc.less(rows["deliver_timestamp"], _moment(end_ms)))
+
+    def _without_ended(self, rows: pa.Table, now_ms: int) -> pa.Table:
+        """Without what was delivered or recalled before; what is not due yet is not looked up."""
+        is_due = pc.less_equal(rows["deliver_timestamp"], _moment(now_ms))
+        due = rows.filter(is_due)
+        if not due.num_rows:
+            return rows
+        settled = self._store.settled_log(self._op.table.table_id)
+        left = due.filter(pa.array(~are_ended(due, settled)))
+        return pa.concat_tables([rows.filter(pc.invert(is_due)), left])
+
+    def _mark(self) -> int:
+        found = self._schedule.table.mark(self._mark_id)
+        return NOTHING if found is None else found
+
+    # --- delivering -----------------------------------------------------------------------------
+
+    def _deliver(self, now_ms: int) -> DelayResult:
+        if not self._waiting.has_due(now_ms):
+            return DelayResult(waiting=len(self._waiting))
+        due = self._waiting.take_due(now_ms)
+        commits = 0
+        reached(FailPoint.DUE_MESSAGES_FOUND)
+        for part in chunks(deliver_claims(due, self._clock.now_ms()), CLAIMS_A_COMMIT):
+            self._append(part)
+            commits += 1
+            reached(FailPoint.DELIVERIES_CLAIMED)
+        return DelayResult(due.num_rows, commits, len(self._waiting))
+
+    def _append(self, claims: pa.Table) -> None:
+        number = next(self._numbers)
+        self._op.append_table(claims, self._queue_id, app_id=self._app_id, number=number)
+        self._is_claimed = True
+        if number % REOPEN_AFTER_COMMITS == 0:
+            self._op.table.reopen()
+
+    # --- progress -------------------------------------------------------------------------------
+
+    def _known(self) -> _Done:
+        """What an earlier start has done; a store without any has no register yet."""
+        register = self._store.optional_register(REGISTER)
+        value: dict[str, Any] = {} if register is None else register.read().value
+        if value.get("op_table_id") != self._op.table.table_id:
+            return _Done()
+        return _Done(value["op_version"], value["due_ms"])
+
+    def _keep_progress_sometimes(self) -> None:
+        if self._is_claimed and time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
+            self.keep_progress()
+
+    def keep_progress(self) -> None:
+        """Write how far all is claimed: one commit, if anything was; it spares the next start."""
+        if not self._is_claimed or not self._done.covers(self._kept):
+            return
+        register = self._store.made_register(REGISTER)
+        value = {
+            "op_table_id": self._op.table.table_id,
+            "op_version": self._done.op_version,
+            "due_ms": self._done.due_ms,
+        }
+        try:
+            register.swap(register.read(), value, self._clock.now_ms())
+        except CommitRefusedError:
+            # Another delay service wrote its own; that is as good.
+            return
+        reached(FailPoint.DELAY_PROGRESS_KEPT)
+        self._kept, self._is_claimed = self._done, False
+        self._kept_at_s = time.monotonic()
+
+
+def _is_done(rows: pa.Table, done: _Done) -> pa.ChunkedArray:
+    return pc.and_(
+        pc.less_equal(rows["op_version"], done.op_version),
+        pc.less_equal(rows["deliver_timestamp"], _moment(done.due_ms)),
+    )
+
+
+def _moment(time_ms: int) -> pa.Scalar:
+    return pa.scalar(timestamp(time_ms), pa.timestamp("us", "UTC"))

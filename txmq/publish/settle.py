@@ -1,0 +1,165 @@
+"""Settle: claims become facts. Arrow for the many plain ends, the fold for all the others.
+
+The plain case, a first and only claim about a complete transaction, is decided by columns; it
+mirrors `lifecycle.fold` and is tested against it. Anything else goes through the fold itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import timestamp
+from txmq.columns import Groups, flags
+from txmq.delta.schemas import SETTLED
+from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, TransactionState, fold
+from txmq.publish.deliveries import is_about_delivery, settle_deliveries
+from txmq.store.half import HalfLog, grouped_summaries
+from txmq.store.op import claims_of_table
+from txmq.store.schedule import ScheduleLog
+from txmq.store.settled import SettledLog, settled_table
+
+_PLAIN_ENDS = {
+    ClaimKind.COMMIT.value: TransactionState.COMMITTED.value,
+    ClaimKind.ROLLBACK.value: TransactionState.ROLLED_BACK.value,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The facts of one range of claims, and how many claims came to nothing."""
+
+    facts: pa.Table
+    claims: int
+    without_effect: int
+
+
+def settle(
+    claims: pa.Table,
+    half: HalfLog,
+    settled: SettledLog,
+    now_ms: int,
+    schedule: ScheduleLog | None = None,
+) -> Settlement:
+    """What took effect of `claims` (CLAIM_COLUMNS and `_commit_version`), in their order.
+
+    Reads: half and settled through the handles as they are pinned: half must have been opened
+    after the claims' range was fixed; the schedule, for messages whose halves are gone.
+    Writes: nothing.
+    """
+    is_delivery = flags(is_about_delivery(claims))
+    if not is_delivery.any():
+        facts = _ends(claims, half, settled, now_ms)
+    else:
+        facts = _ends(claims.filter(pa.array(~is_delivery)), half, settled, now_ms)
+        deliveries = claims.filter(pa.array(is_delivery))
+        logs = (half, schedule, settled)
+        facts = pa.concat_tables([facts, settle_deliveries(deliveries, facts, logs, now_ms)])
+    ordered = facts.sort_by([("op_version", "ascending"), ("ordinal", "ascending")])
+    return Settlement(ordered, claims.num_rows, claims.num_rows - facts.num_rows)
+
+
+def _ends(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
+    """Facts about transactions as a whole."""
+    if claims.num_rows == 0:
+        return SETTLED.columns.empty_table()
+    ids = pc.unique(claims["transaction_id"])
+    known = pc.unique(settled.facts_of(ids)["transaction_id"])
+    plain, others = _split(claims, half.summaries(ids), known)
+    return pa.concat_tables([_plain_facts(plain, now_ms), _folded(others, half, settled, now_ms)])
+
+
+def complete_groups(summaries: pa.Table) -> pa.Table:
+    """Transactions whose halves are all there, once each, with the group of their one sender.
+
+    Columns: transaction_id, first_group.
+    """
+    grouped = grouped_summaries(summaries)
+    whole = pc.and_(
+        pc.and_(
+            pc.equal(grouped["rows"], grouped["places"]),
+            pc.equal(grouped["messages"], grouped["message_count"]),
+        ),
+        pc.and_(
+            pc.equal(grouped["heads"], 1),
+            pc.equal(grouped["first_group"], grouped["last_group"]),
+        ),
+    )
+    kept = grouped.filter(pc.fill_null(whole, False))  # noqa: FBT003
+    return kept.select(["transaction_id", "first_group"])
+
+
+def _split(claims: pa.Table, summaries: pa.Table, known: pa.Array) -> tuple[pa.Table, pa.Table]:
+    """Claims that columns can decide, and the rest; all claims of one transaction stay together."""
+    by_id = Groups.of(claims["transaction_id"])
+    groups = complete_groups(summaries)
+    found = pc.index_in(by_id.keys, value_set=groups["transaction_id"])
+    half_group = pc.take(groups["first_group"].combine_chunks(), found).take(by_id.place)
+    conditions = [
+        pa.array(by_id.count()[by_id.place] == 1),
+        pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))),
+        pc.invert(pc.is_in(claims["transaction_id"], value_set=known)),
+        pc.fill_null(pc.equal(half_group, claims["producer_group"]), False),  # noqa: FBT003
+    ]
+    is_plain = conditions[0]
+    for condition in conditions[1:]:
+        is_plain = pc.and_(is_plain, condition)
+    if flags(is_plain).all():
+        return claims, claims.slice(0, 0)
+    return claims.filter(is_plain), claims.filter(pc.invert(is_plain))
+
+
+def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
+    now = timestamp(now_ms)
+    count = claims.num_rows
+    kinds = pa.array(list(_PLAIN_ENDS))
+    states = pa.array(list(_PLAIN_ENDS.values())).take(
+        pc.index_in(claims["kind"], value_set=kinds).combine_chunks()
+    )
+    columns = {
+        "transaction_id": claims["transaction_id"],
+        "state": states,
+        "sequences": pa.nulls(count, SETTLED.columns.field("sequences").type),
+        "op_version": claims["_commit_version"],
+        "ordinal": claims["ordinal"],
+        "settled_timestamp": pa.repeat(pa.scalar(now, pa.timestamp("us", "UTC")), count),
+        "source": claims["source"],
+        "producer_group": claims["producer_group"],
+        "life": pa.repeat(pa.scalar(0, pa.int32()), count),
+        "reason": claims["reason"],
+        "op_timestamp": claims["op_timestamp"],
+        "store_date": pa.repeat(pa.scalar(now.date()), count),
+    }
+    return pa.table(columns, schema=SETTLED.columns)
+
+
+def _folded(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
+    if claims.num_rows == 0:
+        return SETTLED.columns.empty_table()
+    ids = pc.unique(claims["transaction_id"])
+    standings = settled.standings(ids)
+    halves = half.halves_of(ids.to_pylist())
+    facts: list[Fact] = []
+    for transaction_id, own in _by_transaction(claims).items():
+        # Claims about a transaction without any half have no effect.
+        if transaction_id in halves:
+            standing = standings.get(transaction_id, PENDING)
+            facts.extend(fold(own, halves[transaction_id], standing)[1])
+    moments = _op_timestamps(claims)
+    own_moments = [moments[fact.claim.op_version, fact.claim.ordinal] for fact in facts]
+    return settled_table(facts, now_ms, own_moments)
+
+
+def _by_transaction(claims: pa.Table) -> dict[str, list[Claim]]:
+    grouped: dict[str, list[Claim]] = {}
+    for claim in claims_of_table(claims):
+        grouped.setdefault(claim.transaction_id, []).append(claim)
+    return grouped
+
+
+def _op_timestamps(claims: pa.Table) -> dict[tuple[int, int], object]:
+    versions, ordinals = claims["_commit_version"].to_pylist(), claims["ordinal"].to_pylist()
+    moments = claims["op_timestamp"].to_pylist()
+    return dict(zip(zip(versions, ordinals, strict=True), moments, strict=True))

@@ -1,0 +1,1 @@
+"""A store: its settings, its logs, its registers, each as a table."""

@@ -1,0 +1,155 @@
+"""What is wrong with the value of a setting, as lines that a person can act on."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import field
+from typing import Any
+
+from txmq.errors import InvalidNameError
+from txmq.message.names import check_stored_group
+from txmq.message.namespaces import stored_name
+
+_REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SHOWN_CHARACTERS = 200
+LISTENER_CLASS = "class"
+_LISTENER = "package.module:Class, or to {class: package.module:Class, argument: value}"
+
+
+def setting(default: Any, doc: str, *, at_least: float | None = None, at_most: float | None = None,
+            one_of: tuple[str, ...] = ()) -> Any:  # fmt: skip
+    """A field of Config with its bounds and its line in conf/txmq.yaml."""
+    bounds = {"doc": doc, "at_least": at_least, "at_most": at_most, "one_of": one_of}
+    return field(default=default, metadata=bounds)
+
+
+def unknown_key(key: object, known: Collection[str]) -> str:
+    """The fault of a key that is no setting, with the nearest one that is."""
+    nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"{key!r} is not a setting{hint}"
+
+
+def is_nearly(key: str, known: Collection[str]) -> bool:
+    """Whether a key that is no setting can only be a misspelt one."""
+    return bool(difflib.get_close_matches(key, known, n=1, cutoff=0.85))
+
+
+def faults_of_value(spec: dataclasses.Field[Any], value: object) -> list[str]:
+    """What is wrong with a number, a text or a flag: its type first, then its bounds."""
+    check = _CHECKS[str(spec.type)]
+    problem = check(value) or _bound_problem(spec, value)
+    return [_cut(f"{spec.name} {problem}, not {value!r}")] if problem else []
+
+
+def faults_of_listeners(value: object) -> list[str]:
+    """What is wrong with `listeners`: group names, references to classes, and their arguments."""
+    if not isinstance(value, Mapping):
+        return [f"listeners must map a producer group to {_LISTENER}"]
+    faults = _double_faults("listeners", value)
+    for group, listener in value.items():
+        faults += _name_faults("listeners", group)
+        if not _is_listener(listener):
+            # The value may be a secret in the wrong place.
+            shown = listener if isinstance(listener, str) else type(listener).__name__
+            faults.append(_cut(f"listeners: {group!r} needs {_LISTENER}, not {shown!r}"))
+    return faults
+
+
+def _is_listener(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+    names_are_names = all(isinstance(key, str) and key.isidentifier() for key in value)
+    reference = value.get(LISTENER_CLASS)
+    return names_are_names and isinstance(reference, str) and _is_listener(reference)
+
+
+def faults_of_groups(
+    value: object, specs: Mapping[str, dataclasses.Field[Any]], allowed: Collection[str]
+) -> list[str]:
+    """What is wrong with `groups`: group names, keys beside `allowed`, and values by `specs`."""
+    if not isinstance(value, Mapping):
+        return ["groups must map a producer group to its own settings"]
+    faults = _double_faults("groups", value)
+    for group, own in value.items():
+        faults += _name_faults("groups", group)
+        if isinstance(own, Mapping):
+            found = [fault for key in own for fault in _override_faults(key, own, specs, allowed)]
+            faults += [_cut(f"groups: {group!r}: {fault}") for fault in found]
+        else:
+            faults.append(_cut(f"groups: {group!r} must map settings to values, not {own!r}"))
+    return faults
+
+
+def _override_faults(
+    key: Any,
+    own: Mapping[Any, object],
+    specs: Mapping[str, dataclasses.Field[Any]],
+    allowed: Collection[str],
+) -> list[str]:
+    if key in allowed:
+        return faults_of_value(specs[key], own[key])
+    if key in specs:
+        return [f"{key} holds for the whole store; a group may have " + ", ".join(allowed)]
+    return [unknown_key(key, allowed)]
+
+
+def _name_faults(key: str, group: Any) -> list[str]:
+    try:
+        check_stored_group(stored_name(group) if isinstance(group, str) else group)
+    except InvalidNameError as error:
+        return [f"{key}: {error}"]
+    return []
+
+
+def _double_faults(key: str, value: Mapping[Any, object]) -> list[str]:
+    """A group inside a namespace has two spellings, `tenant%group` and `tenant.group`."""
+    counts = Counter(stored_name(group) for group in value if isinstance(group, str))
+    return [f"{key}: {group!r} is named twice" for group, count in counts.items() if count > 1]
+
+
+def _bound_problem(spec: dataclasses.Field[Any], value: Any) -> str | None:
+    at_least, at_most = spec.metadata["at_least"], spec.metadata["at_most"]
+    if spec.metadata["one_of"] and value not in spec.metadata["one_of"]:
+        return "must be one of " + ", ".join(spec.metadata["one_of"])
+    if at_least is not None and value < at_least:
+        return f"must be at least {at_least:,}"
+    if at_most is not None and value > at_most:
+        return f"must be at most {at_most:,}"
+    return None
+
+
+def _number_problem(value: object) -> str | None:
+    # bool is an int in Python and YAML's `yes` is a bool.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "must be a number"
+    return None if abs(value) <= sys.float_info.max else "must be finite"
+
+
+def _whole_problem(value: object) -> str | None:
+    return None if type(value) is int else "must be a whole number"
+
+
+def _flag_problem(value: object) -> str | None:
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+def _text_problem(value: object) -> str | None:
+    return None if isinstance(value, str) else "must be text"
+
+
+_CHECKS: dict[str, Callable[[object], str | None]] = {
+    "float": _number_problem,
+    "int": _whole_problem,
+    "bool": _flag_problem,
+    "str": _text_problem,
+}
+
+
+def _cut(text: str) -> str:
+    return text[:_SHOWN_CHARACTERS]

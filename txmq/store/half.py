@@ -1,0 +1,281 @@
+"""The half log: messages that nobody sees yet, one row each (RocketMQ's half topic, R24, R26)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import timestamp
+from txmq.columns import Groups, Integers, first_of_each, flags, integers
+from txmq.delta.schemas import HALF, HEAD_SEQUENCE
+from txmq.delta.storage import Table
+from txmq.lifecycle import Halves
+from txmq.message.delay_levels import delay_s_of
+from txmq.message.message import Message, message_id, transaction_time_ms
+
+# Two rows of one append that was retried differ in these alone.
+IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date", "client_id")
+SUMMARY_COLUMNS = ("transaction_id", "sequence", "producer_group", "real_topic", "message_count")
+COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
+
+DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
+DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
+
+NO_SEQUENCE = -1
+_DAY_MS = 86_400_000
+# One for all: a list a message is much work for the garbage collector.
+_NO_PROPERTIES: list[tuple[str, str]] = []
+
+
+class HalfOrigin(NamedTuple):
+    """What the rows of one transaction share."""
+
+    transaction_id: str
+    producer_group: str
+    queue_id: int
+    check_immunity_time_s: float
+    born_timestamp_ms: int
+    client_id: str | None = None
+    ordinary: bool = False
+    delay_levels_s: tuple[int, ...] = ()
+
+
+def store_date(transaction_id: str) -> date:
+    """The partition of a half: the UTC date of its id's time, whoever appends it and when."""
+    return _date(transaction_time_ms(transaction_id) // _DAY_MS)
+
+
+@lru_cache(maxsize=64)
+def _date(day: int) -> date:
+    return timestamp(day * _DAY_MS).date()
+
+
+class HalfTransaction(NamedTuple):
+    """The halves of a transaction that are written together; without messages, its head alone.
+
+    A head without payload goes before messages that Spark wrote into files of their own.
+    """
+
+    origin: HalfOrigin
+    messages: Sequence[Message]
+    queues: Sequence[int]
+    message_count: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows they are."""
+        return max(1, len(self.messages))
+
+
+def pause_s(message: Message | _HeadAlone, delay_levels_s: tuple[int, ...]) -> int | None:
+    """How long a message waits after its commit, by its level or in seconds; None: not at all."""
+    if message.delay_level:
+        return delay_s_of(message.delay_level, delay_levels_s)
+    return message.delay_s or None
+
+
+def half_table(transactions: Iterable[HalfTransaction]) -> pa.Table:
+    """Rows in the order of HALF's columns; the first one of each transaction is its head.
+
+    Built column by column: a value for each message and column would cost more than the commit.
+    """
+    rows = list(_rows(transactions))
+    origins = [each.origin for each, _, _, _ in rows]
+    messages = [message for _, _, message, _ in rows]
+    columns = {
+        **_of_origins(origins),
+        **_of_messages(messages),
+        "sequence": [sequence for _, sequence, _, _ in rows],
+        "message_id": [message_id(each.origin.transaction_id, n) for each, n, _, _ in rows],
+        "real_queue_id": [queue for _, _, _, queue in rows],
+        "delay_s": [pause_s(m, o.delay_levels_s) for o, m in zip(origins, messages, strict=True)],
+        **_of_heads([each if n == HEAD_SEQUENCE else None for each, n, _, _ in rows]),
+    }
+    return pa.table(
+        [pa.array(columns[field.name], field.type) for field in HALF.columns], schema=HALF.columns
+    )
+
+
+def _rows(
+    transactions: Iterable[HalfTransaction],
+) -> Iterator[tuple[HalfTransaction, int, Message | _HeadAlone, int | None]]:
+    for each in transactions:
+        if not each.messages:
+            yield each, HEAD_SEQUENCE, _HEAD_ALONE, None
+        for sequence, message in enumerate(each.messages):
+            yield each, sequence, message, each.queues[sequence]
+
+
+def _of_origins(origins: Sequence[HalfOrigin]) -> dict[str, object]:
+    born_ms = np.array([origin.born_timestamp_ms for origin in origins], dtype="datetime64[ms]")
+    times_ms = [transaction_time_ms(origin.transaction_id) for origin in origins]
+    return {
+        "transaction_id": [origin.transaction_id for origin in origins],
+        "queue_id": [origin.queue_id for origin in origins],
+        "producer_group": [origin.producer_group for origin in origins],
+        "born_timestamp": born_ms.astype("datetime64[us]"),
+        "ordinary": [origin.ordinary for origin in origins],
+        "store_date": [time_ms // _DAY_MS for time_ms in times_ms],
+    }
+
+
+def _of_messages(messages: Sequence[Message | _HeadAlone]) -> dict[str, object]:
+    return {
+        "real_topic": [message.topic for message in messages],
+        "tags": [message.tags for message in messages],
+        "keys": [message.joined_keys for message in messages],
+        "body": [message.body for message in messages],
+        "properties": [_pairs(message) for message in messages],
+        "sharding_key": [message.sharding_key for message in messages],
+        "deliver_timestamp": [message.deliver_timestamp for message in messages],
+    }
+
+
+def _pairs(message: Message | _HeadAlone) -> list[tuple[str, str]] | None:
+    if message.properties:
+        return list(message.properties.items())
+    return None if message.properties is None else _NO_PROPERTIES
+
+
+def _of_heads(heads: Sequence[HalfTransaction | None]) -> dict[str, object]:
+    """What the head alone carries."""
+    return {
+        "message_count": [head and head.message_count for head in heads],
+        "check_immunity_time_s": [head and head.origin.check_immunity_time_s for head in heads],
+        "client_id": [head and head.origin.client_id for head in heads],
+    }
+
+
+class _HeadAlone:
+    """In the place of a message."""
+
+    topic = tags = joined_keys = body = properties = sharding_key = None
+    delay_level = delay_s = deliver_timestamp = None
+
+
+_HEAD_ALONE = _HeadAlone()
+
+
+class HalfLog:
+    """Reads the half log; the producer appends to it."""
+
+    def __init__(self, table: Table) -> None:
+        """Hold a table of our own."""
+        self.table = table
+
+    def summaries(self, transaction_ids: pa.Array) -> pa.Table:
+        """SUMMARY_COLUMNS of all rows of these transactions, doubled rows included."""
+        return self.table.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
+
+    def rows(self, transaction_ids: pa.Array) -> pa.Table:
+        """All columns of all rows of these transactions, doubled rows included."""
+        return self.table.rows_of("transaction_id", transaction_ids, HALF.columns.names)
+
+    def delayed_of(self, transaction_ids: pa.Array) -> pa.Table:
+        """transaction_id, sequence, producer_group of their delayed messages, once each."""
+        columns = (*DELAYED_COLUMNS, *DELAY_COLUMNS)
+        rows = self.table.rows_of("transaction_id", transaction_ids, columns)
+        rows = rows.filter(is_delayed(rows)).select(list(DELAYED_COLUMNS))
+        places = Groups.of(rows["transaction_id"]).place
+        first = first_of_each(places, integers(rows["sequence"], NO_SEQUENCE))
+        return rows if first.all() else rows.filter(pa.array(first))
+
+    def halves(self, transaction_id: str) -> Halves | None:
+        """What is durable of one transaction, or None; 0 commits."""
+        return self.halves_of([transaction_id]).get(transaction_id)
+
+    def halves_of(self, transaction_ids: Sequence[str]) -> dict[str, Halves]:
+        """What is durable of each transaction that has anything; 0 commits.
+
+        Bodies are read only where a place is taken twice, to tell a retried append from a conflict.
+        """
+        grouped = grouped_summaries(self.summaries(pa.array(transaction_ids, pa.string())))
+        once = pc.and_(
+            pc.equal(grouped["rows"], grouped["places"]),
+            pc.equal(grouped["first_group"], grouped["last_group"]),
+        )
+        halves = {
+            row["transaction_id"]: Halves(row["first_group"], row["message_count"], row["messages"])
+            for row in grouped.filter(once).to_pylist()
+        }
+        doubled = grouped.filter(pc.invert(once))["transaction_id"].combine_chunks()
+        return halves | (halves_by_id(self.rows(doubled)) if len(doubled) else {})
+
+
+def is_delayed(rows: pa.Table) -> pa.ChunkedArray:
+    """Which halves wait in the schedule once they are committed."""
+    return pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
+
+
+def grouped_summaries(summaries: pa.Table) -> pa.Table:
+    """One row a transaction: its rows, distinct places, messages, heads, groups, message_count."""
+    groups = Groups.of(summaries["transaction_id"])
+    sequence = integers(summaries["sequence"], NO_SEQUENCE)
+    rows = groups.count()
+    first_group, last_group = _producer_groups(groups, summaries["producer_group"])
+    # Only the head says how many messages there are.
+    said = np.where(sequence == HEAD_SEQUENCE, integers(summaries["message_count"], -1), -1)
+    message_count = groups.largest(said, -1)
+    return pa.table(
+        {
+            "transaction_id": groups.keys,
+            "rows": rows,
+            "places": _places(groups, sequence, rows),
+            "messages": groups.count(flags(pc.is_valid(summaries["real_topic"]))),
+            "heads": groups.count(sequence == HEAD_SEQUENCE),
+            "first_group": first_group,
+            "last_group": last_group,
+            "message_count": pa.array(message_count, mask=message_count < 0),
+        }
+    )
+
+
+def _places(groups: Groups, sequence: Integers, rows: Integers) -> Integers:
+    """Distinct sequences of each transaction; a transaction of one row needs no look."""
+    if not len(rows) or rows.max() == 1:
+        return rows
+    return groups.count(first_of_each(groups.place, sequence))
+
+
+def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    senders = Groups.of(pc.fill_null(column, ""))
+    order = pc.array_sort_indices(senders.keys)
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order.to_numpy()] = np.arange(len(order))
+    names, ranks = senders.keys.take(order), rank[senders.place]
+    first = groups.smallest(ranks, len(order))
+    last = groups.largest(ranks, -1)
+    return names.take(pa.array(first)), names.take(pa.array(last))
+
+
+def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
+    """What each transaction has, told from its rows with all columns (COMPARED_COLUMNS)."""
+    grouped: dict[str, dict[int, dict[str, object]]] = {}
+    conflicting: set[str] = set()
+    heads: dict[str, int | None] = {}
+    groups: dict[str, set[str]] = {}
+    for row in rows.select(list(COMPARED_COLUMNS)).to_pylist():
+        transaction_id, sequence = row["transaction_id"], row["sequence"]
+        seen = grouped.setdefault(transaction_id, {})
+        if sequence in seen and seen[sequence] != row:
+            conflicting.add(transaction_id)
+        seen.setdefault(sequence, row)
+        groups.setdefault(transaction_id, set()).add(row["producer_group"])
+        if sequence == HEAD_SEQUENCE:
+            heads[transaction_id] = row["message_count"]
+    return {
+        transaction_id: Halves(
+            # Every reader must name the same one, in whichever order it sees the files.
+            min(groups[transaction_id]),
+            heads.get(transaction_id),
+            sum(row["real_topic"] is not None for row in seen.values()),
+            transaction_id in conflicting or len(groups[transaction_id]) > 1,
+        )
+        for transaction_id, seen in grouped.items()
+    }

@@ -1,0 +1,184 @@
+"""The op log: claims about transactions, in the order of Delta's commits (RocketMQ's op topic)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import milliseconds, timestamp
+from txmq.delta.schemas import OP
+from txmq.delta.storage import Table
+from txmq.lifecycle import Claim, ClaimKind, ClaimSource
+
+CLAIM_COLUMNS = (
+    "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
+    "next_check_timestamp", "reason", "op_timestamp", "sequences",
+)  # fmt: skip
+_REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """A claim that is not written yet; its commit gives it its place in the order."""
+
+    transaction_id: str
+    kind: ClaimKind
+    producer_group: str
+    source: ClaimSource
+    op_timestamp_ms: int
+    life: int | None = None
+    check_times: int | None = None
+    next_check_timestamp_ms: int | None = None
+    reason: str | None = None
+    sequences: tuple[int, ...] | None = None
+
+
+def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
+    """The rows of one commit as Arrow; `ordinal` is their order in it."""
+    moments = [timestamp(row.op_timestamp_ms) for row in rows]
+    columns = {
+        "transaction_id": [row.transaction_id for row in rows],
+        "queue_id": [queue_id] * len(rows),
+        "ordinal": list(range(len(rows))),
+        "kind": [row.kind.value for row in rows],
+        "sequences": [row.sequences for row in rows],
+        "source": [row.source.value for row in rows],
+        "producer_group": [row.producer_group for row in rows],
+        "life": [row.life for row in rows],
+        "check_times": [row.check_times for row in rows],
+        "next_check_timestamp": [_optional_timestamp(row.next_check_timestamp_ms) for row in rows],
+        "reason": [row.reason for row in rows],
+        "op_timestamp": moments,
+        # One date a commit, so that one group commit is one file.
+        "store_date": [moments[0].date() if moments else None] * len(rows),
+    }
+    return pa.table(columns, schema=OP.columns)
+
+
+def end_table(
+    ends: Sequence[tuple[str, ClaimKind]], *, producer_group: str, queue_id: int, now_ms: int
+) -> pa.Table:
+    """As `op_table`, for ends that one producer asks for at one time."""
+    count = len(ends)
+    shared = {
+        "queue_id": queue_id,
+        "source": ClaimSource.PRODUCER.value,
+        "producer_group": producer_group,
+        "op_timestamp": timestamp(now_ms),
+        "store_date": timestamp(now_ms).date(),
+    }
+    own = {
+        "transaction_id": [transaction_id for transaction_id, _ in ends],
+        "ordinal": range(count),
+        "kind": [kind.value for _, kind in ends],
+    }
+    columns = [
+        pa.array(own[field.name], field.type)
+        if field.name in own
+        else pa.repeat(pa.scalar(shared.get(field.name), field.type), count)
+        for field in OP.columns
+    ]
+    return pa.table(columns, schema=OP.columns)
+
+
+def claims_of_table(rows: pa.Table) -> list[Claim]:
+    """Rows of `OpLog.between` as claims."""
+    versions = rows["_commit_version"].to_pylist()
+    return [
+        _claim(row, version)
+        for row, version in zip(rows.select(list(CLAIM_COLUMNS)).to_pylist(), versions, strict=True)
+    ]
+
+
+class OpLog:
+    """Reads the op log and appends claims for services; the producer has its own committer."""
+
+    def __init__(self, table: Table) -> None:
+        """Hold a table of our own."""
+        self.table = table
+
+    def between(self, after: int, through: int) -> pa.Table:
+        """CLAIM_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
+
+        Rows that no txmq of this version writes are left out: anybody may append to the log, and
+        one bad row must not stop it for all.
+        """
+        return _well_formed(self.table.changes(after + 1, through, CLAIM_COLUMNS))
+
+    def claims_between(
+        self, after: int, through: int, transaction_ids: Iterable[str]
+    ) -> dict[str, list[Claim]]:
+        """Claims about these transactions in the commits after `after` up to `through`."""
+        found: dict[str, list[Claim]] = {transaction_id: [] for transaction_id in transaction_ids}
+        rows = self.between(after, through)
+        wanted = pa.array(list(found), pa.string())
+        kept = rows.filter(pc.is_in(rows["transaction_id"], value_set=wanted))
+        for claim in claims_of_table(kept):
+            found[claim.transaction_id].append(claim)
+        return found
+
+    def rows_about(self, transaction_ids: pa.Array) -> pa.Table:
+        """CLAIM_COLUMNS of all live rows about these transactions, in no order.
+
+        Rows that no txmq writes are left out, as in `between`.
+        """
+        rows = self.table.rows_of("transaction_id", transaction_ids, CLAIM_COLUMNS)
+        return _well_formed(rows)
+
+    def append(self, rows: Sequence[OpRow], queue_id: int, *, app_id: str, number: int) -> int:
+        """One commit of claims; returns its version. Raises as `Table.append`."""
+        return self.append_table(op_table(rows, queue_id), queue_id, app_id=app_id, number=number)
+
+    def append_table(self, rows: pa.Table, queue_id: int, *, app_id: str, number: int) -> int:
+        """As `append`, for claims as columns of OP; their places in the commit are theirs here."""
+        return self.table.append(_as_one_commit(rows, queue_id), app_id=app_id, number=number)
+
+
+def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:
+    """One ordinal a row; one queue and one date, so that one group commit is one file."""
+    count = rows.num_rows
+    shared = {
+        "queue_id": pa.repeat(pa.scalar(queue_id, pa.int32()), count),
+        "ordinal": pa.array(range(count), pa.int64()),
+    }
+    if count:
+        day = rows["store_date"][0]
+        shared["store_date"] = pa.repeat(day, count)
+    for name, values in shared.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), OP.columns.field(name), values)
+    return rows
+
+
+def _well_formed(rows: pa.Table) -> pa.Table:
+    good = pc.and_(
+        pc.is_in(rows["kind"], value_set=pa.array([kind.value for kind in ClaimKind])),
+        pc.is_in(rows["source"], value_set=pa.array([source.value for source in ClaimSource])),
+    )
+    for column in _REQUIRED_COLUMNS:
+        good = pc.and_(good, pc.is_valid(rows[column]))
+    return rows.filter(good)
+
+
+def _claim(row: dict[str, Any], version: int) -> Claim:
+    next_check = row["next_check_timestamp"]
+    return Claim(
+        transaction_id=str(row["transaction_id"]),
+        kind=ClaimKind(str(row["kind"])),
+        producer_group=str(row["producer_group"]),
+        op_version=version,
+        ordinal=int(row["ordinal"]),
+        source=ClaimSource(str(row["source"])),
+        life=row["life"],
+        check_times=row["check_times"],
+        next_check_timestamp_ms=None if next_check is None else milliseconds(next_check),
+        reason=row["reason"],
+        sequences=None if row["sequences"] is None else tuple(row["sequences"]),
+    )
+
+
+def _optional_timestamp(moment_ms: int | None) -> object:
+    return None if moment_ms is None else timestamp(moment_ms)

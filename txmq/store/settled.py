@@ -1,0 +1,146 @@
+"""The settled log: facts, each a change of a transaction's state that took effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import timestamp
+from txmq.delta.schemas import SETTLED
+from txmq.delta.storage import Table
+from txmq.lifecycle import DeliveryState, Fact, Standing, TransactionState
+
+NOTHING = -1
+FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
+SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp")
+DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
+_DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
+
+
+def mark_id(op_table_id: str) -> str:
+    """The name under which a table keeps how far it follows one op log.
+
+    An op log made anew has another id, so its versions are never compared with the old ones.
+    """
+    return f"txmq/{op_table_id}"
+
+
+def fingerprint_id(op_table_id: str) -> str:
+    """The name under which a table keeps what the op log's commit at its mark looked like."""
+    return f"txmq-fingerprint/{op_table_id}"
+
+
+def settled_table(facts: Sequence[Fact], now_ms: int, op_timestamps: Sequence[object]) -> pa.Table:
+    """Facts as rows of the settled log."""
+    now = timestamp(now_ms)
+    claims = [fact.claim for fact in facts]
+    columns = {
+        "transaction_id": [claim.transaction_id for claim in claims],
+        "state": [fact.state.value for fact in facts],
+        "sequences": [None] * len(facts),
+        "op_version": [claim.op_version for claim in claims],
+        "ordinal": [claim.ordinal for claim in claims],
+        "settled_timestamp": [now] * len(facts),
+        "source": [claim.source.value for claim in claims],
+        "producer_group": [claim.producer_group for claim in claims],
+        "life": [fact.life for fact in facts],
+        "reason": [fact.reason for fact in facts],
+        "op_timestamp": list(op_timestamps),
+        "store_date": [now.date()] * len(facts),
+    }
+    return pa.table(columns, schema=SETTLED.columns)
+
+
+class SettledLog:
+    """Reads facts and appends them exactly once."""
+
+    def __init__(self, table: Table, op_table_id: str) -> None:
+        """`op_table_id` names the op log whose versions the mark counts."""
+        self.table = table
+        self.mark_id = mark_id(op_table_id)
+        self._fingerprint_id = fingerprint_id(op_table_id)
+
+    @property
+    def mark(self) -> int:
+        """The op version up to which this handle's facts are complete; NOTHING before the first."""
+        found = self.table.mark(self.mark_id)
+        return NOTHING if found is None else found
+
+    @property
+    def fingerprint(self) -> int | None:
+        """Of the op log's commit at the mark; an op log that was restored has another."""
+        return self.table.mark(self._fingerprint_id)
+
+    def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
+        """FACT_COLUMNS of all facts about these transactions as a whole."""
+        rows = self.table.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
+        return without_deliveries(rows)
+
+    def deliveries_of(self, transaction_ids: pa.Array) -> pa.Table:
+        """DELIVERY_COLUMNS of all facts about delayed messages of these transactions."""
+        rows = self.table.rows_of("transaction_id", transaction_ids, DELIVERY_COLUMNS)
+        return rows.filter(_is_delivery(rows))
+
+    def standings(self, transaction_ids: pa.Array) -> dict[str, Standing]:
+        """The last settled state of each transaction that has one."""
+        newest = last_facts(self.facts_of(transaction_ids))
+        return {
+            row["transaction_id"]: Standing(TransactionState(row["state"]), row["life"])
+            for row in newest.to_pylist()
+        }
+
+    def between(self, after: int, through: int, columns: Sequence[str] = FACT_COLUMNS) -> pa.Table:
+        """Facts whose claim is in the commits after `after` up to `through`."""
+        rows = self.table.read(self.table.files_beyond("op_version", after), columns)
+        version = rows["op_version"]
+        return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
+
+    def to_show(self, after: int, through: int) -> pa.Table:
+        """SHOWN_COLUMNS as `between`, without EXPIRED lives that became dead letters before."""
+        facts = self.between(after, through, SHOWN_COLUMNS)
+        expired = facts.filter(pc.equal(facts["state"], TransactionState.EXPIRED.value))
+        if not expired.num_rows:
+            return facts
+        known = self.facts_of(pc.unique(expired["transaction_id"]))
+        discarded = known.filter(pc.equal(known["state"], TransactionState.DISCARDED.value))
+        shown_before = pc.is_in(_life_key(facts), value_set=_life_key(discarded))
+        is_expired = pc.equal(facts["state"], TransactionState.EXPIRED.value)
+        return facts.filter(pc.invert(pc.and_(is_expired, shown_before)))
+
+    def swap(self, rows: pa.Table, mark: int, fingerprint: int | None = None) -> None:
+        """Facts and how far they reach, in one commit; CommitRefusedError if another was first.
+
+        It is committed also without rows: the mark is a fact of its own.
+        """
+        known = {} if fingerprint is None else {self._fingerprint_id: fingerprint}
+        self.table.swap(rows, {self.mark_id: mark, **known})
+
+
+def without_deliveries(facts: pa.Table) -> pa.Table:
+    """Facts about transactions as a whole, not about some of their messages."""
+    return facts.filter(pc.invert(_is_delivery(facts)))
+
+
+def _is_delivery(facts: pa.Table) -> pa.ChunkedArray:
+    return pc.is_in(facts["state"], value_set=_DELIVERY_STATES)
+
+
+def _life_key(facts: pa.Table) -> pa.ChunkedArray:
+    return pc.binary_join_element_wise(
+        facts["transaction_id"], facts["life"].cast(pa.string()), "/"
+    )
+
+
+def last_facts(facts: pa.Table) -> pa.Table:
+    """The newest fact of each transaction."""
+    ordered = facts.sort_by([("op_version", "descending"), ("ordinal", "descending")])
+    rows = pa.array(range(ordered.num_rows), pa.int64())
+    first = (
+        ordered.select(["transaction_id"])
+        .append_column("row", rows)
+        .group_by("transaction_id")
+        .aggregate([("row", "min")])
+    )
+    return ordered.take(first["row_min"])

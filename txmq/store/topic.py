@@ -1,0 +1,75 @@
+"""Topics: what consumers see. Each is a plain Delta table that any engine reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.delta.parquet import NewFile
+from txmq.delta.storage import Table
+from txmq.store.settled import NOTHING
+
+OFFSET_MARK = "txmq-offset/"
+REBUILD_MARK = "txmq-rebuild"
+
+
+class TopicLog:
+    """One topic's table: its mark, its next offsets, its exactly-once append."""
+
+    def __init__(self, name: str, table: Table, mark_id: str) -> None:
+        """`mark_id` names the op log whose versions the mark counts."""
+        self.name = name
+        self.table = table
+        self.mark_id = mark_id
+
+    @property
+    def mark(self) -> int:
+        """The op version up to which this handle's messages are complete."""
+        found = self.table.mark(self.mark_id)
+        return NOTHING if found is None else found
+
+    def next_offsets(self, queue_ids: Sequence[int]) -> dict[int, int]:
+        """The offset that the next message of each queue gets; kept beyond retention."""
+        return {queue: self.table.mark(f"{OFFSET_MARK}{queue}") or 0 for queue in queue_ids}
+
+    def swap(self, rows: pa.Table, mark: int, next_offsets: Mapping[int, int]) -> None:
+        """Messages, mark and offsets in one commit; CommitRefusedError if another was first."""
+        self.table.swap(rows, self._marks(mark, next_offsets))
+
+    def swap_files(
+        self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
+    ) -> None:
+        """As `swap`, for files that are written already."""
+        self.table.swap_files(files, self._marks(mark, next_offsets))
+
+    def replace_files(
+        self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
+    ) -> None:
+        """As `swap_files`, but these files become all that the topic shows; marks may go back."""
+        rebuilt = (self.table.mark(REBUILD_MARK) or 0) + 1
+        marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
+        self.table.replace_files(files, marks)
+
+    def _marks(self, mark: int, next_offsets: Mapping[int, int]) -> dict[str, int]:
+        offsets = {f"{OFFSET_MARK}{queue}": offset for queue, offset in next_offsets.items()}
+        return {self.mark_id: mark, **offsets}
+
+
+def offsets_in_order(
+    queue_ids: pa.ChunkedArray, start: Mapping[int, int]
+) -> tuple[npt.NDArray[np.int64], dict[int, int]]:
+    """Gap-free offsets for rows in their order, and the next offset of each queue after them."""
+    queues = pc.fill_null(queue_ids, 0).to_numpy().astype(np.int64)
+    order = np.argsort(queues, kind="stable")
+    ordered = queues[order]
+    names, first, counts = np.unique(ordered, return_index=True, return_counts=True)
+    begin = np.array([start.get(int(name), 0) for name in names], dtype=np.int64)
+    offsets = np.empty(len(queues), dtype=np.int64)
+    offsets[order] = np.arange(len(queues)) - np.repeat(first, counts) + np.repeat(begin, counts)
+    ends = (begin + counts).tolist()
+    after = {int(name): int(end) for name, end in zip(names, ends, strict=True)}
+    return offsets, after

@@ -1,0 +1,1 @@
+"""What txmq writes into a user's own tables and databases: markers, fences, inbox rows."""

@@ -1,0 +1,168 @@
+"""The marker row of a local transaction in a user's database, and the fence row in its place.
+
+One table with a unique key decides: the row DONE belongs to the user's own transaction, the row
+FENCED to the check; whoever commits first keeps the other out. Ids travel as one JSON parameter,
+so a hundred thousand of them are one statement in every dialect.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from txmq.user_data import connection as user_database
+from txmq.user_data.connection import UserDatabase, database_name
+
+DONE, FENCED = "DONE", "FENCED"
+MARKER_TABLE = "txmq_marker"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one kind of database says what the marker needs.
+
+    `{table}` stands for the marker table, `{p}` for the parameter: one id, or a JSON list of ids.
+    """
+
+    name: str
+    create: str
+    # Mark one local transaction, in the user's own transaction.
+    insert_one: str
+    # Fence all that have no row.
+    insert_many: str
+    select_many: str
+    # What a fence waits for a local transaction that is still running.
+    wait_shortly: str
+    busy: re.Pattern[str]
+
+
+_SELECT_ONE = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
+POSTGRESQL = Dialect(
+    name=user_database.POSTGRESQL,
+    create="""\
+CREATE TABLE IF NOT EXISTS {table} (
+  transaction_id VARCHAR(64) NOT NULL PRIMARY KEY,
+  outcome VARCHAR(8) NOT NULL CHECK (outcome IN ('DONE', 'FENCED')),
+  marked_at TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT CURRENT_TIMESTAMP
+)""",
+    insert_one="""\
+INSERT INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')
+ON CONFLICT (transaction_id) DO NOTHING""",
+    insert_many="""\
+INSERT INTO {table} (transaction_id, outcome)
+SELECT id, 'FENCED' FROM json_array_elements_text(CAST({p} AS json)) AS asked(id) ORDER BY id
+ON CONFLICT (transaction_id) DO NOTHING""",
+    select_many="""\
+SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
+(SELECT id FROM json_array_elements_text(CAST({p} AS json)) AS asked(id))""",
+    wait_shortly="SET LOCAL lock_timeout = '100ms'",
+    busy=re.compile(r"lock timeout|55P03|deadlock"),
+)
+MYSQL = Dialect(
+    name=user_database.MYSQL,
+    create="""\
+CREATE TABLE IF NOT EXISTS {table} (
+  transaction_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+  outcome VARCHAR(8) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+  marked_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+) ENGINE = InnoDB""",
+    insert_one="INSERT IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')",
+    insert_many="""\
+INSERT IGNORE INTO {table} (transaction_id, outcome)
+SELECT id, 'FENCED' FROM JSON_TABLE({p}, '$[*]' COLUMNS
+(id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS asked ORDER BY id""",
+    select_many="""\
+SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
+(SELECT id FROM JSON_TABLE({p}, '$[*]' COLUMNS
+(id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin PATH '$')) AS asked)""",
+    wait_shortly="SET SESSION innodb_lock_wait_timeout = 1",
+    busy=re.compile(r"\b1205\b|\b1213\b|Lock wait timeout|Deadlock"),
+)
+SQLITE = Dialect(
+    name=user_database.SQLITE,
+    create="""\
+CREATE TABLE IF NOT EXISTS {table} (
+  transaction_id TEXT NOT NULL PRIMARY KEY,
+  outcome TEXT NOT NULL CHECK (outcome IN ('DONE', 'FENCED')),
+  marked_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+)""",
+    insert_one="INSERT OR IGNORE INTO {table} (transaction_id, outcome) VALUES ({p}, 'DONE')",
+    insert_many="""\
+INSERT OR IGNORE INTO {table} (transaction_id, outcome)
+SELECT value, 'FENCED' FROM json_each({p})""",
+    select_many="""\
+SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
+(SELECT value FROM json_each({p}))""",
+    wait_shortly="PRAGMA busy_timeout = 100",
+    busy=re.compile(r"database is locked|database table is locked"),
+)
+DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, SQLITE)}
+
+
+def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
+    """The statement that makes the marker table, for postgresql, mysql (MariaDB too) or sqlite.
+
+    Raises: InvalidNameError.
+    """
+    return DIALECTS[database_name(dialect)].create.format(table=check_table(table))
+
+
+def check_table(table: str) -> str:
+    """A name that may stand in a statement. Raises: InvalidNameError."""
+    return user_database.check_table(table, "marker table")
+
+
+class MarkerTable:
+    """The marker table as one open connection sees it; see UserDatabase."""
+
+    def __init__(self, connection: Any, table: str = MARKER_TABLE) -> None:
+        """Raise EnvironmentProblemError for a connection of an unknown driver."""
+        self.table = check_table(table)
+        self._database = UserDatabase(connection)
+        self.dialect = DIALECTS[self._database.name]
+
+    def mark(self, transaction_id: str) -> bool:
+        """Write DONE; False where a row is there already."""
+        return bool(self._run(self.dialect.insert_one, transaction_id).rowcount == 1)
+
+    def outcome(self, transaction_id: str) -> str | None:
+        """DONE, FENCED or None."""
+        row = self._run(_SELECT_ONE, transaction_id).fetchone()
+        return str(row[0]) if row else None
+
+    def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, str]:
+        """DONE or FENCED of those that have either: one statement."""
+        found = self._run(self.dialect.select_many, json.dumps(list(transaction_ids)))
+        return {str(key): str(outcome) for key, outcome in found.fetchall()}
+
+    def fence(self, transaction_ids: Sequence[str]) -> None:
+        """Write FENCED where there is no row: one statement."""
+        self._run(self.dialect.insert_many, json.dumps(list(transaction_ids)))
+
+    def wait_shortly(self) -> None:
+        """Let this transaction's statements give up soon where they would wait for another."""
+        self._run(self.dialect.wait_shortly)
+
+    def is_busy(self, error: BaseException) -> bool:
+        """Whether a statement gave up because another transaction holds the row."""
+        return self.dialect.busy.search(str(error)) is not None
+
+    def create(self) -> None:
+        """Make the table if it is not there."""
+        self._run(self.dialect.create)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction of the caller waits for its commit."""
+        return self._database.is_open
+
+    @property
+    def commits_by_itself(self) -> bool:
+        """Whether each statement would be a transaction of its own."""
+        return self._database.commits_by_itself
+
+    def _run(self, statement: str, *parameters: str) -> Any:
+        return self._database.run(statement, self.table, *parameters)
