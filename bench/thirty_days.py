@@ -16,7 +16,7 @@ from bench.outcome import Bar, Outcome
 from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.affine_clock import AffineClock
+from txmq.clock import AffineClock
 from txmq.delta.log import log_files
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message

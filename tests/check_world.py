@@ -16,7 +16,8 @@ from tests import reading
 from tests.stores import fresh_store
 from txmq.delta.schemas import HALF
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.message.ids import new_transaction_id
+from txmq.message.message import LocalTransactionState, Message
 from txmq.store.config import Config
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow

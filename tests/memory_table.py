@@ -22,12 +22,13 @@ import pyarrow.fs as pa_fs
 from deltalake.exceptions import CommitFailedError
 
 from txmq.clock import Clock
+from txmq.delta.files import DataFile, partition_columns, with_partition
 from txmq.delta.parquet import NewFile, new_file_path
 from txmq.delta.pinned import commit_properties, translated
 from txmq.delta.schemas import HALF, OP, REGISTER, SETTLED, TableSchema
-from txmq.delta.storage import DataFile, Table, _partitions, _with_partition
+from txmq.delta.storage import Table
 from txmq.errors import StoreNotFoundError
-from txmq.publish import payload
+from txmq.publish import arrow_engine
 from txmq.store.config import Config
 from txmq.store.store import REGISTERS, Store
 from txmq.testing import ManualClock
@@ -76,7 +77,7 @@ class Log:
         return self._rows[commit.content]
 
     def _whole(self, file: NewFile) -> pa.Table:
-        return _with_partition(self.files[file.path], self.data_file(file), self.schema.columns)
+        return with_partition(self.files[file.path], self.data_file(file), self.schema.columns)
 
     def data_file(self, file: NewFile) -> DataFile:
         columns = self.schema.columns
@@ -286,7 +287,7 @@ class MemoryTable(Table):
         yield from self._stored(file, stored).to_batches(max_chunksize=rows)
 
     def new_files(self, rows: pa.Table) -> list[NewFile]:
-        parts = _partitions(rows, self.schema.partition_by)
+        parts = partition_columns(rows, self.schema.partition_by)
         return [self._log.keep(part, values) for values, part in parts]
 
     def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
@@ -326,7 +327,7 @@ class MemoryStore(Store):
 @contextmanager
 def payload_files_in_memory() -> Iterator[None]:
     """Let the arrow engine put its files into memory too: Parquet is below the door."""
-    original = payload.write_file
+    original = arrow_engine.write_file
 
     def write_file(
         rows: Iterable[pa.Table], schema: pa.Schema, filesystem: Any, *rest: Any
@@ -335,8 +336,8 @@ def payload_files_in_memory() -> Iterator[None]:
             return original(rows, schema, filesystem, *rest)
         return filesystem.keep(pa.concat_tables([schema.empty_table(), *rows]), {})
 
-    payload.write_file = write_file
+    arrow_engine.write_file = write_file
     try:
         yield
     finally:
-        payload.write_file = original
+        arrow_engine.write_file = original

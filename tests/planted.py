@@ -20,7 +20,8 @@ from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
 from txmq.delta.schemas import REGISTER, SETTLED, TOPIC, TableSchema
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.message.ids import new_transaction_id
+from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher

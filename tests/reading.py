@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from txmq.publish.publisher import Publisher, PublishResult
+from txmq.publish.publisher import Publisher
+from txmq.publish.round import PublishResult
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

@@ -2,7 +2,8 @@
 
 from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.admin.dead_letters import DeadLetters
-from txmq.admin.messages import FoundMessage, MessageQuery
+from txmq.admin.found_message import FoundMessage
+from txmq.admin.messages import MessageQuery
 from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
 from txmq.admin.topics import Topics

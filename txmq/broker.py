@@ -16,7 +16,8 @@ from txmq.clock import Clock, SystemClock
 from txmq.handles import ServiceHandle
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.publish.delay import DelayResult, DelayService
-from txmq.publish.publisher import Publisher, PublishResult
+from txmq.publish.publisher import Publisher
+from txmq.publish.round import PublishResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

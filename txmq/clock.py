@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Protocol
@@ -35,3 +36,45 @@ def timestamp(now_ms: int) -> datetime:
 def milliseconds(moment: datetime) -> int:
     """Milliseconds since 1970-01-01 UTC of an aware time."""
     return round((moment - _EPOCH) / timedelta(milliseconds=1))
+
+
+@dataclass(frozen=True, slots=True)
+class AffineClock:
+    """`start_ms` at the machine's time `wall_start_ms`, then `speed` seconds a second.
+
+    Deadlines come from times that the store wrote by its own clock, so these go through `at` too.
+
+    Example:
+        >>> AffineClock(wall_start_ms=0, start_ms=1_000, speed=60.0).at(500)
+        31000
+    """
+
+    wall_start_ms: int
+    start_ms: int
+    speed: float = 1.0
+
+    @classmethod
+    def from_now(cls, *, speed: float, ahead_ms: int = 0) -> AffineClock:
+        """It shows the machine's time now, or `ahead_ms` more, and then runs at `speed`."""
+        wall_ms = _wall_ms()
+        return cls(wall_ms, wall_ms + ahead_ms, speed)
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC."""
+        return self.at(_wall_ms())
+
+    def at(self, wall_ms: int) -> int:
+        """What this clock shows at a time of the machine."""
+        return self.start_ms + round((wall_ms - self.wall_start_ms) * self.speed)
+
+
+AS_IT_IS = AffineClock(0, 0)
+
+
+def affine(clock: Clock) -> AffineClock:
+    """The clock as a function of the machine's; one that is not affine leaves times as they are."""
+    return clock if isinstance(clock, AffineClock) else AS_IT_IS
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

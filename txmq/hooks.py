@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from txmq.errors import HookError, SendForbiddenError
 from txmq.lifecycle import TransactionState
-from txmq.message.message import LocalTransactionState, Message, message_id
-from txmq.message.namespaces import unwrapped
+from txmq.message.ids import message_id
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import unwrapped
 from txmq.store.topic_settings import TopicKind, kind_of
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from txmq.errors import (
     NotPreparedError,
 )
 from txmq.listeners.database import DatabaseListener
-from txmq.message.message import new_transaction_id
+from txmq.message.ids import new_transaction_id
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.testing import ManualClock

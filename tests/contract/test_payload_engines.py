@@ -15,11 +15,13 @@ from tests.builders import GROUP, halves, messages, op_row, transaction_id
 from tests.reading import are_gap_free, offsets, topic_rows
 from txmq.errors import EnvironmentProblemError, PayloadMissingError
 from txmq.lifecycle import ClaimKind
-from txmq.message.message import Message, message_id
+from txmq.message.ids import message_id
+from txmq.message.message import Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.payload import make_plan
-from txmq.publish.publisher import Publisher, PublishResult
+from txmq.publish.plan import make_plan
+from txmq.publish.publisher import Publisher
+from txmq.publish.round import PublishResult
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.settled import mark_id
 from txmq.store.store import Store

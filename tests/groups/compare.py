@@ -13,13 +13,7 @@ from tests.groups.crew import Event, journals
 from tests.groups.effects import effects_of
 from tests.groups.journal import Call, CallEnd, calls_of
 from tests.groups.outcome import Faults, GroupFigures
-from tests.groups.service_times import (
-    Interruptions,
-    by_queue,
-    disordered,
-    handed_again,
-    together,
-)
+from tests.groups.service_times import Interruptions, by_queue, disordered, handed_again, together
 from tests.groups.world import (
     MAX_RECONSUME_TIMES,
     POISON,
@@ -31,7 +25,7 @@ from tests.groups.world import (
 )
 from tests.reading import commits, rows_of
 from txmq.consumer.lag import lag_of_group
-from txmq.message.retry_topics import (
+from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
     DEAD_LETTER_ORIGIN_TOPIC,
     ORIGIN_MESSAGE_ID,

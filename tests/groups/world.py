@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from txmq.message.names import ORIGIN_MESSAGE_ID, RECONSUME_TIMES
 from txmq.message.received import ReceivedMessage
-from txmq.message.retry_topics import ORIGIN_MESSAGE_ID, RECONSUME_TIMES
 
 TOPICS = ("orders", "payments")
 TAGS = ("paid", "shipped", "returned")

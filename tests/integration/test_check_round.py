@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tests.check_world import (
-    COMMIT,
-    GROUP,
-    ROLLBACK,
-    UNKNOWN,
-    CheckWorld,
-    wait_until,
-)
+from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, wait_until
 from txmq.admin.operator import Operator
 from txmq.check.claims import RoundResult
 from txmq.check.due import due_table
-from txmq.check.lease import CheckLease
-from txmq.check.round import CheckRound
+from txmq.check.round import CheckLease, CheckRound
 from txmq.check.rules import DueRow
 from txmq.errors import StoreFullError
 from txmq.lifecycle import ClaimKind, ClaimSource

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, wait_until
-from txmq.affine_clock import AffineClock
 from txmq.check.recheck import RecheckJob
 from txmq.check.service import CheckHandle, CheckService
-from txmq.clock import SystemClock
+from txmq.clock import AffineClock, SystemClock
 from txmq.errors import ListenerError
 from txmq.lifecycle import ClaimKind
 from txmq.testing import failing_commits

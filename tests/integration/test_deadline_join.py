@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.check_world import CheckWorld, wait_until
-from txmq.affine_clock import AffineClock
 from txmq.check.deadline_join import join_session
 from txmq.check.stream import due_transactions, horizon_s, versions_now
-from txmq.clock import milliseconds, timestamp
+from txmq.clock import AffineClock, milliseconds, timestamp
 from txmq.lifecycle import ClaimKind
 from txmq.store.config import Config
 

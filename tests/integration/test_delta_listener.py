@@ -26,7 +26,7 @@ from txmq.errors import (
     StorageError,
 )
 from txmq.listeners.delta import DeltaListener
-from txmq.message.message import new_transaction_id
+from txmq.message.ids import new_transaction_id
 from txmq.producer.producer import TransactionProducer
 from txmq.testing import ManualClock
 from txmq.user_data.delta_marker import DONE, FENCED, LOOKED_UP_SINGLY, MarkedTable

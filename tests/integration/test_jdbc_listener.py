@@ -13,7 +13,7 @@ from tests.asked import asked_about
 from txmq.errors import EnvironmentProblemError, ListenerError
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.jdbc import JdbcListener
-from txmq.message.message import new_transaction_id
+from txmq.message.ids import new_transaction_id
 from txmq.user_data.database_marker import MarkerTable
 
 if TYPE_CHECKING:

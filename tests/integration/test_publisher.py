@@ -24,16 +24,13 @@ from tests.reading import (
 )
 from txmq.delta.schemas import OP
 from txmq.delta.storage import Table
-from txmq.errors import (
-    CommitConflictError,
-    PayloadMissingError,
-    SourceRestoredError,
-)
+from txmq.errors import CommitConflictError, PayloadMissingError, SourceRestoredError
 from txmq.handles import Restarting
 from txmq.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.publisher import Publisher, PublishResult
+from txmq.publish.publisher import Publisher
+from txmq.publish.round import PublishResult
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock, before_commit, failing_commits

@@ -8,15 +8,14 @@ import pyarrow as pa
 import pytest
 
 from tests.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld
-from txmq.affine_clock import AffineClock
-from txmq.check.lease import CheckLease
 from txmq.check.open_transactions import open_transactions
 from txmq.check.recheck import RecheckJob, RecheckResult
-from txmq.clock import SystemClock
+from txmq.check.round import CheckLease
+from txmq.clock import AffineClock, SystemClock
 from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.errors import ListenerError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
-from txmq.message.message import new_transaction_id
+from txmq.message.ids import new_transaction_id
 from txmq.store.op import OpRow, op_table
 from txmq.store.settled import settled_table
 

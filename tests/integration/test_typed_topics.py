@@ -19,12 +19,7 @@ from tests.builders import GROUP, halves, op_row, table_versions, transaction_id
 from tests.reading import are_gap_free, publish, rows_of, topic_rows
 from txmq.admin.topics import Topics
 from txmq.delta.schemas import SCHEDULE, TOPIC
-from txmq.errors import (
-    BodySchemaConflictError,
-    BodySchemaError,
-    InvalidBodyError,
-    StorageError,
-)
+from txmq.errors import BodySchemaConflictError, BodySchemaError, InvalidBodyError, StorageError
 from txmq.lifecycle import ClaimKind
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.retention import Retention

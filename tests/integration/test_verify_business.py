@@ -29,7 +29,8 @@ from txmq.cli import app as cli
 from txmq.errors import ConfigError, StorageError
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
-from txmq.message.message import LocalTransactionState, new_transaction_id
+from txmq.message.ids import new_transaction_id
+from txmq.message.message import LocalTransactionState
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.store.store import Store
@@ -397,7 +398,7 @@ def test_plain_engine_compares_where_spark_verifies(
     prepared(producer)
     ask(producer, Liar(COMMIT))
     location = producer.store.location
-    monkeypatch.setattr(cli._Verification, "_spark", lambda *_: verify(location))
+    monkeypatch.setattr(cli.Verification, "_spark", lambda *_: verify(location))
 
     result = run(location, "--business", sqlite_orders.option, "--engine", "spark", "--json")
 

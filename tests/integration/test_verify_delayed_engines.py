@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.delayed import (
-    BUGS,
-    DelayBug,
-    delayed,
-    delayed_store,
-    deliver,
-    ended,
-    retained,
-    shown,
-)
+from tests.delayed import BUGS, DelayBug, delayed, delayed_store, deliver, ended, retained, shown
 from tests.delayed import tomorrow as all_forgotten
 from tests.random_store import random_store
 from tests.stores import START, HandMadeStore

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from txmq.consumer.rules import (
-    SHARED,
-    ConsumeMode,
-    GroupSettings,
-    GroupState,
-    Owner,
-    TopicQueue,
-)
+from txmq.consumer.rules import SHARED, ConsumeMode, GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupConflictError
 
 LEASE_MS = 10_000

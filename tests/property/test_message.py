@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 
 from tests.builders import halves, transaction_id
 from txmq.errors import TxmqError
-from txmq.message.message import (
-    Message,
-    check_transaction_id,
-    new_transaction_id,
-    transaction_time_ms,
-)
+from txmq.message.ids import check_transaction_id, new_transaction_id, transaction_time_ms
+from txmq.message.message import Message
 from txmq.store.half import store_date
 
 LAST_MS_OF_YEAR_9999 = 253_402_300_799_999

@@ -35,10 +35,11 @@ from txmq.delta.storage import Table
 from txmq.errors import AlreadyResolvedError, CommitRefusedError, TxmqError
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing, TransactionState
 from txmq.listeners.protocol import HalfMessage
-from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.message.ids import new_transaction_id
+from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
-from txmq.publish import payload
+from txmq.publish import plan
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
@@ -490,8 +491,8 @@ def offsets_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rollback_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = (*payload.SHOWN_STATES, TransactionState.ROLLED_BACK.value)
-    monkeypatch.setattr(payload, "SHOWN_STATES", shown)
+    shown = (*plan.SHOWN_STATES, TransactionState.ROLLED_BACK.value)
+    monkeypatch.setattr(plan, "SHOWN_STATES", shown)
 
 
 BUGS = [last_end_wins, mark_not_compared, offsets_begin_again, rollback_is_published]

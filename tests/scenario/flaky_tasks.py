@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txmq.local_spark.session import local_session
-from txmq.publish.payload import SparkEngine
 from txmq.publish.publisher import Publisher
+from txmq.publish.spark_engine import SparkEngine
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

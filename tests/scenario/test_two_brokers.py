@@ -14,7 +14,8 @@ from tests.reading import are_gap_free, topic_rows, wait_until
 from tests.scenario.steps import REPOSITORY
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.publisher import Publisher, PublishResult
+from txmq.publish.publisher import Publisher
+from txmq.publish.round import PublishResult
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.verify import VerifyReport, verify

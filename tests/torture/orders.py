@@ -18,7 +18,8 @@ from txmq.errors import (
     UnknownCommitError,
 )
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.message.ids import new_transaction_id
+from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table

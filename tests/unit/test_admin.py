@@ -20,7 +20,8 @@ from tests.stores import (
     halves,
     transaction_id,
 )
-from txmq.admin.status import Admin, LifeStage
+from txmq.admin.life import LifeStage
+from txmq.admin.status import Admin
 from txmq.clock import milliseconds
 from txmq.errors import TransactionNotFoundError
 from txmq.lifecycle import TransactionState

@@ -19,11 +19,7 @@ from tests.reading import bodies, publish, rows_of, wait_until
 from tests.scenario.books import SETTINGS
 from tests.stores import fresh_store
 from txmq.check.recheck import RecheckJob
-from txmq.errors import (
-    AlreadyResolvedError,
-    InvalidMessageError,
-    LocalTransactionFencedError,
-)
+from txmq.errors import AlreadyResolvedError, InvalidMessageError, LocalTransactionFencedError
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.listeners.delta import DeltaListener
 from txmq.message.message import Message

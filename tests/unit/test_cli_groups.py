@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from tests.builders import table_versions
 from tests.delay_world import TOPIC, DelayWorld
 from txmq.cli.app import app
+from txmq.consumer.offsets import StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ConsumeFromWhere
-from txmq.consumer.start import StartPoint
 from txmq.message.message import Message
 
 GROUP = "billing"

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.builders import halves, transaction_id
-from txmq.delta.storage import DataFile, Table
+from txmq.delta.files import DataFile
+from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
 from txmq.maintenance import compaction
 from txmq.maintenance.compaction import (

@@ -25,7 +25,8 @@ from txmq.errors import EnvironmentProblemError, StoreExistsError
 from txmq.lifecycle import TransactionState
 from txmq.listeners.protocol import HalfMessage
 from txmq.maintenance.compaction import compact
-from txmq.message.message import LocalTransactionState, Message, new_transaction_id
+from txmq.message.ids import new_transaction_id
+from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store

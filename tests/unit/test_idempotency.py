@@ -13,19 +13,10 @@ from hypothesis import strategies as st
 
 from tests.builders import GROUP, table_versions
 from tests.reading import topic_rows
-from txmq.errors import (
-    AlreadyResolvedError,
-    IncompleteTransactionError,
-    InvalidMessageError,
-)
+from txmq.errors import AlreadyResolvedError, IncompleteTransactionError, InvalidMessageError
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message.idempotency import IdempotencyKey
-from txmq.message.message import (
-    LocalTransactionState,
-    Message,
-    check_transaction_id,
-    transaction_time_ms,
-)
+from txmq.message.ids import IdempotencyKey, check_transaction_id, transaction_time_ms
+from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import Transaction, TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.op import OpRow

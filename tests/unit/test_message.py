@@ -19,16 +19,18 @@ from txmq.errors import (
     TransactionNotFoundError,
 )
 from txmq.message.delay_levels import DelayLevel
+from txmq.message.ids import (
+    check_transaction_id,
+    message_id,
+    new_transaction_id,
+    transaction_time_ms,
+)
 from txmq.message.message import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
     MAX_FIELD_BYTES,
     RESERVED_PROPERTIES,
     LocalTransactionState,
     Message,
-    check_transaction_id,
-    message_id,
-    new_transaction_id,
-    transaction_time_ms,
 )
 from txmq.testing import START_MS
 

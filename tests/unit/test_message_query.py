@@ -10,14 +10,7 @@ import pytest
 
 from tests.builders import table_versions
 from tests.reading import publish
-from tests.stores import (
-    START,
-    HandMadeStore,
-    Op,
-    Settled,
-    halves,
-    transaction_id,
-)
+from tests.stores import START, HandMadeStore, Op, Settled, halves, transaction_id
 from txmq.admin.messages import MessageQuery
 from txmq.clock import timestamp
 from txmq.delta import storage

@@ -20,8 +20,12 @@ from txmq.message.names import (
     check_readable_topic,
     check_stored_group,
     check_topic,
+    namespace_of,
+    shown_name,
+    stored_name,
+    unwrapped,
+    wrapped,
 )
-from txmq.message.namespaces import namespace_of, shown_name, stored_name, unwrapped, wrapped
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store

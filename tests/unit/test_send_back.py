@@ -28,7 +28,7 @@ from txmq.errors import (
 from txmq.fail_points import FailPoint, arm
 from txmq.hooks import SendContext
 from txmq.message.message import Message
-from txmq.message.retry_topics import RETRY_PROPERTIES
+from txmq.message.names import RETRY_PROPERTIES
 from txmq.producer.producer import TransactionProducer
 from txmq.testing import failing_commits
 from txmq.verify import verify

@@ -7,13 +7,7 @@ from pathlib import Path
 
 from tests.groups.crew import Deed, Event
 from tests.groups.journal import Call, CallEnd, Journal, calls_of
-from tests.groups.service_times import (
-    Interruptions,
-    by_queue,
-    disordered,
-    handed_again,
-    together,
-)
+from tests.groups.service_times import Interruptions, by_queue, disordered, handed_again, together
 from tests.groups.world import Delivery
 
 CALM = Interruptions([])

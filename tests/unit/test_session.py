@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import EnvironmentProblemError
-from txmq.local_spark import certificates, environment, session
+from txmq.local_spark import environment, session
 from txmq.local_spark import jars as delta_jars
 from txmq.local_spark import java as java_runtime
 from txmq.local_spark.java import Java
@@ -189,7 +189,7 @@ def test_the_cache_follows_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_trust_store_has_javas_format(tmp_path: Path) -> None:
-    certificates.write_trust_store(tmp_path / "store", [b"one", b"three"])
+    delta_jars.write_trust_store(tmp_path / "store", [b"one", b"three"])
     expected = (
         b"\xfe\xed\xfe\xed" b"\0\0\0\2" b"\0\0\0\2"
         b"\0\0\0\2" b"\0\0010" b"\0\0\0\0\0\0\0\0" b"\0\5X.509" b"\0\0\0\3one"

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import halves, ids, messages, op_row, transaction_id
+from txmq.delta.files import may_hold
 from txmq.delta.parquet import NewFile, described
 from txmq.delta.pinned import CARRIED_COMMITS
 from txmq.delta.schemas import OP, SCHEMA_VERSION_PROPERTY, TableSchema
-from txmq.delta.storage import Table, _covers
+from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -311,7 +312,7 @@ def test_ids_are_found_through_statistics_that_spark_cut(
     # Spark keeps 32 characters and ends a cut maximum with a character beyond all others.
     low, high = stored[0][:SPARK_PREFIX], stored[-1][:SPARK_PREFIX] + "\U0010ffff"
 
-    assert _covers(low, high, [wanted])
+    assert may_hold(low, high, [wanted])
 
 
 @given(
@@ -321,12 +322,12 @@ def test_ids_are_found_through_statistics_that_spark_cut(
 def test_choice_of_files_is_that_of_a_naive_loop(stored: list[int], wanted: list[int]) -> None:
     low, high = min(stored), max(stored)
 
-    assert _covers(low, high, sorted(wanted)) == any(low <= value <= high for value in wanted)
+    assert may_hold(low, high, sorted(wanted)) == any(low <= value <= high for value in wanted)
 
 
 @pytest.mark.parametrize(("low", "high"), [(None, None), (None, 5), (5, None)])
 def test_file_of_unknown_bounds_may_hold_anything(low: int | None, high: int | None) -> None:
-    assert _covers(low, high, [99])
+    assert may_hold(low, high, [99])
 
 
 def committed_by_hand(numbers: Table, rows: pa.Table, stats_json: str) -> None:

@@ -10,16 +10,10 @@ from typing import Any
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in, group_names
 from txmq.consumer.lag import ConsumerLag
+from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import SHARED, ConsumeFromWhere, ConsumeMode, GroupState, TopicQueue
-from txmq.consumer.start import StartPoint
-from txmq.errors import (
-    ConfigError,
-    ConsumerGroupInUseError,
-    ConsumerGroupNotFoundError,
-    shown,
-)
-from txmq.message.names import check_readable_topic, check_stored_group
-from txmq.message.namespaces import stored_name
+from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
+from txmq.message.names import check_readable_topic, check_stored_group, stored_name
 from txmq.store.store import Store
 
 

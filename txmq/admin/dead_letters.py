@@ -18,19 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.admin.dead_letter_notes import PURGED, REPLAYED, DeadLetterNotes, Noted
-from txmq.admin.messages import body_values
-from txmq.admin.offset_ranges import Offsets
+from txmq.admin.dead_letter_notes import PURGED, REPLAYED, DeadLetterNotes, Noted, Offsets
+from txmq.admin.found_message import body_values
 from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.consumer.send_back import RETRY_GROUP
-from txmq.delta.storage import DataFile
+from txmq.delta.files import DataFile
 from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
 from txmq.maintenance.retention import published_up_to
 from txmq.maintenance.topic_retention import tell_topic_begin
-from txmq.message.message import Message, message_address
-from txmq.message.namespaces import shown_name, stored_group
-from txmq.message.reasons import signed_reason
-from txmq.message.retry_topics import (
+from txmq.message.ids import message_address
+from txmq.message.message import Message
+from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
     DEAD_LETTER_ORIGIN_TOPIC,
     DEAD_LETTER_PREFIX,
@@ -42,9 +40,12 @@ from txmq.message.retry_topics import (
     RETRY_PROPERTIES,
     dead_letter_topic,
     retry_topic,
+    shown_name,
+    stored_group,
 )
-from txmq.producer.commits import QueueChoice, Routed
+from txmq.message.reasons import signed_reason
 from txmq.producer.once import Letter, SentOnce
+from txmq.producer.routing import QueueChoice, Routed
 from txmq.store.store import Store
 
 MESSAGES_A_COMMIT = 5_000

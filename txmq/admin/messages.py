@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from datetime import datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
 from txmq.errors import (
     InvalidBodyError,
     InvalidNameError,
@@ -19,24 +17,25 @@ from txmq.errors import (
     TransactionNotFoundError,
 )
 from txmq.lifecycle import DeliveryState, TransactionState
-from txmq.message.message import (
-    KEY_SEPARATOR,
+from txmq.message.ids import (
     check_transaction_id,
     first_transaction_id,
     message_address,
     transaction_time_ms,
 )
+from txmq.message.message import KEY_SEPARATOR
 from txmq.message.names import (
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
     check_readable_topic,
 )
-from txmq.producer.trace_records import TraceRecord, TraceType, decoded, encoded
+from txmq.producer.trace_records import TraceRecord, TraceType, decoded
 from txmq.store.resolution import Resolution, Resolver
 
 if TYPE_CHECKING:
-    from txmq.delta.storage import FileRange, Table
+    from txmq.delta.files import FileRange
+    from txmq.delta.storage import Table
     from txmq.store.settled import SettledLog
     from txmq.store.store import Store
 
@@ -49,93 +48,9 @@ _CONTENT = (
     "sharding_key", "born_timestamp",
 )  # fmt: skip
 _HALF_COLUMNS = (*_CONTENT, "real_topic", "delay_s", "deliver_timestamp", "ordinary")
-_PLACE_COLUMNS = ("queue_id", "queue_offset", "life", "op_version", "store_timestamp")
-_TOPIC_COLUMNS = (*_CONTENT, "topic", *_PLACE_COLUMNS)
+_TOPIC_COLUMNS = (*_CONTENT, "topic", *PLACE_COLUMNS)
 _KEY_COLUMNS = ("keys", "message_id", "op_version", "queue_offset")
 _INTERNAL = frozenset({SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
-_UNPUBLISHED = {
-    TransactionState.PENDING: "half",
-    TransactionState.COMMITTED: "committed, not published yet",
-    TransactionState.ROLLED_BACK: "rolled back",
-    TransactionState.DISCARDED: "discarded",
-    TransactionState.INCOMPLETE: "incomplete",
-    TransactionState.EXPIRED: "expired",
-}
-_UNDELIVERED = {
-    DeliveryState.SCHEDULED: "scheduled",
-    DeliveryState.DELIVERED: "delivered, not published yet",
-    DeliveryState.RECALLED: "recalled",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class MessagePlace:
-    """A row of a topic that holds a message."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    life: int
-    op_version: int
-    store_timestamp: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class FoundMessage:
-    """One message and everything that tells where it is.
-
-    Attributes:
-        topic: its stored name; see `namespaces`.
-        body: only where it was asked for.
-        is_half: whether its half is there still.
-        ordinary: sent without a local transaction; None without a half.
-        state: of its transaction; None where nothing but its row in a topic is left.
-        source: who brought that state about.
-        delivery: the second life of a delayed message, as far as it is settled.
-        due: when a delayed message becomes visible, as far as that is known.
-        places: where consumers see it.
-        dead_letters: where it lies because nobody knew its end.
-        trace: records about it, oldest first.
-    """
-
-    message_id: str
-    transaction_id: str
-    sequence: int
-    producer_group: str
-    topic: str
-    tags: str | None
-    keys: str | None
-    properties: Mapping[str, str]
-    sharding_key: str | None
-    born_timestamp: datetime
-    is_half: bool
-    ordinary: bool | None
-    state: TransactionState | None
-    source: str | None
-    delivery: DeliveryState | None
-    delay_s: int | None
-    due: datetime | None
-    places: tuple[MessagePlace, ...] = ()
-    dead_letters: tuple[MessagePlace, ...] = ()
-    trace: tuple[TraceRecord, ...] = ()
-    body: bytes | None = field(default=None, repr=False)
-
-    @property
-    def where(self) -> str:
-        """In a few words, where it is now."""
-        if self.places:
-            return "visible"
-        if self.delivery is not None:
-            return _UNDELIVERED[self.delivery]
-        return "unknown" if self.state is None else _UNPUBLISHED[self.state]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a body that is no text is in base64."""
-        names = [spec.name for spec in fields(self) if spec.name not in ("body", "trace")]
-        plain = {name: _plain(getattr(self, name)) for name in names}
-        own_body = {} if self.body is None else body_values(self.body)
-        trace = [json.loads(encoded(record)) for record in self.trace]
-        return {"where": self.where, **plain, "trace": trace, **own_body}
 
 
 class MessageQuery:
@@ -314,7 +229,7 @@ class MessageQuery:
             if pc.any(is_about).as_py():
                 bodies = table.read([file], ("body",)).filter(is_about)["body"]
                 records += _decoded(bodies.to_pylist())
-        return sorted(records, key=_moment)
+        return sorted(records, key=record_moment)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -380,10 +295,6 @@ def _about(records: Iterable[TraceRecord], message_id: str) -> tuple[TraceRecord
     )
 
 
-def _moment(record: TraceRecord) -> tuple[int, bool]:
-    return record.time_ms, record.trace_type is TraceType.END_TRANSACTION
-
-
 def _decoded(bodies: Iterable[bytes]) -> Iterator[TraceRecord]:
     for body in bodies:
         try:
@@ -420,28 +331,8 @@ def _found(
         delivery=delivery,
         delay_s=delay_s,
         due=due,
-        places=tuple(map(_place, seen)),
-        dead_letters=tuple(map(_place, dead)),
+        places=tuple(map(message_place, seen)),
+        dead_letters=tuple(map(message_place, dead)),
         trace=trace,
         body=row.get("body"),
     )
-
-
-def _place(row: Mapping[str, Any]) -> MessagePlace:
-    return MessagePlace(topic=row["in"], **{name: row[name] for name in _PLACE_COLUMNS})
-
-
-def body_values(body: bytes) -> dict[str, str]:
-    """A body for JSON: as text, or in base64 where it is none."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode("ascii")}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(own) for name, own in asdict(value).items()}
-    return value.isoformat() if isinstance(value, datetime) else value

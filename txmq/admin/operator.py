@@ -5,12 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.admin.open import DiscardedTransaction, OpenTransaction, discarded_row, life_key, open_row
 from txmq.check.open_transactions import open_transactions
 from txmq.clock import Clock, SystemClock
 from txmq.errors import (
@@ -32,7 +32,8 @@ from txmq.lifecycle import (
     end_asked_for,
     fold,
 )
-from txmq.message.message import LocalTransactionState, check_transaction_id, transaction_time_ms
+from txmq.message.ids import check_transaction_id
+from txmq.message.message import LocalTransactionState
 from txmq.message.reasons import signed_reason
 from txmq.store.half import HalfLog
 from txmq.store.op import OpRow
@@ -43,56 +44,6 @@ _ENDS = {
     LocalTransactionState.COMMIT: ClaimKind.COMMIT,
     LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction without a final end.
-
-    Attributes:
-        age_s: since the time in its id; None where the id tells none.
-        check_times: counted checks in this life.
-        next_check: when its listener is asked next; None where it is not, or where that is long
-            past and was not looked up.
-        is_due: its listener is asked in the next round.
-        reason: why the last look at it brought no end, such as NO_LISTENER, BUSY or TIMEOUT; None
-            where nobody has looked yet, or the listener itself said UNKNOWN without one.
-        problem: MISSING or CONFLICT: a COMMIT would not take effect.
-    """
-
-    transaction_id: str
-    producer_group: str
-    state: TransactionState
-    life: int
-    age_s: float | None
-    check_times: int
-    next_check: datetime | None
-    is_due: bool
-    reason: str | None
-    problem: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self) | {"next_check": _iso(self.next_check)}
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardedTransaction:
-    """A transaction that is not asked about any more; its messages are dead letters.
-
-    `discarded_at` and `reason` are those of the claim that discarded it.
-    """
-
-    transaction_id: str
-    producer_group: str
-    life: int
-    check_times: int
-    discarded_at: datetime | None
-    reason: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self) | {"discarded_at": _iso(self.discarded_at)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +118,7 @@ class Operator:
         # Only these are known to be few enough to compare their bodies.
         halves = self._store.half_log().halves_of(settled_so) if settled_so else {}
         now_ms = self._clock.now_ms()
-        return tuple(_open(row, halves.get(row["transaction_id"]), now_ms) for row in rows)
+        return tuple(open_row(row, halves.get(row["transaction_id"]), now_ms) for row in rows)
 
     def discarded(self, *, producer_group: str | None = None) -> tuple[DiscardedTransaction, ...]:
         """All DISCARDED transactions, oldest first; `resume` opens one again.
@@ -177,7 +128,7 @@ class Operator:
         rows = self._open_rows(producer_group)
         rows = rows.filter(pc.equal(rows["state"], TransactionState.DISCARDED.value))
         claims = self._discards(pc.unique(rows["transaction_id"]))
-        return tuple(_discarded(row, claims.get(_life_key(row), {})) for row in rows.to_pylist())
+        return tuple(discarded_row(row, claims.get(life_key(row), {})) for row in rows.to_pylist())
 
     def resolve(
         self,
@@ -227,7 +178,7 @@ class Operator:
         rows = rows.filter(pc.equal(rows["kind"], ClaimKind.DISCARD.value))
         first: dict[tuple[str, str, int], dict[str, Any]] = {}
         for row in rows.sort_by("op_timestamp").to_pylist():
-            first.setdefault(_life_key(row), row)
+            first.setdefault(life_key(row), row)
         return first
 
     def _look(self, transaction_id: str) -> _Look:
@@ -371,47 +322,3 @@ def _messages_by_topic(half: HalfLog, transaction_id: str) -> dict[str, int]:
 
 
 # --- values --------------------------------------------------------------------------------------
-
-
-def _open(row: Mapping[str, Any], halves: Halves | None, now_ms: int) -> OpenTransaction:
-    state = TransactionState(row["state"])
-    is_pending = state is TransactionState.PENDING
-    return OpenTransaction(
-        transaction_id=row["transaction_id"],
-        producer_group=row["producer_group"],
-        state=state,
-        life=row["life"],
-        age_s=_age_s(row["transaction_id"], now_ms),
-        check_times=row["check_times"],
-        next_check=row["deadline"] if is_pending else None,
-        is_due=row["is_due"],
-        reason=row["reason"],
-        problem=row["problem"] if halves is None else halves.problem,
-    )
-
-
-def _discarded(row: Mapping[str, Any], claim: Mapping[str, Any]) -> DiscardedTransaction:
-    return DiscardedTransaction(
-        transaction_id=row["transaction_id"],
-        producer_group=row["producer_group"],
-        life=row["life"],
-        check_times=row["check_times"],
-        discarded_at=claim.get("op_timestamp"),
-        reason=claim.get("reason"),
-    )
-
-
-def _life_key(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    return row["transaction_id"], row["producer_group"], row["life"]
-
-
-def _age_s(transaction_id: str, now_ms: int) -> float | None:
-    try:
-        return max(0.0, (now_ms - transaction_time_ms(transaction_id)) / 1000)
-    except ValueError:
-        # Anybody may write a half, with anything as its id.
-        return None
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 
 from txmq.clock import milliseconds
 from txmq.columns import Integers, flags, integers
+from txmq.delta.files import DataFile
 from txmq.delta.schemas import TOPIC
-from txmq.delta.storage import DataFile
 from txmq.errors import StorageError, TopicNotRebuiltError
 from txmq.maintenance.retention import FORGOTTEN_BEFORE
-from txmq.publish.payload import BATCH_ROWS, DELIVERED, Plan, copied, make_plan
+from txmq.publish.arrow_engine import copied
+from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
 from txmq.store.half import HalfLog
 from txmq.store.schedule import ScheduleLog
 from txmq.store.store import Store

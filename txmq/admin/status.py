@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import enum
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +11,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.admin.life import (
+    NOT_VISIBLE,
+    TransactionLife,
+    claim_events,
+    claims_about,
+    event_order,
+    fact_events,
+    half_events,
+    plain_fields,
+    scheduled_events,
+    shown_events,
+    standing_of,
+    topics_of,
+)
 from txmq.check.standing import CheckStandings
 from txmq.clock import Clock, SystemClock, milliseconds, timestamp
 from txmq.columns import Groups
-from txmq.delta.log import log_files
-from txmq.delta.schemas import HALF, SETTLED
+from txmq.delta.schemas import SETTLED
 from txmq.errors import TransactionNotFoundError
-from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
+from txmq.lifecycle import TransactionState
 from txmq.listeners.outcomes import UNASKED_REASONS
 from txmq.listeners.remote_requests import remote_groups, requests_in
-from txmq.message.message import check_transaction_id, transaction_time_ms
+from txmq.message.ids import check_transaction_id, transaction_time_ms
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.settle import settle
-from txmq.store.op import CLAIM_COLUMNS, claims_of_table
 from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
 
 if TYPE_CHECKING:
@@ -34,9 +44,6 @@ if TYPE_CHECKING:
     from txmq.store.op import OpLog
     from txmq.store.schedule import ScheduleLog
     from txmq.store.store import Store
-
-SHOWN_HASH_CHARACTERS = 12
-_NOT_VISIBLE = (TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,57 +109,7 @@ class Status:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return _plain_fields(asdict(self))
-
-
-class LifeStage(enum.StrEnum):
-    """Which table an event was read from, in the order in which a message passes them."""
-
-    HALF = "half"
-    CLAIM = "claim"
-    FACT = "fact"
-    SCHEDULED = "scheduled"
-    MESSAGE = "message"
-    DEAD_LETTER = "dead letter"
-
-
-@dataclass(frozen=True, slots=True)
-class LifeEvent:
-    """One row about a transaction; `at` is the clock of whoever wrote it."""
-
-    at: datetime
-    stage: LifeStage
-    title: str
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return _plain_fields(asdict(self))
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionLife:
-    """Everything that the tables know of one transaction, in order of time.
-
-    Attributes:
-        producer_group: None without a half.
-        message_count: what its head promises; None without a head.
-        life: how often it was resumed.
-        check_times: counted checks in this life.
-    """
-
-    transaction_id: str
-    producer_group: str | None
-    state: TransactionState
-    life: int
-    check_times: int
-    message_count: int | None
-    messages_found: int
-    events: tuple[LifeEvent, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return _plain_fields(asdict(self))
+        return plain_fields(asdict(self))
 
 
 class Admin:
@@ -214,19 +171,19 @@ class Admin:
         own_id = check_transaction_id(transaction_id)
         op = self._store.op_log()
         op_table_id = op.table.table_id
-        claims = _claims_about(op, own_id)
+        claims = claims_about(op, own_id)
         settled = self._store.settled_log(op_table_id)
         facts = settled.table.rows_of("transaction_id", pa.array([own_id]), SETTLED.columns.names)
         half = self._store.half_log()
         rows = half.rows(pa.array([own_id]))
         if rows.num_rows == 0 and claims.num_rows == 0:
             raise TransactionNotFoundError(own_id)
-        events = [*_half_events(rows), *_claim_events(claims), *_fact_events(facts)]
-        events += _scheduled_events(self._rows_in(SCHEDULE_TOPIC, own_id, op_table_id))
-        for topic in _topics_of(rows):
-            events += _shown_events(topic, self._rows_in(topic, own_id, op_table_id))
+        events = [*half_events(rows), *claim_events(claims), *fact_events(facts)]
+        events += scheduled_events(self._rows_in(SCHEDULE_TOPIC, own_id, op_table_id))
+        for topic in topics_of(rows):
+            events += shown_events(topic, self._rows_in(topic, own_id, op_table_id))
         halves = half.halves(own_id)
-        standing = _standing(claims, settled, halves, own_id)
+        standing = standing_of(claims, settled, halves, own_id)
         return TransactionLife(
             transaction_id=own_id,
             producer_group=None if halves is None else halves.producer_group,
@@ -235,11 +192,11 @@ class Admin:
             check_times=standing.check_times,
             message_count=None if halves is None else halves.message_count,
             messages_found=0 if halves is None else halves.found,
-            events=tuple(sorted(events, key=_event_order)),
+            events=tuple(sorted(events, key=event_order)),
         )
 
     def _messages(self, op_table_id: str) -> dict[str, int]:
-        topics = [name for name in self._store.topics() if name not in _NOT_VISIBLE]
+        topics = [name for name in self._store.topics() if name not in NOT_VISIBLE]
         return {name: self._row_count(name, op_table_id) for name in topics}
 
     def _row_count(self, topic: str, op_table_id: str) -> int:
@@ -337,150 +294,3 @@ def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus,
 
 
 # --- one transaction ---------------------------------------------------------------------------
-
-
-def _claims_about(op: OpLog, transaction_id: str) -> pa.Table:
-    """All claims about a transaction; those whose commit was cleaned away have version NOTHING."""
-    first = min(log_files(op.table).commits_ms, default=0)
-    rows = op.between(first - 1, op.table.version)
-    recent = rows.filter(pc.equal(rows["transaction_id"], transaction_id))
-    if first == 0:
-        return recent
-    known = {_claim_key(row) for row in recent.to_pylist()}
-    live = op.rows_about(pa.array([transaction_id]))
-    is_old = pa.array([_claim_key(row) not in known for row in live.to_pylist()], pa.bool_())
-    old = live.filter(is_old)
-    version = pa.array([NOTHING] * old.num_rows, pa.int64())
-    return pa.concat_tables([old.append_column("_commit_version", version), recent])
-
-
-def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in CLAIM_COLUMNS)
-
-
-def _standing(
-    claims: pa.Table, settled: SettledLog, halves: Halves | None, transaction_id: str
-) -> Standing:
-    """What is settled, and what the claims after it come to."""
-    if halves is None:
-        return PENDING
-    all_claims = claims_of_table(claims)
-    before = settled.standings(pa.array([transaction_id])).get(transaction_id, PENDING)
-    later = [claim for claim in all_claims if claim.op_version > settled.mark]
-    standing, _ = fold(later, halves, before)
-    times = _check_times(all_claims, halves.producer_group, standing.life)
-    return Standing(standing.state, standing.life, times)
-
-
-def _check_times(claims: Sequence[Claim], producer_group: str, life: int) -> int:
-    return max(
-        (
-            claim.check_times or 0
-            for claim in claims
-            if claim.kind is ClaimKind.UNKNOWN
-            and claim.producer_group == producer_group
-            and claim.life == life
-        ),
-        default=0,
-    )
-
-
-def _topics_of(halves: pa.Table) -> list[str]:
-    names = sorted(name for name in pc.unique(halves["real_topic"]).to_pylist() if name)
-    return [*names, TRANS_CHECK_MAX_TIME_TOPIC]
-
-
-def _half_events(rows: pa.Table) -> Iterator[LifeEvent]:
-    for row in rows.select(HALF.columns.names).to_pylist():
-        title = "head without payload" if row["real_topic"] is None else f"to {row['real_topic']}"
-        details = {
-            "message_id": row["message_id"],
-            "producer_group": row["producer_group"],
-            "queue_id": row["real_queue_id"],
-            "message_count": row["message_count"],
-            "check_immunity_time_s": row["check_immunity_time_s"],
-            "delay_s": row["delay_s"],
-            "deliver_timestamp": row["deliver_timestamp"],
-            "ordinary": row["ordinary"] or None,
-            **_content(row),
-        }
-        yield LifeEvent(row["born_timestamp"], LifeStage.HALF, title, _known(details))
-
-
-def _claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
-    for row in claims.to_pylist():
-        details = {
-            "source": row["source"],
-            "producer_group": row["producer_group"],
-            "op_version": row["_commit_version"] if row["_commit_version"] >= 0 else None,
-            "ordinal": row["ordinal"],
-            "life": row["life"],
-            "check_times": row["check_times"],
-            "next_check_timestamp": row["next_check_timestamp"],
-            "sequences": row["sequences"],
-            "reason": row["reason"],
-        }
-        yield LifeEvent(row["op_timestamp"], LifeStage.CLAIM, row["kind"], _known(details))
-
-
-def _fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
-    for row in facts.to_pylist():
-        names = ("source", "op_version", "ordinal", "life", "sequences", "reason")
-        details = {name: row[name] for name in names}
-        yield LifeEvent(row["settled_timestamp"], LifeStage.FACT, row["state"], _known(details))
-
-
-def _scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
-    for row in rows.to_pylist():
-        names = ("message_id", "op_version", "life", "deliver_timestamp")
-        title = f"to {row['topic']}, in the schedule"
-        details = {name: row[name] for name in names}
-        yield LifeEvent(row["store_timestamp"], LifeStage.SCHEDULED, title, details)
-
-
-def _shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
-    is_dead = topic == TRANS_CHECK_MAX_TIME_TOPIC
-    stage = LifeStage.DEAD_LETTER if is_dead else LifeStage.MESSAGE
-    for row in rows.to_pylist():
-        details = {
-            "message_id": row["message_id"],
-            "queue_id": row["queue_id"],
-            "queue_offset": row["queue_offset"],
-            "op_version": row["op_version"],
-            "life": row["life"],
-            **_content(row),
-        }
-        yield LifeEvent(row["store_timestamp"], stage, f"in {topic}", _known(details))
-
-
-def _content(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be shown of a message: its size and the front of its hash, never its body."""
-    body = row["body"]
-    if body is None:
-        return {}
-    sha256 = hashlib.sha256(body).hexdigest()[:SHOWN_HASH_CHARACTERS]
-    shown = {"tags": row["tags"], "keys": row["keys"], "sharding_key": row["sharding_key"]}
-    return {**shown, "body_size_bytes": len(body), "body_sha256": sha256}
-
-
-def _known(details: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in details.items() if value is not None}
-
-
-def _event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
-    details = event.details
-    place = details.get("op_version", NOTHING), details.get("ordinal", 0)
-    stage = list(LifeStage).index(event.stage)
-    return event.at, stage, *place, details.get("message_id", "")
-
-
-def _plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return _plain_fields(value)
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value.isoformat() if isinstance(value, datetime) else value

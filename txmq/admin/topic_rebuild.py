@@ -17,7 +17,8 @@ from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.storage import Table
 from txmq.errors import TopicNotRebuiltError
 from txmq.maintenance.topic_retention import topic_begins
-from txmq.publish.payload import ArrowEngine, Plan
+from txmq.publish.arrow_engine import ArrowEngine
+from txmq.publish.plan import Plan
 from txmq.publish.progress import Progress
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store

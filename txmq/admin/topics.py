@@ -14,7 +14,8 @@ from txmq.admin.rebuild_landing import rebuild_topic
 from txmq.admin.topic_deletion import TopicDeletion, delete_topic
 from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.clock import Clock, SystemClock, timestamp
-from txmq.delta.storage import DataFile, FileRange, Table
+from txmq.delta.files import DataFile, FileRange
+from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -25,15 +26,18 @@ from txmq.errors import (
     TopicNotFoundError,
 )
 from txmq.maintenance.topic_retention import topic_begins
-from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_topic
-from txmq.message.namespaces import stored_name
-from txmq.message.retry_topics import is_group_topic
+from txmq.message.names import (
+    SCHEDULE_TOPIC,
+    check_readable_topic,
+    check_stored_topic,
+    is_group_topic,
+    stored_name,
+)
 from txmq.publish.progress import ParkedTopic, Progress
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog
-from txmq.store.topic_register import RegisteredTopics, check_spelling
-from txmq.store.topic_settings import TopicKind, TopicSettings
+from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings, check_spelling
 
 
 class Keep(enum.Enum):

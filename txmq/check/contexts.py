@@ -15,7 +15,7 @@ from txmq.errors import TxmqError
 from txmq.hooks import EndContext, Hooks
 from txmq.lifecycle import ClaimKind
 from txmq.message.message import LocalTransactionState
-from txmq.message.namespaces import namespace_of, unwrapped
+from txmq.message.names import namespace_of, unwrapped
 from txmq.store.resolution import Resolution, Resolver
 from txmq.store.store import Store
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from txmq.affine_clock import AS_IT_IS, AffineClock
+from txmq.clock import AS_IT_IS, AffineClock
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -9,17 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.affine_clock import affine
 from txmq.check.due import DUE
 from txmq.check.rules import IMMUNITY_MAX_S
 from txmq.check.standing import CheckStandings
-from txmq.clock import Clock, SystemClock
+from txmq.clock import Clock, SystemClock, affine
 from txmq.columns import Cases, Groups, Integers, flags, integers
 from txmq.delta.schemas import HEAD_SEQUENCE, MICROSECONDS_UTC
 from txmq.delta.storage import Table
 from txmq.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
 from txmq.listeners.heads import UNREADABLE_ERRORS
-from txmq.message.message import transaction_time_ms
+from txmq.message.ids import transaction_time_ms
 from txmq.store.config import Config
 from txmq.store.settled import last_facts, without_deliveries
 from txmq.store.store import Store

@@ -21,7 +21,7 @@ from txmq.fail_points import FailPoint, reached
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners.protocol import CheckListener, check_listener, load_listeners
-from txmq.message.namespaces import stored_name
+from txmq.message.names import stored_name
 from txmq.store.config import Config
 from txmq.store.store import Store
 

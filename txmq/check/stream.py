@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.affine_clock import AffineClock, affine
 from txmq.check.deadline_join import KEYS, changes, join_session, overdue, shown_by
 from txmq.check.due import DUE, milliseconds_of
 from txmq.check.rules import IMMUNITY_MAX_S
-from txmq.clock import Clock
+from txmq.clock import AffineClock, Clock, affine
 from txmq.delta.schemas import HEAD_SEQUENCE
 from txmq.lifecycle import ClaimKind
 from txmq.store.config import Config

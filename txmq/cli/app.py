@@ -6,10 +6,7 @@ anywhere.
 
 from __future__ import annotations
 
-import enum
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
 from time import sleep
 from typing import Annotated, Any
 
@@ -35,6 +32,7 @@ from txmq.cli.shared import (
     say,
 )
 from txmq.cli.topics import add_topic_commands
+from txmq.cli.verify import Verification, VerifyEngine
 from txmq.cli.views import (
     comparison_view,
     discarded_view,
@@ -49,20 +47,10 @@ from txmq.cli.views import (
 from txmq.errors import TxmqError
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState
-from txmq.message.namespaces import stored_name
+from txmq.message.names import stored_name
 from txmq.store.opening import create_store, open_store
-from txmq.store.store import Store
 from txmq.user_data.database_marker import MARKER_TABLE, marker_table_ddl
-from txmq.verify import (
-    BusinessReport,
-    MarkerPlace,
-    VerifyComparison,
-    VerifyReport,
-    marker_places,
-    verify_business,
-    verify_by_spark,
-)
-from txmq.verify import verify as verify_store
+from txmq.verify import VerifyComparison, marker_places
 
 EXIT_VIOLATIONS = 1
 EXIT_ERROR = 2
@@ -88,14 +76,6 @@ _BUSINESS_HELP = (
     "environment variable holds, with :TABLE behind it where the marker table is not txmq_marker. "
     "Once for each group. The plain engine compares, also with --engine spark or both."
 )
-
-
-class VerifyEngine(enum.StrEnum):
-    """Who verifies; two checkers share no code, so each finds the other's mistakes."""
-
-    PLAIN = "plain"
-    SPARK = "spark"
-    BOTH = "both"
 
 
 class _CleanErrors(TyperGroup):
@@ -323,7 +303,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     """
     places = marker_places(business or [])
     store = open_store(location, config)
-    checker = _Verification(store, places, drained=drained)
+    checker = Verification(store, places, drained=drained)
     found = checker.both() if engine is VerifyEngine.BOTH else checker.one(engine)
     if as_json:
         print_json(found.to_dict())
@@ -378,55 +358,6 @@ def marker_table(
 ) -> None:
     """Print the statement that makes the marker table of a DatabaseListener."""
     typer.echo(f"{marker_table_ddl(dialect, table)};")
-
-
-class _Verification:
-    """One store before the engines; Spark is started only for its own."""
-
-    def __init__(self, store: Store, places: Mapping[str, MarkerPlace], *, drained: bool) -> None:
-        self._store, self._places, self._drained = store, places, drained
-
-    def one(self, engine: VerifyEngine) -> VerifyReport:
-        if engine is VerifyEngine.PLAIN:
-            return self._plain()
-        # What is wrong with the option is told before Spark starts.
-        business = self._business()
-        return replace(self._spark(None), business=business)
-
-    def both(self) -> VerifyComparison:
-        """The second one reads the versions that the first one read."""
-        plain = self._plain()
-        return VerifyComparison(plain, self._spark(plain.versions))
-
-    def _limits(self) -> dict[str, int]:
-        settings = self._store.config.check_settings().items()
-        return {group: own.transaction_check_max for group, own in settings}
-
-    def _plain(self) -> VerifyReport:
-        return verify_store(
-            self._store.location,
-            drained=self._drained,
-            check_limits=self._limits(),
-            storage_options=self._store.storage_options,
-            business=self._places,
-        )
-
-    def _business(self) -> BusinessReport | None:
-        if not self._places:
-            return None
-        options = self._store.storage_options
-        return verify_business(self._store.location, self._places, storage_options=options)
-
-    def _spark(self, versions: Mapping[str, int] | None) -> VerifyReport:
-        from txmq.local_spark.session import local_session
-
-        return verify_by_spark(
-            self._store.location,
-            local_session("txmq-verify"),
-            drained=self._drained,
-            check_limits=self._limits(),
-            versions=versions,
-        )
 
 
 def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:

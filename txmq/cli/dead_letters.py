@@ -30,7 +30,7 @@ from txmq.cli.shared import (
     print_result,
 )
 from txmq.clock import SystemClock, timestamp
-from txmq.message.namespaces import shown_name
+from txmq.message.names import shown_name
 from txmq.store.opening import open_store
 from txmq.store.store import Store
 from txmq.user_data.database_inbox import INBOX_TABLE, inbox_table_ddl

@@ -15,25 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.admin.consumer_groups import ConsumerGroups, GroupSummary, OffsetsReset
-from txmq.cli.shared import (
-    AsJson,
-    Location,
-    list_console,
-    location_and,
-    print_json,
-    print_result,
-)
+from txmq.cli.shared import AsJson, Location, list_console, location_and, print_json, print_result
 from txmq.clock import timestamp
 from txmq.consumer.group import group_names
 from txmq.consumer.lag import ConsumerLag, QueueLag
+from txmq.consumer.offsets import StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ALL, ConsumeFromWhere
-from txmq.consumer.start import StartPoint
 from txmq.errors import ConsumerGroupNotFoundError
 from txmq.message.filter import MessageFilter, parse_filter
-from txmq.message.names import check_readable_topic
-from txmq.message.namespaces import shown_name, stored_name
+from txmq.message.names import check_readable_topic, shown_name, stored_name
 from txmq.message.received import ReceivedMessage
 from txmq.store.opening import open_store
 from txmq.store.store import Store

@@ -15,10 +15,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from txmq.admin.messages import MAX_COUNT, FoundMessage, MessagePlace, MessageQuery
+from txmq.admin.found_message import FoundMessage, MessagePlace
+from txmq.admin.messages import MAX_COUNT, MessageQuery
 from txmq.cli.shared import AsJson, Location, console, location_and, print_json, say
 from txmq.message.message import Message
-from txmq.message.namespaces import shown_name, stored_name, wrapped
+from txmq.message.names import shown_name, stored_name, wrapped
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.trace_records import TraceRecord
 from txmq.store.opening import open_store

@@ -25,7 +25,7 @@ from txmq.cli.shared import (
     print_result,
 )
 from txmq.errors import ConfigError
-from txmq.message.namespaces import shown_name
+from txmq.message.names import shown_name
 from txmq.store.opening import open_store
 from txmq.store.topic_settings import TopicKind, TopicSettings
 

@@ -10,12 +10,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from txmq.admin.operator import DiscardedTransaction, OpenTransaction, OperatorResult
-from txmq.admin.status import Lag, Status, TransactionLife
+from txmq.admin.life import TransactionLife
+from txmq.admin.open import DiscardedTransaction, OpenTransaction
+from txmq.admin.operator import OperatorResult
+from txmq.admin.status import Lag, Status
 from txmq.check.recheck import RecheckResult
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.maintenance.service import MaintenanceResult
-from txmq.message.namespaces import shown_name
+from txmq.message.names import shown_name
 from txmq.verify import (
     BusinessReport,
     BusinessResult,

@@ -13,8 +13,9 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from txmq.consumer.arguments import Topics
 from txmq.consumer.batch import ConsumeResult
-from txmq.consumer.pull import LOOK_INTERVAL_S, PullConsumer, Topics
+from txmq.consumer.pull import LOOK_INTERVAL_S, PullConsumer
 from txmq.consumer.rules import ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.errors import (

@@ -7,8 +7,7 @@ from typing import Any
 
 from txmq.consumer.rules import GroupState
 from txmq.errors import StoreFormatError
-from txmq.message.names import check_stored_group
-from txmq.message.retry_topics import retry_topic
+from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue
 from txmq.store.store import Store
 

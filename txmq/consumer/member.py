@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from txmq.clock import Clock
 from txmq.consumer.group import ConsumerGroup
+from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
 from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, TopicQueue, Turn
-from txmq.consumer.start import FROM_THE_BEGINNING, StartPoint
 from txmq.errors import TxmqError
 from txmq.handles import ThreadHandle
 from txmq.store.catalog import TopicCatalog

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import re
 import threading
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,28 +14,28 @@ from types import TracebackType
 from typing import Self
 
 from txmq.clock import Clock, SystemClock
+from txmq.consumer.arguments import (
+    Topics,
+    _check_poll,
+    _checked_member_id,
+    _checked_mode,
+    _checked_queue,
+    filters_by_topic,
+)
 from txmq.consumer.batch import Batch, ConsumeResult, Handler, SendsBack
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import QueueLag, lag_of_group
 from txmq.consumer.member import Commits, GroupMember
-from txmq.consumer.offsets import TopicOffsets
+from txmq.consumer.offsets import OffsetsByTopic, StartPoint, TopicOffsets, check_offset, moment_ms
 from txmq.consumer.places import Handed, Place, Places, first_offsets
 from txmq.consumer.reader import Run, TopicReader
-from txmq.consumer.rules import (
-    ALL,
-    ConsumeFromWhere,
-    ConsumeMode,
-    GroupSettings,
-    TopicQueue,
-)
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, GroupSettings, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack
-from txmq.consumer.start import OffsetsByTopic, StartPoint, check_offset, moment_ms
 from txmq.errors import (
     ClosedError,
     ConcurrentUseError,
     ConfigError,
     ConsumerGroupConflictError,
-    InvalidNameError,
     MessagesExpiredError,
     OffsetOutOfRangeError,
     QueueNotOwnedError,
@@ -46,14 +43,15 @@ from txmq.errors import (
     shown,
 )
 from txmq.handles import ThreadHandle
-from txmq.message.filter import MessageFilter, parse_filter
+from txmq.message.filter import MessageFilter
 from txmq.message.names import (
     check_group,
     check_namespace,
     check_readable_topic,
     check_stored_group,
+    unwrapped,
+    wrapped,
 )
-from txmq.message.namespaces import unwrapped, wrapped
 from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog
 from txmq.store.store import Store
@@ -67,10 +65,7 @@ POLL_MESSAGES = 32
 PUSH_MESSAGES = 256
 PUSH_POLL_S = 0.2
 FAILURE_PAUSE_S = 1.0
-_MEMBER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
 
-Filter = str | MessageFilter
-Topics = str | Iterable[str] | Mapping[str, Filter | None]
 _Unreadable = (MessagesExpiredError, OffsetOutOfRangeError)
 
 
@@ -555,55 +550,3 @@ class ConsumerHandle(ThreadHandle):
             self._consumer.end_push()
         except (TxmqError, OSError) as error:
             logger.warning("the last messages come again: %s", error)
-
-
-def filters_by_topic(topics: Topics) -> dict[str, MessageFilter]:
-    """Topics as they were passed, each with its filter. Raises: ConfigError, InvalidFilterError."""
-    named: Mapping[str, Filter | None]
-    if isinstance(topics, Mapping):
-        named = topics
-    elif isinstance(topics, str):
-        named = {topics: None}
-    else:
-        named = {check_readable_topic(topic): None for topic in _several(topics)}
-    if not named:
-        raise ConfigError(["topics must name one topic at least"])
-    return {topic: parse_filter(ALL if own is None else own) for topic, own in named.items()}
-
-
-def _several(topics: object) -> Iterable[str]:
-    if not isinstance(topics, Iterable) or isinstance(topics, bytes):
-        raise ConfigError([f"topics must be a name or several of them, not {shown(topics)}"])
-    return topics
-
-
-def _checked_mode(mode: object) -> ConsumeMode:
-    if not isinstance(mode, ConsumeMode):
-        raise ConfigError([f"mode must be a ConsumeMode, not {shown(mode)}"])
-    return mode
-
-
-def _checked_member_id(member_id: object, mode: ConsumeMode) -> str:
-    if member_id is None and mode is ConsumeMode.CLUSTERING:
-        return f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
-    if not isinstance(member_id, str) or not _MEMBER_ID.fullmatch(member_id):
-        rule = "use 1 to 255 ASCII letters, digits and . _ @ -; in BROADCASTING it is needed"
-        raise InvalidNameError("member_id", member_id, rule)
-    return member_id
-
-
-def _checked_queue(queue_id: object) -> int:
-    if type(queue_id) is not int or queue_id < 0:
-        raise ConfigError([f"queue_id must be a whole number from 0 on, not {shown(queue_id)}"])
-    return queue_id
-
-
-def _check_poll(max_messages: object, timeout_s: object) -> None:
-    faults = []
-    if type(max_messages) is not int or max_messages < 1:
-        faults.append(f"max_messages must be a whole number above 0, not {shown(max_messages)}")
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    if not (is_number and 0 <= float(str(timeout_s)) < math.inf):
-        faults.append(f"timeout_s must be seconds from 0 on, not {shown(timeout_s)}")
-    if faults:
-        raise ConfigError(faults)

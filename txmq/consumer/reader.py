@@ -27,8 +27,9 @@ from txmq.consumer.offsets import (
     may_hold,
     queue_count,
 )
+from txmq.delta.files import FilePart
 from txmq.delta.log import CommitNews, commit_news
-from txmq.delta.storage import FilePart, Table
+from txmq.delta.storage import Table
 from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError, StoreNotFoundError
 from txmq.message.received import MESSAGE_COLUMNS, MessageRows
 from txmq.store.store import Store

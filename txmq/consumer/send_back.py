@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.errors import InvalidDelayTypeError, InvalidReasonError
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
-from txmq.message.names import check_stored_group
-from txmq.message.namespaces import namespace_of, shown_name, stored_name, wrapped
-from txmq.message.reasons import one_line
-from txmq.message.retry_topics import (
+from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
     DEAD_LETTER_ORIGIN_TOPIC,
     ORIGIN_MESSAGE_ID,
@@ -26,9 +23,15 @@ from txmq.message.retry_topics import (
     ORIGIN_TOPIC,
     RECONSUME_REASON,
     RECONSUME_TIMES,
+    check_stored_group,
     dead_letter_topic,
+    namespace_of,
     retry_topic,
+    shown_name,
+    stored_name,
+    wrapped,
 )
+from txmq.message.reasons import one_line
 from txmq.producer.once import Letter, SentOnce
 
 if TYPE_CHECKING:

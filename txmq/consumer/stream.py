@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
-from txmq.consumer.frames import (
-    BATCH_MESSAGES,
-    BatchHandler,
-    RangeConsumer,
-    SparkBatches,
-    united,
-)
-from txmq.consumer.pull import Topics, filters_by_topic
+from txmq.consumer.arguments import Topics, filters_by_topic
+from txmq.consumer.frames import BATCH_MESSAGES, BatchHandler, RangeConsumer, SparkBatches, united
+from txmq.consumer.offsets import OffsetsByTopic, StartPoint, moment_ms
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.start import OffsetsByTopic, StartPoint, moment_ms
-from txmq.consumer.stream_failures import typed_stream_error
-from txmq.errors import ConfigError, shown
+from txmq.errors import (
+    CheckpointCorruptError,
+    CheckpointMismatchError,
+    ConfigError,
+    ReaderOvertakenError,
+    TxmqError,
+    shown,
+)
 from txmq.message.filter import MessageFilter
 from txmq.message.names import (
     check_group,
     check_namespace,
     check_readable_topic,
     check_stored_group,
+    wrapped,
 )
-from txmq.message.namespaces import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +37,20 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from txmq.store.store import Store
+
+# Error conditions, and what older parts of Spark say without one.
+_OVERTAKEN = (
+    "DELTA_VERSION_NOT_FOUND", "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
+    "DELTA_LOG_FILE_NOT_FOUND", "DELTA_FILE_NOT_FOUND_DETAILED", "FAILED_READ_FILE.FILE_NOT_EXIST",
+    "Did not get the first delta file version", "Did not get the last delta file version",
+    "FileNotFoundException",
+)  # fmt: skip
+_MISMATCH = ("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",)
+_CORRUPT = (
+    "STREAMING_CHECKPOINT_MISSING_METADATA_FILE", "MALFORMED_LOG_FILE", "Incomplete log file",
+    "CANNOT_LOAD_STATE_STORE",
+)  # fmt: skip
+_VERSION = re.compile(r"version[s]?:? (\d+)", re.IGNORECASE)
 
 
 class Consumer:
@@ -236,3 +251,16 @@ def _travel(version: object, as_of: object, topics: int) -> dict[str, str]:
     if topics > 1:
         raise ConfigError(["version belongs to one topic; for several use as_of"])
     return {"versionAsOf": str(version)}
+
+
+def typed_stream_error(error: BaseException) -> TxmqError | None:
+    """The error of ours that stands for a failure of a query; None for any other failure."""
+    text = str(error)
+    if any(condition in text for condition in _MISMATCH):
+        return CheckpointMismatchError()
+    if any(condition in text for condition in _CORRUPT):
+        return CheckpointCorruptError("the checkpoint of a consumer", "cannot be read; restore it")
+    if any(condition in text for condition in _OVERTAKEN):
+        found = _VERSION.search(text)
+        return ReaderOvertakenError(None if found is None else int(found[1]))
+    return None

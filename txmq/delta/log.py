@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+from txmq.delta.files import DataFile, FilePart
 from txmq.delta.pinned import PinnedTable
-from txmq.delta.storage import DataFile, FilePart, Table
+from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
 
 LOG_FOLDER = "_delta_log"

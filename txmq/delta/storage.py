@@ -6,10 +6,8 @@ exist yet; Spark's default on local disk ends in a plain rename and can overwrit
 
 from __future__ import annotations
 
-import bisect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,14 +18,22 @@ from deltalake import DeltaTable, Field, Schema, WriterProperties
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from txmq.delta.parquet import NewFile, row_group_ranges, write_file
-from txmq.delta.pinned import (
-    PinnedTable,
-    Result,
-    pause,
-    read_again,
-    translated,
+from txmq.delta.files import (
+    LARGE_FILE_BYTES,
+    LARGE_FILE_ROWS,
+    DataFile,
+    FilePart,
+    FileRange,
+    above,
+    covering,
+    not_above,
+    partition_columns,
+    partition_texts,
+    value_bounds,
+    with_partition,
 )
+from txmq.delta.parquet import NewFile, row_group_ranges, write_file
+from txmq.delta.pinned import PinnedTable, Result, pause, read_again, translated
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.errors import (
     CommitConflictError,
@@ -39,48 +45,10 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, reached
 
-LARGE_FILE_BYTES = 1_000_000
-# The time of a UUIDv7, in milliseconds, and a dash.
-COARSE_LENGTH = 13
-COARSE_FROM = 10_000
-LARGE_FILE_ROWS = 1_000
 READ_BUFFER_BYTES = 1 << 20
 REWRITE_MARK = "txmq-rewrite"
 _INSERT = "insert"
 _WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A live file: `path` is relative to the table, `partition` holds its partition values.
-
-    `modified_ms` is the writer's clock; of a compacted file, that of the newest file in it.
-    """
-
-    path: str
-    num_records: int
-    size_bytes: int
-    partition: Mapping[str, Any]
-    modified_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class FileRange:
-    """A live file and its range of a column; None where the statistics do not say."""
-
-    file: DataFile
-    low: Any
-    high: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FilePart:
-    """A data file, or one row group of it, with the ranges of some columns where they are known."""
-
-    file: DataFile
-    low: Mapping[str, Any]
-    high: Mapping[str, Any]
-    row_group: int | None = None
 
 
 class Table(PinnedTable):
@@ -204,27 +172,27 @@ class Table(PinnedTable):
         """
         if len(values) == 0:
             return []
-        return self._chosen(lambda actions: _covering(actions, column, values))
+        return self._chosen(lambda actions: covering(actions, column, values))
 
     def files_beyond(self, column: str, value: int | str) -> list[DataFile]:
         """Live files that may hold rows with `column` above `value`."""
-        return self._chosen(lambda actions: _above(actions, column, value))
+        return self._chosen(lambda actions: above(actions, column, value))
 
     def files_up_to(self, column: str, value: int) -> list[DataFile]:
         """Live files that may hold rows with `column` at `value` or below."""
-        return self._chosen(lambda actions: _not_above(actions, column, value))
+        return self._chosen(lambda actions: not_above(actions, column, value))
 
     def ranges(self, column: str) -> list[FileRange]:
         """All live files, each with its smallest and largest value of `column`."""
         actions = self._actions()
-        bounds = zip(*_bounds(actions, column), strict=True)
+        bounds = zip(*value_bounds(actions, column), strict=True)
         files = self._as_files(actions)
         return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
 
     def parts(self, columns: Sequence[str]) -> list[FilePart]:
         """All live files, each with its ranges of `columns`."""
         actions = self._actions()
-        bounds = {name: _bounds(actions, name) for name in columns}
+        bounds = {name: value_bounds(actions, name) for name in columns}
         return [
             FilePart(
                 file,
@@ -252,7 +220,7 @@ class Table(PinnedTable):
         schema = self._columns_of(columns)
         stored = [name for name in columns if name not in self.schema.partition_by]
         found = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
-        return None if found is None else _with_partition(found, part.file, schema)
+        return None if found is None else with_partition(found, part.file, schema)
 
     def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
         def looked() -> Result | None:
@@ -298,7 +266,7 @@ class Table(PinnedTable):
             return schema.empty_table()
         stored = [name for name in columns if name not in self.schema.partition_by]
         return pa.concat_tables(
-            [_with_partition(self._stored_again(file, stored), file, schema) for file in files]
+            [with_partition(self._stored_again(file, stored), file, schema) for file in files]
         )
 
     def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
@@ -437,7 +405,7 @@ class Table(PinnedTable):
         with translated(self.name):
             return [
                 write_file([part], part.schema, self.filesystem, statistics, values)
-                for values, part in _partitions(rows, self.schema.partition_by)
+                for values, part in partition_columns(rows, self.schema.partition_by)
             ]
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
@@ -489,21 +457,6 @@ class Table(PinnedTable):
 # --- helpers ------------------------------------------------------------------------------------
 
 
-def _partitions(
-    rows: pa.Table, columns: Sequence[str]
-) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """The rows of each partition without its columns, and its values as Delta writes them."""
-    if not columns or not rows.num_rows:
-        yield from [({}, rows)] if rows.num_rows else []
-        return
-    for key in rows.group_by(list(columns), use_threads=False).aggregate([]).to_pylist():
-        part = rows
-        for name, value in key.items():
-            same = pc.is_null(part[name]) if value is None else pc.equal(part[name], value)
-            part = part.filter(same)
-        yield partition_texts(key), part.drop_columns(list(columns))
-
-
 def _add_action(file: NewFile, compacted_of_ms: int | None = None) -> AddAction:
     now_ms = time.time_ns() // 1_000_000
     return AddAction(
@@ -524,66 +477,3 @@ def _remove_action(file: DataFile, *, is_news: bool) -> RemoveAction:
         size=file.size_bytes,
         partition_values=partition_texts(file.partition),
     )
-
-
-def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
-    """Partition values as Delta writes them."""
-    return {name: None if value is None else str(value) for name, value in partition.items()}
-
-
-def _covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any, Any]:
-    low, high = _bounds(actions, column)
-    if len(values) > COARSE_FROM and pa.types.is_string(values.type):
-        # Ids of one millisecond start alike: sorting their starts is much less than sorting them.
-        values = pc.utf8_slice_codeunits(values, 0, COARSE_LENGTH)
-        low, high = _starts(low), _starts(high)
-    wanted = sorted(values.unique().drop_null().to_pylist())
-    covers = [
-        _covers(smallest, largest, wanted) for smallest, largest in zip(low, high, strict=True)
-    ]
-    return np.array(covers, dtype=bool)
-
-
-def _starts(bounds: list[Any]) -> list[Any]:
-    return [None if bound is None else bound[:COARSE_LENGTH] for bound in bounds]
-
-
-def _covers(smallest: Any, largest: Any, wanted: list[Any]) -> bool:
-    """Whether a file with these bounds may hold one of the sorted values; unknown bounds may."""
-    if smallest is None or largest is None:
-        return True
-    place = bisect.bisect_left(wanted, smallest)
-    return place < len(wanted) and bool(wanted[place] <= largest)
-
-
-def _above(actions: pa.Table, column: str, value: int | str) -> np.ndarray[Any, Any]:
-    _, high = _bounds(actions, column)
-    return np.array([bound is None or bound > value for bound in high], dtype=bool)
-
-
-def _not_above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any]:
-    low, _ = _bounds(actions, column)
-    return np.array([bound is None or bound <= value for bound in low], dtype=bool)
-
-
-def _bounds(actions: pa.Table, column: str) -> tuple[list[Any], list[Any]]:
-    """Smallest and largest value of each file; None where the statistics do not say."""
-    missing = [None] * actions.num_rows
-    names = set(actions.column_names)
-    low, high = f"min.{column}", f"max.{column}"
-    return (
-        actions[low].to_pylist() if low in names else missing,
-        actions[high].to_pylist() if high in names else missing,
-    )
-
-
-def _with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema`: from the file, from its partition, or null where it has none."""
-    stored = set(part.column_names)
-    columns = [
-        part[field.name].cast(field.type)
-        if field.name in stored
-        else pa.repeat(pa.scalar(file.partition.get(field.name), field.type), part.num_rows)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.consumer.stream import Consumer
 from txmq.demo.books import DepartureListener
+from txmq.demo.crew import watch_parent
 from txmq.demo.folder import CONSUMER_GROUP, GROUP, DemoFolder, write_json
 from txmq.demo.plan import DEPARTED
-from txmq.demo.process import watch_parent
 from txmq.local_spark.session import local_session
 from txmq.store.store import Store
 

@@ -7,12 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 
 from txmq.demo.folder import DemoFolder
 from txmq.errors import EnvironmentProblemError
+
+LOOK_INTERVAL_S = 0.5
 
 STOP_WAIT_S = 120.0
 LOG_TAIL_CHARACTERS = 2_000
@@ -154,3 +158,26 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
     except ProcessLookupError:
         return
+
+
+def watch_parent(stopping: threading.Event) -> None:
+    """Set `stopping` when the process that started this one has ended, however it did."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while not stopping.wait(LOOK_INTERVAL_S):
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    threading.Thread(target=watch, name="txmq-demo-parent", daemon=True).start()
+
+
+def stop_on_signal(stopping: threading.Event) -> None:
+    """SIGTERM and SIGINT only set the event: what has begun is finished."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)

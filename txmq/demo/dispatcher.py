@@ -18,15 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from txmq.demo.books import Books, FencedError
-from txmq.demo.folder import (
-    DISPATCHER_PROPERTY,
-    GROUP,
-    NUMBER_PROPERTY,
-    DemoFolder,
-    DemoSettings,
-)
+from txmq.demo.crew import stop_on_signal, watch_parent
+from txmq.demo.folder import DISPATCHER_PROPERTY, GROUP, NUMBER_PROPERTY, DemoFolder, DemoSettings
 from txmq.demo.plan import Ending, Flight, PlannedTransaction
-from txmq.demo.process import stop_on_signal, watch_parent
 from txmq.errors import StorageError
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.clock import Clock, SystemClock
 from txmq.errors import EnvironmentProblemError, ListenerError
-from txmq.listeners.marker_ages import ages_s
 from txmq.listeners.outcomes import outcome_table
+from txmq.listeners.protocol import ages_s
 from txmq.message.message import LocalTransactionState
 from txmq.user_data.database_marker import DONE, FENCED, MARKER_TABLE, MarkerTable, check_table
 

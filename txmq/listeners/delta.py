@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import Clock, SystemClock
-from txmq.listeners.marker_ages import ages_s
 from txmq.listeners.outcomes import outcome_table
+from txmq.listeners.protocol import ages_s
 from txmq.message.message import LocalTransactionState
 from txmq.user_data.delta_marker import DONE, MarkedTable
 

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.columns import Groups, integers
+from txmq.delta.files import DataFile
 from txmq.delta.schemas import HALF, HEAD_SEQUENCE
-from txmq.delta.storage import DataFile, Table
+from txmq.delta.storage import Table
 from txmq.errors import StorageError
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage
-from txmq.message.namespaces import unwrapped
+from txmq.message.names import unwrapped
 from txmq.store.half import HalfLog
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.clock import Clock, SystemClock
 from txmq.errors import EnvironmentProblemError, ListenerError
-from txmq.listeners.marker_ages import ages_s
+from txmq.listeners.protocol import ages_s
 from txmq.message.message import LocalTransactionState
 from txmq.user_data.database_marker import DIALECTS, DONE, FENCED, MARKER_TABLE, check_table
 

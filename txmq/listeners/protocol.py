@@ -17,6 +17,10 @@ from txmq.store.config_faults import LISTENER_CLASS
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+import numpy as np
+import pyarrow as pa
+
+from txmq.clock import Clock
 
 EXECUTE = "execute_local_transaction"
 CHECK = "check_local_transaction"
@@ -218,3 +222,9 @@ def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) ->
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
             raise ListenerError(reference, f"takes no argument {name!r}{hint}")
+
+
+def ages_s(heads: pa.Table, clock: Clock) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Seconds since each was born, by a producer's clock and ours."""
+    born_us = heads["born_timestamp"].cast(pa.int64()).to_numpy()
+    return np.asarray(clock.now_ms() / 1000 - born_us / 1e6, dtype=np.float64)

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from txmq.delta.files import DataFile, partition_texts
 from txmq.delta.log import removed_by
 from txmq.delta.parquet import NewFile, write_file
-from txmq.delta.storage import DataFile, Table, partition_texts
+from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
 from txmq.fail_points import FailPoint, reached
 

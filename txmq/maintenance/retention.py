@@ -17,10 +17,10 @@ from datetime import UTC, date, datetime, time, timedelta
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.affine_clock import affine
 from txmq.check.open_transactions import OpenTransactions
-from txmq.clock import Clock, milliseconds
-from txmq.delta.storage import DataFile, Table
+from txmq.clock import Clock, affine, milliseconds
+from txmq.delta.files import DataFile
+from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.deliveries import are_ended

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from txmq.affine_clock import affine
-from txmq.clock import Clock, SystemClock
+from txmq.clock import Clock, SystemClock, affine
 from txmq.delta.log import clean_log, log_files
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, TxmqError

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from txmq.clock import Clock, milliseconds
-from txmq.delta.storage import DataFile, Table
+from txmq.delta.files import DataFile
+from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
 from txmq.fail_points import FailPoint, reached
 from txmq.maintenance.retention import published_up_to

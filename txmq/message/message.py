@@ -1,11 +1,8 @@
-"""Messages, their ids and the answers of a listener; checked on construction, frozen after it."""
+"""Messages and the answers of a listener; checked on construction, frozen after it."""
 
 from __future__ import annotations
 
 import enum
-import hashlib
-import os
-import random
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -22,7 +19,6 @@ from txmq.errors import (
     MessageTooLargeError,
     PropertyLimitError,
     ReservedPropertyError,
-    TransactionNotFoundError,
     shown,
 )
 from txmq.message.delay_levels import MAX_DELAY_S
@@ -96,12 +92,6 @@ RESERVED_PROPERTIES = frozenset(
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
-_TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
-_MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
-_RANDOM_BITS = 74
-# os.urandom lets go of the interpreter's lock for each id. Our own, for users seed the module's.
-_random = random.Random()  # noqa: S311 - ids are no secrets
-os.register_at_fork(after_in_child=_random.seed)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -224,57 +214,6 @@ class Message:
         """Age below which its transaction is not checked: never below the timeout (R36)."""
         given = self.properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS)
         return transaction_timeout_s if given is None else max(float(given), transaction_timeout_s)
-
-
-def new_transaction_id(now_ms: int) -> str:
-    """A UUIDv7: it sorts by time, so file statistics prune."""
-    return _uuid7(now_ms, _random.getrandbits(_RANDOM_BITS))
-
-
-def first_transaction_id(time_ms: int) -> str:
-    """The smallest id of a time; ids from before it are smaller."""
-    return _uuid7(max(time_ms, 0), 0)
-
-
-def keyed_transaction_id(producer_group: str, key: str, key_time_ms: int, attempt: int) -> str:
-    """The id that a retried job finds again: the key's time in front, then a hash of the rest."""
-    digest = hashlib.sha256("\n".join([producer_group, key, str(attempt)]).encode()).digest()
-    return _uuid7(key_time_ms, int.from_bytes(digest[:10], "big") >> (80 - _RANDOM_BITS))
-
-
-def _uuid7(time_ms: int, random: int) -> str:
-    value = time_ms << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1
-    # uuid.UUID says the same, in three times the time.
-    text = f"{value:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-
-
-def check_transaction_id(transaction_id: object) -> str:
-    """The id as given, or TransactionNotFoundError for what cannot be one."""
-    if not isinstance(transaction_id, str) or not _TRANSACTION_ID.fullmatch(transaction_id):
-        raise TransactionNotFoundError(transaction_id)
-    return transaction_id
-
-
-def transaction_time_ms(transaction_id: str) -> int:
-    """The time in front of an id, in milliseconds since 1970-01-01 UTC."""
-    return int(transaction_id[:8] + transaction_id[9:13], 16)
-
-
-def message_id(transaction_id: str, sequence: int) -> str:
-    """The address of a message: its transaction and its place in it."""
-    return f"{transaction_id}:{sequence}"
-
-
-def message_address(message_id: object) -> tuple[str, int]:
-    """The transaction and the place that a message_id names.
-
-    Raises: TransactionNotFoundError for what cannot be one.
-    """
-    found = _MESSAGE_ID.fullmatch(message_id) if isinstance(message_id, str) else None
-    if found is None:
-        raise TransactionNotFoundError(message_id)
-    return found[1], int(found[2])
 
 
 def _size_bytes(text: str) -> int:

@@ -10,6 +10,34 @@ import re
 
 from txmq.errors import InvalidNameError, InvalidNameTypeError, ReservedNameError
 
+RETRY_PREFIX = "RETRY_"
+DEAD_LETTER_PREFIX = "DLQ_"
+# RocketMQ's names where it has them; users cannot set any of these.
+ORIGIN_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+ORIGIN_QUEUE_ID = "ORIGIN_QUEUE_ID"
+ORIGIN_QUEUE_OFFSET = "ORIGIN_QUEUE_OFFSET"
+RECONSUME_TIMES = "RECONSUME_TIMES"
+RECONSUME_REASON = "RECONSUME_REASON"
+DEAD_LETTER_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
+DEAD_LETTER_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
+RETRY_PROPERTIES = frozenset(
+    [
+        ORIGIN_TOPIC,
+        ORIGIN_MESSAGE_ID,
+        ORIGIN_QUEUE_ID,
+        ORIGIN_QUEUE_OFFSET,
+        RECONSUME_TIMES,
+        RECONSUME_REASON,
+        DEAD_LETTER_ORIGIN_TOPIC,
+        DEAD_LETTER_ORIGIN_MESSAGE_ID,
+    ]
+)
+
+SHOWN_SEPARATOR = "%"
+_SHOWN_PREFIXES = {"RETRY_": "%RETRY%", "DLQ_": "%DLQ%"}
+_STORED_PREFIXES = {shown: stored for stored, shown in _SHOWN_PREFIXES.items()}
+
 TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 MAX_TOPIC_CHARACTERS = 127
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -93,3 +121,69 @@ def _not_reserved(kind: str, name: str) -> str:
     if folded.startswith(_GROUP_PREFIXES + _SYSTEM_PREFIXES) or folded in _RESERVED_WORDS:
         raise ReservedNameError(kind, name, "it is reserved; choose another")
     return name
+
+
+def wrapped(name: str, namespace: str | None) -> str:
+    """The stored name of `name` inside a namespace; one that is inside already stays as it is."""
+    if namespace is None or is_system_topic(name) or namespace_of(name) == namespace:
+        return name
+    prefix, bare = _parts(name, _SHOWN_PREFIXES)
+    return f"{prefix}{namespace}{NAMESPACE_SEPARATOR}{bare}"
+
+
+def unwrapped(name: str, namespace: str | None = None) -> str:
+    """The name without its namespace; with `namespace`, only where it is that one."""
+    if NAMESPACE_SEPARATOR not in name:
+        return name
+    found = namespace_of(name)
+    if found is None or namespace not in (None, found):
+        return name
+    prefix, bare = _parts(name, _SHOWN_PREFIXES)
+    return prefix + bare.removeprefix(f"{found}{NAMESPACE_SEPARATOR}")
+
+
+def namespace_of(name: str) -> str | None:
+    """The namespace of a stored name, if it has one."""
+    _, bare = _parts(name, _SHOWN_PREFIXES)
+    namespace, separator, _ = bare.partition(NAMESPACE_SEPARATOR)
+    return (namespace or None) if separator else None
+
+
+def shown_name(stored: str) -> str:
+    """A stored name as RocketMQ writes it: `tenant%name`, `%RETRY%tenant%group`."""
+    prefix, bare = _parts(stored, _SHOWN_PREFIXES)
+    shown = bare.replace(NAMESPACE_SEPARATOR, SHOWN_SEPARATOR, 1)
+    return _SHOWN_PREFIXES.get(prefix, "") + shown
+
+
+def stored_name(shown: str) -> str:
+    """The stored name of what `shown_name` wrote; a stored name stays as it is. Not checked."""
+    prefix, bare = _parts(shown, _STORED_PREFIXES)
+    return _STORED_PREFIXES.get(prefix, "") + bare.replace(SHOWN_SEPARATOR, NAMESPACE_SEPARATOR, 1)
+
+
+def stored_group(shown: object) -> str:
+    """The stored name of a consumer group as a user writes it. Raises: InvalidNameError."""
+    named = stored_name(shown) if isinstance(shown, str) else shown
+    return check_stored_group(named, "consumer_group")
+
+
+def _parts(name: str, prefixes: dict[str, str]) -> tuple[str, str]:
+    """The prefix of a retry or dead-letter name, and the rest."""
+    prefix = next((one for one in prefixes if name.startswith(one)), "")
+    return prefix, name.removeprefix(prefix)
+
+
+def retry_topic(consumer_group: str) -> str:
+    """Where the failed messages of a group wait for their next try; both are stored names."""
+    return RETRY_PREFIX + consumer_group
+
+
+def dead_letter_topic(consumer_group: str) -> str:
+    """Where a group's messages are that failed too often; both are stored names."""
+    return DEAD_LETTER_PREFIX + consumer_group
+
+
+def is_group_topic(topic: str) -> bool:
+    """Whether a topic is one of these; they have one queue, whatever the settings say."""
+    return topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))

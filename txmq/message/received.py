@@ -7,8 +7,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from txmq.message.namespaces import unwrapped
-from txmq.message.retry_topics import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, RECONSUME_TIMES
+from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, RECONSUME_TIMES, unwrapped
 
 if TYPE_CHECKING:
     import pyarrow as pa

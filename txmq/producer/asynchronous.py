@@ -19,11 +19,13 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from txmq.lifecycle import ClaimKind
-from txmq.message.message import LocalTransactionState, Message, message_id, new_transaction_id
-from txmq.producer.commits import Piece, ProducerCommits, Routed, send_result
+from txmq.message.ids import message_id, new_transaction_id
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.commits import Piece, ProducerCommits, send_result
 from txmq.producer.contexts import AskedEnd, Sending
 from txmq.producer.group_commit import GroupCommitter
 from txmq.producer.results import SendFuture, SendResult, TransactionSendResult
+from txmq.producer.routing import Routed
 from txmq.store.half import HalfTransaction
 from txmq.store.resolution import Resolution
 

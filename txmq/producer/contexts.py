@@ -11,7 +11,7 @@ from itertools import chain
 from txmq.hooks import EndContext, Hooks, SendContext, sent_messages
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
-from txmq.message.namespaces import namespace_of, unwrapped
+from txmq.message.names import namespace_of, unwrapped
 from txmq.store.resolution import Resolution
 
 

@@ -7,11 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
-from txmq.errors import (
-    AlreadyResolvedError,
-    LocalTransactionDoneError,
-    LocalTransactionFencedError,
-)
+from txmq.errors import AlreadyResolvedError, LocalTransactionDoneError, LocalTransactionFencedError
 from txmq.lifecycle import TransactionState
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction

@@ -16,15 +16,11 @@ from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
 from txmq.delta.pinned import pause
-from txmq.errors import (
-    CommitConflictError,
-    CommitRefusedError,
-    IncompleteTransactionError,
-)
+from txmq.errors import CommitConflictError, CommitRefusedError, IncompleteTransactionError
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimKind, ClaimSource, Halves, TransactionState
-from txmq.message.idempotency import MAX_AHEAD_S
-from txmq.message.message import Message, keyed_transaction_id, message_id
+from txmq.message.ids import MAX_AHEAD_S, keyed_transaction_id, message_id
+from txmq.message.message import Message
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow
 from txmq.store.resolution import Resolution, Resolver

@@ -10,16 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from txmq.errors import InvalidMessageError, InvalidMessageTypeError
 from txmq.lifecycle import ClaimKind
-from txmq.message.message import Message, new_transaction_id
-from txmq.producer.checks import check_message
-from txmq.producer.commits import (
-    Piece,
-    ProducerCommits,
-    QueueSelector,
-    Routed,
-    send_result,
-)
+from txmq.message.ids import new_transaction_id
+from txmq.message.message import Message
+from txmq.producer.commits import Piece, ProducerCommits, send_result
 from txmq.producer.results import SendResult
+from txmq.producer.routing import QueueSelector, Routed, check_message
 
 
 class OrdinaryMessages:

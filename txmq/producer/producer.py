@@ -26,23 +26,21 @@ from txmq.listeners.protocol import (
     executing_listener,
 )
 from txmq.listeners.remote_member import RemoteMember
-from txmq.message.idempotency import checked_key
-from txmq.message.message import (
-    LocalTransactionState,
-    Message,
+from txmq.message.ids import (
     check_transaction_id,
+    checked_key,
     message_address,
     message_id,
     new_transaction_id,
 )
-from txmq.message.names import check_group, check_namespace, check_stored_group
-from txmq.message.namespaces import unwrapped, wrapped
+from txmq.message.message import LocalTransactionState, Message
+from txmq.message.names import check_group, check_namespace, check_stored_group, unwrapped, wrapped
 from txmq.producer.asynchronous import AsyncLimits, AsyncSends, Execute
-from txmq.producer.checks import check_message
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.ordinary import OrdinaryMessages
 from txmq.producer.results import SendResult, TransactionSendResult
+from txmq.producer.routing import check_message
 from txmq.producer.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from txmq.producer.commits import QueueSelector
+    from txmq.producer.routing import QueueSelector
     from txmq.store.config import Config
     from txmq.store.store import Store
 

@@ -17,7 +17,8 @@ from txmq.delta.schemas import HEAD_SEQUENCE
 from txmq.errors import InvalidBodyError
 from txmq.hooks import EndContext, SendContext, SentMessage
 from txmq.lifecycle import TransactionState
-from txmq.message.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactionState, message_id
+from txmq.message.ids import message_id
+from txmq.message.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactionState
 from txmq.store.topic_settings import TopicKind
 
 MESSAGES_OF_A_RECORD_MAX = 200

@@ -16,15 +16,16 @@ from txmq.errors import (
     NotPreparedError,
 )
 from txmq.lifecycle import ClaimKind
-from txmq.message.message import LocalTransactionState, Message, message_id
+from txmq.message.ids import message_id
+from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import check_readable_topic, check_topic
-from txmq.producer.checks import check_message
-from txmq.producer.commits import ProducerCommits, QueueSelector, Routed
+from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.dataframe import DataFrameSend
+from txmq.producer.routing import QueueSelector, Routed, check_message
 from txmq.user_data.database_marker import MARKER_TABLE
+from txmq.user_data.delta_marker import SqlStatement
 from txmq.user_data.local_transaction import LocalTransaction
-from txmq.user_data.marked_statement import SqlStatement
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

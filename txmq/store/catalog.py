@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 from txmq.errors import TopicKindError, TopicNotFoundError
 from txmq.message.body_schema import BodySchema
-from txmq.message.names import is_system_topic
-from txmq.message.retry_topics import is_group_topic
-from txmq.store.topic_register import RegisteredTopics
-from txmq.store.topic_settings import TopicKind, TopicSettings, kind_problem
+from txmq.message.names import is_group_topic, is_system_topic
+from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings, kind_problem
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

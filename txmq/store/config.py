@@ -13,7 +13,7 @@ import yaml
 
 from txmq.errors import ConfigError
 from txmq.message.delay_levels import DEFAULT_LEVELS, MAX_DELAY_S, level_seconds
-from txmq.message.namespaces import stored_name
+from txmq.message.names import stored_name
 from txmq.store.config_faults import (
     faults_of_groups,
     faults_of_listeners,

@@ -12,8 +12,7 @@ from dataclasses import field
 from typing import Any
 
 from txmq.errors import InvalidNameError
-from txmq.message.names import check_stored_group
-from txmq.message.namespaces import stored_name
+from txmq.message.names import check_stored_group, stored_name
 
 _REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SHOWN_CHARACTERS = 200

@@ -17,7 +17,8 @@ from txmq.delta.schemas import HALF, HEAD_SEQUENCE
 from txmq.delta.storage import Table
 from txmq.lifecycle import Halves
 from txmq.message.delay_levels import delay_s_of
-from txmq.message.message import Message, message_id, transaction_time_ms
+from txmq.message.ids import message_id, transaction_time_ms
+from txmq.message.message import Message
 
 # Two rows of one append that was retried differ in these alone.
 IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date", "client_id")

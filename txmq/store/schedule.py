@@ -8,8 +8,9 @@ from datetime import date
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.delta.files import DataFile
 from txmq.delta.schemas import SCHEDULE
-from txmq.delta.storage import DataFile, Table
+from txmq.delta.storage import Table
 from txmq.store.half import HalfLog
 
 MESSAGE_COLUMNS = ("transaction_id", "sequence", "producer_group")

@@ -41,13 +41,8 @@ from txmq.store.register import Register
 from txmq.store.schedule import ScheduleLog
 from txmq.store.settled import SettledLog, mark_id
 from txmq.store.topic import TopicLog
-from txmq.store.topic_register import TopicRegister
-from txmq.store.typed import (
-    BODY_SCHEMA_PROPERTY,
-    check_body_schema,
-    set_body_schema,
-    typed_schema,
-)
+from txmq.store.topic_settings import TopicRegister
+from txmq.store.typed import BODY_SCHEMA_PROPERTY, check_body_schema, set_body_schema, typed_schema
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from txmq.errors import InboxError
-from txmq.message.namespaces import stored_group
+from txmq.message.names import stored_group
 from txmq.user_data.connection import (
     MYSQL,
     POSTGRESQL,

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from txmq.delta.pinned import commit_properties, pause
 from txmq.errors import CommitConflictError, CommitRefusedError, InboxError
-from txmq.message.namespaces import stored_group
+from txmq.message.names import stored_group
 from txmq.user_data.delta_marker import (
     APP_ID_OPTION,
     APP_ID_SETTING,
     VERSION_OPTION,
     VERSION_SETTING,
     MarkedTable,
+    OneStatement,
+    SqlStatement,
+    session_settings,
 )
-from txmq.user_data.marked_statement import OneStatement, SqlStatement, session_settings
 
 if TYPE_CHECKING:
     import pyarrow as pa

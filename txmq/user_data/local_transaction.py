@@ -19,8 +19,15 @@ from txmq.errors import (
 )
 from txmq.user_data import database_marker
 from txmq.user_data.database_marker import MarkerTable
-from txmq.user_data.delta_marker import DONE, MarkedTable, marker_options, marker_settings
-from txmq.user_data.marked_statement import OneStatement, SqlStatement, session_settings
+from txmq.user_data.delta_marker import (
+    DONE,
+    MarkedTable,
+    OneStatement,
+    SqlStatement,
+    marker_options,
+    marker_settings,
+    session_settings,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

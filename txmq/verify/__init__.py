@@ -6,13 +6,7 @@ local transactions say (I12) is compared by the plain one alone.
 """
 
 from txmq.verify.agreement import Difference, VerifyComparison, differences
-from txmq.verify.business import (
-    BusinessReport,
-    BusinessResult,
-    BusinessViolation,
-    Fault,
-    Problem,
-)
+from txmq.verify.business import BusinessReport, BusinessResult, BusinessViolation, Fault, Problem
 from txmq.verify.marker_places import DatabaseMarkers, DeltaMarkers, MarkerPlace, marker_places
 from txmq.verify.plain.business import verify_business
 from txmq.verify.plain.checker import verify

@@ -10,14 +10,7 @@ from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify.plain.dead_letters import DeadLetterChecks
 from txmq.verify.plain.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
 from txmq.verify.plain.digests import DIGEST
-from txmq.verify.plain.fold import (
-    COMMITTED,
-    DISCARDED,
-    EXPIRED,
-    INCOMPLETE,
-    PENDING,
-    ROLLED_BACK,
-)
+from txmq.verify.plain.fold import COMMITTED, DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK
 from txmq.verify.plain.halves import ABSENT, Flags, Integers
 from txmq.verify.plain.picture import Picture
 from txmq.verify.plain.placed import PlacedRows, row_ids

@@ -1,0 +1,124 @@
+"""A message and every place where it is, as a value."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from datetime import datetime
+from typing import Any
+
+from txmq.lifecycle import DeliveryState, TransactionState
+from txmq.producer.trace_records import TraceRecord, TraceType, encoded
+
+PLACE_COLUMNS = ("queue_id", "queue_offset", "life", "op_version", "store_timestamp")
+_UNPUBLISHED = {
+    TransactionState.PENDING: "half",
+    TransactionState.COMMITTED: "committed, not published yet",
+    TransactionState.ROLLED_BACK: "rolled back",
+    TransactionState.DISCARDED: "discarded",
+    TransactionState.INCOMPLETE: "incomplete",
+    TransactionState.EXPIRED: "expired",
+}
+_UNDELIVERED = {
+    DeliveryState.SCHEDULED: "scheduled",
+    DeliveryState.DELIVERED: "delivered, not published yet",
+    DeliveryState.RECALLED: "recalled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """A row of a topic that holds a message."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    life: int
+    op_version: int
+    store_timestamp: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """One message and everything that tells where it is.
+
+    Attributes:
+        topic: its stored name; see `namespaces`.
+        body: only where it was asked for.
+        is_half: whether its half is there still.
+        ordinary: sent without a local transaction; None without a half.
+        state: of its transaction; None where nothing but its row in a topic is left.
+        source: who brought that state about.
+        delivery: the second life of a delayed message, as far as it is settled.
+        due: when a delayed message becomes visible, as far as that is known.
+        places: where consumers see it.
+        dead_letters: where it lies because nobody knew its end.
+        trace: records about it, oldest first.
+    """
+
+    message_id: str
+    transaction_id: str
+    sequence: int
+    producer_group: str
+    topic: str
+    tags: str | None
+    keys: str | None
+    properties: Mapping[str, str]
+    sharding_key: str | None
+    born_timestamp: datetime
+    is_half: bool
+    ordinary: bool | None
+    state: TransactionState | None
+    source: str | None
+    delivery: DeliveryState | None
+    delay_s: int | None
+    due: datetime | None
+    places: tuple[MessagePlace, ...] = ()
+    dead_letters: tuple[MessagePlace, ...] = ()
+    trace: tuple[TraceRecord, ...] = ()
+    body: bytes | None = field(default=None, repr=False)
+
+    @property
+    def where(self) -> str:
+        """In a few words, where it is now."""
+        if self.places:
+            return "visible"
+        if self.delivery is not None:
+            return _UNDELIVERED[self.delivery]
+        return "unknown" if self.state is None else _UNPUBLISHED[self.state]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; a body that is no text is in base64."""
+        names = [spec.name for spec in fields(self) if spec.name not in ("body", "trace")]
+        plain = {name: _plain(getattr(self, name)) for name in names}
+        own_body = {} if self.body is None else body_values(self.body)
+        trace = [json.loads(encoded(record)) for record in self.trace]
+        return {"where": self.where, **plain, "trace": trace, **own_body}
+
+
+def record_moment(record: TraceRecord) -> tuple[int, bool]:
+    """Sort key of a trace record: its time; at the same time an end comes last."""
+    return record.time_ms, record.trace_type is TraceType.END_TRANSACTION
+
+
+def message_place(row: Mapping[str, Any]) -> MessagePlace:
+    """The place of a topic row; `row["in"]` names its topic."""
+    return MessagePlace(topic=row["in"], **{name: row[name] for name in PLACE_COLUMNS})
+
+
+def body_values(body: bytes) -> dict[str, str]:
+    """A body for JSON: as text, or in base64 where it is none."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode("ascii")}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(own) for name, own in asdict(value).items()}
+    return value.isoformat() if isinstance(value, datetime) else value

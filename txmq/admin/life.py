@@ -1,0 +1,231 @@
+"""The life of one transaction: every row that any table holds about it, in order of time."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.delta.log import log_files
+from txmq.delta.schemas import HALF
+from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.store.op import CLAIM_COLUMNS, claims_of_table
+from txmq.store.settled import NOTHING, SettledLog
+
+if TYPE_CHECKING:
+    from txmq.store.op import OpLog
+
+SHOWN_HASH_CHARACTERS = 12
+NOT_VISIBLE = (TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC)
+
+
+class LifeStage(enum.StrEnum):
+    """Which table an event was read from, in the order in which a message passes them."""
+
+    HALF = "half"
+    CLAIM = "claim"
+    FACT = "fact"
+    SCHEDULED = "scheduled"
+    MESSAGE = "message"
+    DEAD_LETTER = "dead letter"
+
+
+@dataclass(frozen=True, slots=True)
+class LifeEvent:
+    """One row about a transaction; `at` is the clock of whoever wrote it."""
+
+    at: datetime
+    stage: LifeStage
+    title: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return plain_fields(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLife:
+    """Everything that the tables know of one transaction, in order of time.
+
+    Attributes:
+        producer_group: None without a half.
+        message_count: what its head promises; None without a head.
+        life: how often it was resumed.
+        check_times: counted checks in this life.
+    """
+
+    transaction_id: str
+    producer_group: str | None
+    state: TransactionState
+    life: int
+    check_times: int
+    message_count: int | None
+    messages_found: int
+    events: tuple[LifeEvent, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return plain_fields(asdict(self))
+
+
+def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
+    """All claims about a transaction; those whose commit was cleaned away have version NOTHING."""
+    first = min(log_files(op.table).commits_ms, default=0)
+    rows = op.between(first - 1, op.table.version)
+    recent = rows.filter(pc.equal(rows["transaction_id"], transaction_id))
+    if first == 0:
+        return recent
+    known = {_claim_key(row) for row in recent.to_pylist()}
+    live = op.rows_about(pa.array([transaction_id]))
+    is_old = pa.array([_claim_key(row) not in known for row in live.to_pylist()], pa.bool_())
+    old = live.filter(is_old)
+    version = pa.array([NOTHING] * old.num_rows, pa.int64())
+    return pa.concat_tables([old.append_column("_commit_version", version), recent])
+
+
+def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in CLAIM_COLUMNS)
+
+
+def standing_of(
+    claims: pa.Table, settled: SettledLog, halves: Halves | None, transaction_id: str
+) -> Standing:
+    """What is settled, and what the claims after it come to."""
+    if halves is None:
+        return PENDING
+    all_claims = claims_of_table(claims)
+    before = settled.standings(pa.array([transaction_id])).get(transaction_id, PENDING)
+    later = [claim for claim in all_claims if claim.op_version > settled.mark]
+    standing, _ = fold(later, halves, before)
+    times = _check_times(all_claims, halves.producer_group, standing.life)
+    return Standing(standing.state, standing.life, times)
+
+
+def _check_times(claims: Sequence[Claim], producer_group: str, life: int) -> int:
+    return max(
+        (
+            claim.check_times or 0
+            for claim in claims
+            if claim.kind is ClaimKind.UNKNOWN
+            and claim.producer_group == producer_group
+            and claim.life == life
+        ),
+        default=0,
+    )
+
+
+def topics_of(halves: pa.Table) -> list[str]:
+    """The topics that messages of these halves can be in."""
+    names = sorted(name for name in pc.unique(halves["real_topic"]).to_pylist() if name)
+    return [*names, TRANS_CHECK_MAX_TIME_TOPIC]
+
+
+def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
+    """One event for each half."""
+    for row in rows.select(HALF.columns.names).to_pylist():
+        title = "head without payload" if row["real_topic"] is None else f"to {row['real_topic']}"
+        details = {
+            "message_id": row["message_id"],
+            "producer_group": row["producer_group"],
+            "queue_id": row["real_queue_id"],
+            "message_count": row["message_count"],
+            "check_immunity_time_s": row["check_immunity_time_s"],
+            "delay_s": row["delay_s"],
+            "deliver_timestamp": row["deliver_timestamp"],
+            "ordinary": row["ordinary"] or None,
+            **_content(row),
+        }
+        yield LifeEvent(row["born_timestamp"], LifeStage.HALF, title, _known(details))
+
+
+def claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
+    """One event for each claim."""
+    for row in claims.to_pylist():
+        details = {
+            "source": row["source"],
+            "producer_group": row["producer_group"],
+            "op_version": row["_commit_version"] if row["_commit_version"] >= 0 else None,
+            "ordinal": row["ordinal"],
+            "life": row["life"],
+            "check_times": row["check_times"],
+            "next_check_timestamp": row["next_check_timestamp"],
+            "sequences": row["sequences"],
+            "reason": row["reason"],
+        }
+        yield LifeEvent(row["op_timestamp"], LifeStage.CLAIM, row["kind"], _known(details))
+
+
+def fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
+    """One event for each settled row."""
+    for row in facts.to_pylist():
+        names = ("source", "op_version", "ordinal", "life", "sequences", "reason")
+        details = {name: row[name] for name in names}
+        yield LifeEvent(row["settled_timestamp"], LifeStage.FACT, row["state"], _known(details))
+
+
+def scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
+    """One event for each message in the schedule."""
+    for row in rows.to_pylist():
+        names = ("message_id", "op_version", "life", "deliver_timestamp")
+        title = f"to {row['topic']}, in the schedule"
+        details = {name: row[name] for name in names}
+        yield LifeEvent(row["store_timestamp"], LifeStage.SCHEDULED, title, details)
+
+
+def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
+    """One event for each row in a topic."""
+    is_dead = topic == TRANS_CHECK_MAX_TIME_TOPIC
+    stage = LifeStage.DEAD_LETTER if is_dead else LifeStage.MESSAGE
+    for row in rows.to_pylist():
+        details = {
+            "message_id": row["message_id"],
+            "queue_id": row["queue_id"],
+            "queue_offset": row["queue_offset"],
+            "op_version": row["op_version"],
+            "life": row["life"],
+            **_content(row),
+        }
+        yield LifeEvent(row["store_timestamp"], stage, f"in {topic}", _known(details))
+
+
+def _content(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What may be shown of a message: its size and the front of its hash, never its body."""
+    body = row["body"]
+    if body is None:
+        return {}
+    sha256 = hashlib.sha256(body).hexdigest()[:SHOWN_HASH_CHARACTERS]
+    shown = {"tags": row["tags"], "keys": row["keys"], "sharding_key": row["sharding_key"]}
+    return {**shown, "body_size_bytes": len(body), "body_sha256": sha256}
+
+
+def _known(details: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in details.items() if value is not None}
+
+
+def event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
+    """Sort key of an event: its time, then the way of a message through the tables."""
+    details = event.details
+    place = details.get("op_version", NOTHING), details.get("ordinal", 0)
+    stage = list(LifeStage).index(event.stage)
+    return event.at, stage, *place, details.get("message_id", "")
+
+
+def plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values as JSON can hold them."""
+    return {name: _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return plain_fields(value)
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.isoformat() if isinstance(value, datetime) else value

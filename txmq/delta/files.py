@@ -1,0 +1,132 @@
+"""Data files of a table and what their statistics tell; pruning happens here."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+LARGE_FILE_BYTES = 1_000_000
+# The time of a UUIDv7, in milliseconds, and a dash.
+COARSE_LENGTH = 13
+COARSE_FROM = 10_000
+LARGE_FILE_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A live file: `path` is relative to the table, `partition` holds its partition values.
+
+    `modified_ms` is the writer's clock; of a compacted file, that of the newest file in it.
+    """
+
+    path: str
+    num_records: int
+    size_bytes: int
+    partition: Mapping[str, Any]
+    modified_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A live file and its range of a column; None where the statistics do not say."""
+
+    file: DataFile
+    low: Any
+    high: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilePart:
+    """A data file, or one row group of it, with the ranges of some columns where they are known."""
+
+    file: DataFile
+    low: Mapping[str, Any]
+    high: Mapping[str, Any]
+    row_group: int | None = None
+
+
+def partition_columns(
+    rows: pa.Table, columns: Sequence[str]
+) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """The rows of each partition without its columns, and its values as Delta writes them."""
+    if not columns or not rows.num_rows:
+        yield from [({}, rows)] if rows.num_rows else []
+        return
+    for key in rows.group_by(list(columns), use_threads=False).aggregate([]).to_pylist():
+        part = rows
+        for name, value in key.items():
+            same = pc.is_null(part[name]) if value is None else pc.equal(part[name], value)
+            part = part.filter(same)
+        yield partition_texts(key), part.drop_columns(list(columns))
+
+
+def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
+    """Partition values as Delta writes them."""
+    return {name: None if value is None else str(value) for name, value in partition.items()}
+
+
+def covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any, Any]:
+    """Which files may hold one of `values` in `column`, by their statistics."""
+    low, high = value_bounds(actions, column)
+    if len(values) > COARSE_FROM and pa.types.is_string(values.type):
+        # Ids of one millisecond start alike: sorting their starts is much less than sorting them.
+        values = pc.utf8_slice_codeunits(values, 0, COARSE_LENGTH)
+        low, high = _starts(low), _starts(high)
+    wanted = sorted(values.unique().drop_null().to_pylist())
+    is_kept = [
+        may_hold(smallest, largest, wanted) for smallest, largest in zip(low, high, strict=True)
+    ]
+    return np.array(is_kept, dtype=bool)
+
+
+def _starts(bounds: list[Any]) -> list[Any]:
+    return [None if bound is None else bound[:COARSE_LENGTH] for bound in bounds]
+
+
+def may_hold(smallest: Any, largest: Any, wanted: list[Any]) -> bool:
+    """Whether a file with these bounds may hold one of the sorted values; unknown bounds may."""
+    if smallest is None or largest is None:
+        return True
+    place = bisect.bisect_left(wanted, smallest)
+    return place < len(wanted) and bool(wanted[place] <= largest)
+
+
+def above(actions: pa.Table, column: str, value: int | str) -> np.ndarray[Any, Any]:
+    """Which files may hold rows with `column` above `value`."""
+    _, high = value_bounds(actions, column)
+    return np.array([bound is None or bound > value for bound in high], dtype=bool)
+
+
+def not_above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any]:
+    """Which files may hold rows with `column` at `value` or below."""
+    low, _ = value_bounds(actions, column)
+    return np.array([bound is None or bound <= value for bound in low], dtype=bool)
+
+
+def value_bounds(actions: pa.Table, column: str) -> tuple[list[Any], list[Any]]:
+    """Smallest and largest value of each file; None where the statistics do not say."""
+    missing = [None] * actions.num_rows
+    names = set(actions.column_names)
+    low, high = f"min.{column}", f"max.{column}"
+    return (
+        actions[low].to_pylist() if low in names else missing,
+        actions[high].to_pylist() if high in names else missing,
+    )
+
+
+def with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:
+    """The columns of `schema`: from the file, from its partition, or null where it has none."""
+    stored = set(part.column_names)
+    columns = [
+        part[field.name].cast(field.type)
+        if field.name in stored
+        else pa.repeat(pa.scalar(file.partition.get(field.name), field.type), part.num_rows)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)

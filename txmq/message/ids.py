@@ -1,0 +1,122 @@
+"""Ids of transactions and messages: UUIDv7, so that they sort by time; keyed ones for retries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from txmq.clock import milliseconds
+from txmq.errors import InvalidMessageError, InvalidMessageTypeError, TransactionNotFoundError
+from txmq.message.message import MAX_FIELD_BYTES
+
+_TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
+
+_RANDOM_BITS = 74
+# os.urandom lets go of the interpreter's lock for each id. Our own, for users seed the module's.
+_random = random.Random()  # noqa: S311 - ids are no secrets
+os.register_at_fork(after_in_child=_random.seed)
+
+MAX_AHEAD_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A name for a piece of work, and the time that belongs to it, the same in every retry."""
+
+    key: str
+    time_ms: int
+
+    def transaction_id(self, producer_group: str, attempt: int) -> str:
+        """The id of one attempt; there is a next one only after a rollback."""
+        return keyed_transaction_id(producer_group, self.key, self.time_ms, attempt)
+
+
+def checked_key(key: object, moment: object, *, now_ms: int, reserved_s: float) -> IdempotencyKey:
+    """The key as given by a user.
+
+    Raises: InvalidMessageTypeError, InvalidMessageError. A time that retention has passed is
+        refused, for what became of that transaction may have been cleaned away.
+    """
+    return IdempotencyKey(_checked_name(key), _checked_time_ms(moment, now_ms, reserved_s))
+
+
+def _checked_name(key: object) -> str:
+    if not isinstance(key, str):
+        problem = f"must be a str, not {type(key).__name__}"
+        raise InvalidMessageTypeError("idempotency_key", problem)
+    if not key.strip() or len(key.encode("utf-8", "replace")) > MAX_FIELD_BYTES:
+        problem = f"must not be blank, nor above {MAX_FIELD_BYTES:,} bytes"
+        raise InvalidMessageError("idempotency_key", problem)
+    return key
+
+
+def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        problem = (
+            "must be a datetime with a time zone that a retry gives again, such as the hour that"
+            " a batch is for"
+        )
+        raise InvalidMessageTypeError("key_timestamp", problem)
+    time_ms = milliseconds(moment)
+    if time_ms > now_ms + MAX_AHEAD_S * 1000:
+        raise InvalidMessageError("key_timestamp", "is in the future; give the time of the work")
+    if time_ms < now_ms - reserved_s * 1000:
+        problem = f"is older than file_reserved_time_h ({reserved_s:,.0f} s)"
+        raise InvalidMessageError("key_timestamp", f"{problem}; nobody knows what became of it")
+    return time_ms
+
+
+def new_transaction_id(now_ms: int) -> str:
+    """A UUIDv7: it sorts by time, so file statistics prune."""
+    return _uuid7(now_ms, _random.getrandbits(_RANDOM_BITS))
+
+
+def first_transaction_id(time_ms: int) -> str:
+    """The smallest id of a time; ids from before it are smaller."""
+    return _uuid7(max(time_ms, 0), 0)
+
+
+def keyed_transaction_id(producer_group: str, key: str, key_time_ms: int, attempt: int) -> str:
+    """The id that a retried job finds again: the key's time in front, then a hash of the rest."""
+    digest = hashlib.sha256("\n".join([producer_group, key, str(attempt)]).encode()).digest()
+    return _uuid7(key_time_ms, int.from_bytes(digest[:10], "big") >> (80 - _RANDOM_BITS))
+
+
+def _uuid7(time_ms: int, random: int) -> str:
+    value = time_ms << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1
+    # uuid.UUID says the same, in three times the time.
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def check_transaction_id(transaction_id: object) -> str:
+    """The id as given, or TransactionNotFoundError for what cannot be one."""
+    if not isinstance(transaction_id, str) or not _TRANSACTION_ID.fullmatch(transaction_id):
+        raise TransactionNotFoundError(transaction_id)
+    return transaction_id
+
+
+def transaction_time_ms(transaction_id: str) -> int:
+    """The time in front of an id, in milliseconds since 1970-01-01 UTC."""
+    return int(transaction_id[:8] + transaction_id[9:13], 16)
+
+
+def message_id(transaction_id: str, sequence: int) -> str:
+    """The address of a message: its transaction and its place in it."""
+    return f"{transaction_id}:{sequence}"
+
+
+def message_address(message_id: object) -> tuple[str, int]:
+    """The transaction and the place that a message_id names.
+
+    Raises: TransactionNotFoundError for what cannot be one.
+    """
+    found = _MESSAGE_ID.fullmatch(message_id) if isinstance(message_id, str) else None
+    if found is None:
+        raise TransactionNotFoundError(message_id)
+    return found[1], int(found[2])
