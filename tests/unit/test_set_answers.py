@@ -5,8 +5,8 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from txmq.listeners.outcomes import MAX_REASON_CHARACTERS
 
+from txmq.listeners.outcomes import MAX_REASON_CHARACTERS
 from txmq.listeners.sets import SetAnswers, set_answers
 from txmq.message.message import LocalTransactionState
 
