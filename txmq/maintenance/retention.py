@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -25,6 +24,7 @@ from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.deliveries import are_ended
 from txmq.publish.progress import Progress
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
@@ -89,8 +89,7 @@ class Retention:
         self._settled_log = store.settled_log(self._op.table.table_id)
         self._settled, self._schedule = self._settled_log.table, store.schedule_log()
         self._reserved_ms = store.config.file_reserved_time_h * 3_600_000
-        self._app_id = f"txmq-retention/{uuid.uuid4()}"
-        self._numbers = itertools.count(1)
+        self._claims = ClaimWriter(self._op, "retention", store.config.half_queues)
         self._expired: set[tuple[str, int]] = set()
 
     def run(self) -> Retained:
@@ -157,8 +156,7 @@ class Retention:
         new = [row for row in old if (row["transaction_id"], row["life"]) not in self._expired]
         rows = [self._expiry(row) for row in new]
         for chunk in _chunks(rows):
-            number = next(self._numbers)
-            self._op.append(chunk, 0, app_id=self._app_id, number=number)
+            self._claims.append(chunk)
         reached(FailPoint.EXPIRY_CLAIMED)
         self._expired.update((row["transaction_id"], row["life"]) for row in new)
         if rows:

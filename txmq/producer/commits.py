@@ -12,7 +12,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.clock import Clock
-from txmq.delta.storage import Table
 from txmq.errors import (
     AlreadyResolvedError,
     IncompleteTransactionError,
@@ -31,14 +30,15 @@ from txmq.producer.group_commit import Answer, GroupCommitter, Item
 from txmq.producer.recall import DeliveryLook, recall_problem
 from txmq.producer.results import SendResult
 from txmq.producer.routing import QueueChoice, Routed
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.numbered import NumberedCommits
 from txmq.store.op import OpLog, OpRow, end_table
 from txmq.store.resolution import Resolution, Resolver
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-REOPEN_AFTER_COMMITS = 100
 Ends = Sequence[tuple[str, ClaimKind]]
 _TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
@@ -241,21 +241,20 @@ class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        session = uuid.uuid4()
         self._clock = clock
         self._half, self._op = store.half_log(), store.op_log()
         self._store, self._producer_group = store, producer_group
-        self.client_id = str(session)
-        self._session = f"txmq-producer/{session}"
+        self._half_commits = NumberedCommits(self._half.table, "producer")
+        self._end_claims = self._new_writer(self._op)
+        self._recall_claims: ClaimWriter | None = None
+        self.client_id = str(self._end_claims.session)
+        # Halves and ends of a transaction usually share it, so that they lie close together.
+        self.queue_id = self._end_claims.queue_id
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
         # commit of either would answer for a lost one of the other.
         self._frame_session = f"txmq-producer/{uuid.uuid4()}"
-        self._recall_session = f"txmq-producer/{uuid.uuid4()}"
-        self._frame_lock = threading.Lock()
-        # One queue a process: a group commit is then one file.
-        self.queue_id = session.int % store.config.half_queues
+        self._frame_numbers, self._frame_lock = itertools.count(1), threading.Lock()
         self._resolver: Resolver | None = None
-        self._numbers = itertools.count(1)
         self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
             self._commit_halves, "txmq-half"
         )
@@ -263,7 +262,6 @@ class _LogCommits:
             self._commit_ends, "txmq-op"
         )
         # Recalls are few; a thread and a handle of their own keep the ends' look simple.
-        self._recall_op: OpLog | None = None
         self.recalls: GroupCommitter[OpRow, None] = self._committer(
             self._commit_recalls, "txmq-recall"
         )
@@ -284,12 +282,12 @@ class _LogCommits:
         self.recalls.close()
 
     def _commit_halves(self, items: list[Sequence[HalfTransaction]]) -> list[None]:
-        rows = half_table(chain.from_iterable(items))
-        number = next(self._numbers)
+        rows, half = half_table(chain.from_iterable(items)), self._half.table
         reached(FailPoint.HALF_READY)
-        self._half.table.append(rows, app_id=self._session, number=number)
+        self._half_commits.commit(
+            rows, lambda app_id, number: half.append(rows, app_id=app_id, number=number)
+        )
         reached(FailPoint.HALF_COMMITTED)
-        _reopen_sometimes(self._half.table, number)
         return [None] * len(items)
 
     def commit_dataframes(
@@ -314,31 +312,31 @@ class _LogCommits:
         head = half.new_files(half_table([own._replace(message_count=count)]))
         reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
-            number = next(self._numbers)
+            number = next(self._frame_numbers)
             half.append_files([*files, *head], app_id=self._frame_session, number=number)
         reached(FailPoint.FRAMES_COMMITTED)
 
     def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
-        number = next(self._numbers)
         ends = list(chain.from_iterable(items))
         rows = end_table(
             ends, producer_group=self._producer_group, queue_id=self.queue_id,
             now_ms=self._clock.now_ms(),
         )  # fmt: skip
         reached(FailPoint.END_READY)
-        self._op.table.append(rows, app_id=self._session, number=number)
+        self._end_claims.append_table(rows)
         reached(FailPoint.END_COMMITTED)
         answers = iter(self._looker().resolutions(ends))
         reached(FailPoint.END_CONFIRMED)
-        _reopen_sometimes(self._op.table, number)
         return [list(islice(answers, len(item))) for item in items]
 
     def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
-        if self._recall_op is None:
-            self._recall_op = self._store.op_log()
-        number = next(self._numbers)
-        self._recall_op.append(rows, self.queue_id, app_id=self._recall_session, number=number)
+        if self._recall_claims is None:
+            self._recall_claims = self._new_writer(self._store.op_log())
+        self._recall_claims.append(rows)
         return [None] * len(rows)
+
+    def _new_writer(self, op: OpLog) -> ClaimWriter:
+        return ClaimWriter(op, "producer", self._store.config.half_queues)
 
     def new_resolver(self) -> Resolver:
         """With handles of its own, for the calling thread."""
@@ -351,9 +349,3 @@ class _LogCommits:
             settled = self._store.settled_log(self._op.table.table_id)
             self._resolver = Resolver(self._store.half_log(), self._op, settled)
         return self._resolver
-
-
-def _reopen_sometimes(table: Table, number: int) -> None:
-    # A handle grows with each commit it makes.
-    if number % REOPEN_AFTER_COMMITS == 0:
-        table.reopen()

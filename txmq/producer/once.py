@@ -21,14 +21,15 @@ from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimKind, ClaimSource, Halves, TransactionState
 from txmq.message.ids import MAX_AHEAD_S, keyed_transaction_id, message_id
 from txmq.message.message import Message
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.numbered import reopen_sometimes
 from txmq.store.op import OpRow
 from txmq.store.resolution import Resolution, Resolver
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-REOPEN_AFTER_COMMITS = 100
 _MARK = "txmq-once/"
 _PREFERRED = {TransactionState.COMMITTED: 0, TransactionState.PENDING: 1}
 _SEND_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
@@ -103,6 +104,7 @@ class SentOnce:
 
     def _look(self, letters: Sequence[Letter]) -> _Look:
         """What of these is there, as the half log says that will be appended to."""
+        reopen_sometimes(self._half.table, self._commits)
         self._half.table.refresh()
         look = _Look([""] * len(letters))
         waiting = list(enumerate(letters))
@@ -146,9 +148,6 @@ class SentOnce:
         table.swap(half_table(halves), {mark: (table.mark(mark) or 0) + 1})
         reached(FailPoint.HALF_COMMITTED)
         self._commits += 1
-        if self._commits % REOPEN_AFTER_COMMITS == 0:
-            # A handle grows with each commit it makes.
-            table.reopen()
 
     def _half_of(self, transaction_id: str, letter: Letter) -> HalfTransaction:
         config = self._store.config
@@ -224,10 +223,7 @@ class _Ends:
     def __init__(self, store: Store, sender_group: str, clock: Clock) -> None:
         self._store, self._group, self._clock = store, sender_group, clock
         self._op = store.op_log()
-        session = uuid.uuid4()
-        self._app_id = f"txmq-producer/{session}"
-        self._queue_id = session.int % store.config.half_queues
-        self._numbers = itertools.count(1)
+        self._claims = ClaimWriter(self._op, "producer", store.config.half_queues)
         self._resolver: Resolver | None = None
 
     def resolutions_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
@@ -239,13 +235,10 @@ class _Ends:
         if not transaction_ids:
             return True
         rows = list(self._rows(transaction_ids, operator_reason))
-        number = next(self._numbers)
         reached(FailPoint.END_READY)
-        self._op.append(rows, self._queue_id, app_id=self._app_id, number=number)
+        self._claims.append(rows)
         reached(FailPoint.END_COMMITTED)
         ends = self._looker().resolutions([(row.transaction_id, row.kind) for row in rows])
-        if number % REOPEN_AFTER_COMMITS == 0:
-            self._op.table.reopen()
         return all(end.state is TransactionState.COMMITTED for end in ends)
 
     def _rows(self, transaction_ids: Sequence[str], reason: str | None) -> Iterator[OpRow]:
