@@ -37,7 +37,7 @@ from txmq.message.reasons import signed_reason
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfLog
 from txmq.store.op import OpRow
-from txmq.store.resolution import Resolver
+from txmq.store.resolution import EndReader
 from txmq.store.store import Store
 
 _ENDS = {
@@ -183,10 +183,9 @@ class Operator:
 
     def _look(self, transaction_id: str) -> _Look:
         """Where it stands by everything that is durable now, settled or not."""
-        half, op = self._store.half_log(), self._store.op_log()
-        settled = self._store.settled_log(op.table.table_id)
-        resolution = Resolver(half, op, settled).resolution(transaction_id)
-        halves = half.halves(transaction_id)
+        logs = self._store.logs()
+        resolution = EndReader(logs).end_of(transaction_id)
+        halves = logs.half.halves(transaction_id)
         if halves is None:
             raise TransactionNotFoundError(transaction_id)
         standing = Standing(resolution.state, resolution.life)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from txmq.check.claims import Actions, RoundResult, actions_of, claims_of, late_claims, result_of
 from txmq.check.contexts import CheckHooks
-from txmq.check.standing import CheckStandings
+from txmq.check.standing import StandingReader
 from txmq.clock import Clock
 from txmq.columns import Groups
 from txmq.fail_points import FailPoint, reached
@@ -62,12 +62,12 @@ class CheckRound:
         config = store.config
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
-        self._half = store.half_log()
-        self._standings = CheckStandings(store)
+        logs = store.logs()
+        self._half, self._standings = logs.half, StandingReader(logs, config)
         self._hooks = CheckHooks(hooks or Hooks(), store)
         remote = partial(remote_asker, store, clock)
         self._listeners = GroupListeners(listeners, config, spark, remote)
-        self._claims = ClaimWriter(self._standings.op, "check", config.half_queues)
+        self._claims = ClaimWriter(logs.op, "check", config.half_queues)
         holder, register = str(self._claims.session), store.register("check_lease")
         self._lease = CheckLease(register, holder, config.check_lease_s)
         self._unwritten: list[pa.Table] = []

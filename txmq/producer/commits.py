@@ -27,14 +27,14 @@ from txmq.message.names import namespace_of, wrapped
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
 from txmq.producer.group_commit import Answer, GroupCommitter, Item
-from txmq.producer.recall import DeliveryLook, recall_problem
+from txmq.producer.recall import RecallCheck, recall_problem
 from txmq.producer.results import SendResult
 from txmq.producer.routing import QueueChoice, Routed
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.numbered import NumberedCommits
 from txmq.store.op import OpLog, OpRow, end_table
-from txmq.store.resolution import Resolution, Resolver
+from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -79,10 +79,10 @@ class ProducerCommits:
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        resolver = self._logs.new_resolver()
+        reader = EndReader(self.store.logs())
         for attempt in itertools.count():
             transaction_id = key.transaction_id(self.producer_group, attempt)
-            if resolver.resolution(transaction_id).state not in _TRIED_AGAIN:
+            if reader.end_of(transaction_id).state not in _TRIED_AGAIN:
                 return transaction_id
         raise AssertionError
 
@@ -91,8 +91,9 @@ class ProducerCommits:
 
         Raises: AlreadyResolvedError, IncompleteTransactionError.
         """
-        resolution = self._logs.new_resolver().resolution(transaction_id)
-        halves = self.store.half_log().halves(transaction_id)
+        logs = self.store.logs()
+        resolution = EndReader(logs).end_of(transaction_id)
+        halves = logs.half.halves(transaction_id)
         if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
             return halves is not None
         if halves is not None and halves.problem:
@@ -189,8 +190,7 @@ class ProducerCommits:
 
     def _recalled(self, transaction_id: str, sequence: int) -> bool:
         """Whether it is recalled already; raises where it cannot be (any more)."""
-        look = DeliveryLook(self.store)
-        standing = look.standing(transaction_id, sequence, self.producer_group)
+        standing = RecallCheck(self.store).standing(transaction_id, sequence, self.producer_group)
         problem = recall_problem(standing)
         if problem:
             own_id = message_id(transaction_id, sequence)
@@ -242,10 +242,10 @@ class _LogCommits:
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
         self._clock = clock
-        self._half, self._op = store.half_log(), store.op_log()
+        self._half, logs = store.half_log(), store.logs()
         self._store, self._producer_group = store, producer_group
         self._half_commits = NumberedCommits(self._half.table, "producer")
-        self._end_claims = self._new_writer(self._op)
+        self._end_claims, self._end_reader = self._new_writer(logs.op), EndReader(logs)
         self._recall_claims: ClaimWriter | None = None
         self.client_id = str(self._end_claims.session)
         # Halves and ends of a transaction usually share it, so that they lie close together.
@@ -254,7 +254,6 @@ class _LogCommits:
         # commit of either would answer for a lost one of the other.
         self._frame_session = f"txmq-producer/{uuid.uuid4()}"
         self._frame_numbers, self._frame_lock = itertools.count(1), threading.Lock()
-        self._resolver: Resolver | None = None
         self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
             self._commit_halves, "txmq-half"
         )
@@ -325,7 +324,7 @@ class _LogCommits:
         reached(FailPoint.END_READY)
         self._end_claims.append_table(rows)
         reached(FailPoint.END_COMMITTED)
-        answers = iter(self._looker().resolutions(ends))
+        answers = iter(self._end_reader.ends_after_claims(ends))
         reached(FailPoint.END_CONFIRMED)
         return [list(islice(answers, len(item))) for item in items]
 
@@ -337,15 +336,3 @@ class _LogCommits:
 
     def _new_writer(self, op: OpLog) -> ClaimWriter:
         return ClaimWriter(op, "producer", self._store.config.half_queues)
-
-    def new_resolver(self) -> Resolver:
-        """With handles of its own, for the calling thread."""
-        op = self._store.op_log()
-        settled = self._store.settled_log(op.table.table_id)
-        return Resolver(self._store.half_log(), op, settled)
-
-    def _looker(self) -> Resolver:
-        if self._resolver is None:
-            settled = self._store.settled_log(self._op.table.table_id)
-            self._resolver = Resolver(self._store.half_log(), self._op, settled)
-        return self._resolver

@@ -25,7 +25,7 @@ from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.numbered import reopen_sometimes
 from txmq.store.op import OpRow
-from txmq.store.resolution import Resolution, Resolver
+from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -221,14 +221,14 @@ class _Ends:
     """COMMIT claims, and the look at what they led to; not safe for several threads."""
 
     def __init__(self, store: Store, sender_group: str, clock: Clock) -> None:
-        self._store, self._group, self._clock = store, sender_group, clock
-        self._op = store.op_log()
-        self._claims = ClaimWriter(self._op, "producer", store.config.half_queues)
-        self._resolver: Resolver | None = None
+        self._group, self._clock = sender_group, clock
+        logs = store.logs()
+        self._claims = ClaimWriter(logs.op, "producer", store.config.half_queues)
+        self._reader = EndReader(logs)
 
     def resolutions_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
         """Where these stand now; nothing is read where there are none."""
-        return self._looker().resolutions_of(transaction_ids) if transaction_ids else {}
+        return self._reader.ends_of(transaction_ids)
 
     def commit(self, transaction_ids: Sequence[str], operator_reason: str | None) -> bool:
         """End these in one commit; False where the check was first with one of them."""
@@ -238,7 +238,7 @@ class _Ends:
         reached(FailPoint.END_READY)
         self._claims.append(rows)
         reached(FailPoint.END_COMMITTED)
-        ends = self._looker().resolutions([(row.transaction_id, row.kind) for row in rows])
+        ends = self._reader.ends_after_claims([(row.transaction_id, row.kind) for row in rows])
         return all(end.state is TransactionState.COMMITTED for end in ends)
 
     def _rows(self, transaction_ids: Sequence[str], reason: str | None) -> Iterator[OpRow]:
@@ -246,9 +246,3 @@ class _Ends:
         source = ClaimSource.OPERATOR if reason else ClaimSource.PRODUCER
         for own_id in transaction_ids:
             yield OpRow(own_id, ClaimKind.COMMIT, self._group, source, now_ms, reason=reason)
-
-    def _looker(self) -> Resolver:
-        if self._resolver is None:
-            settled = self._store.settled_log(self._op.table.table_id)
-            self._resolver = Resolver(self._store.half_log(), self._op, settled)
-        return self._resolver

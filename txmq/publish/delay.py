@@ -147,8 +147,8 @@ class _Round:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self._op = store.op_log()
-        self._schedule = store.schedule_log()
+        self._logs = store.logs()
+        self._op, self._schedule = self._logs.op, self._logs.schedule
         self._mark_id = mark_id(self._op.table.table_id)
         self._horizon_ms = round(store.config.delay_horizon_s * 1000)
         self._claims = ClaimWriter(self._op, "delay", store.config.half_queues)
@@ -233,8 +233,8 @@ class _Round:
         due = rows.filter(is_due)
         if not due.num_rows:
             return rows
-        settled = self._store.settled_log(self._op.table.table_id)
-        left = due.filter(pa.array(~are_ended(due, settled)))
+        self._logs.settled.table.refresh()
+        left = due.filter(pa.array(~are_ended(due, self._logs.settled)))
         return pa.concat_tables([rows.filter(pc.invert(is_due)), left])
 
     def _mark(self) -> int:
