@@ -24,8 +24,10 @@ from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionSta
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import Message
 from txmq.message.names import namespace_of, wrapped
+from txmq.producer.attempts import attempts_that_count
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
+from txmq.producer.ends import EndCommits, Ends
 from txmq.producer.group_commit import Answer, GroupCommitter, Item
 from txmq.producer.recall import RecallCheck, recall_problem
 from txmq.producer.results import SendResult
@@ -33,14 +35,11 @@ from txmq.producer.routing import QueueChoice, Routed
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.numbered import NumberedCommits
-from txmq.store.op import OpLog, OpRow, end_table
+from txmq.store.op import OpRow
 from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
-
-Ends = Sequence[tuple[str, ClaimKind]]
-_TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
 class ProducerCommits:
@@ -79,12 +78,9 @@ class ProducerCommits:
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        reader = EndReader(self.store.logs())
-        for attempt in itertools.count():
-            transaction_id = key.transaction_id(self.producer_group, attempt)
-            if reader.end_of(transaction_id).state not in _TRIED_AGAIN:
-                return transaction_id
-        raise AssertionError
+        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.logs())
+        (attempt,) = attempts_that_count([key], ids, reader.ends_of)
+        return attempt.transaction_id
 
     def is_prepared(self, transaction_id: str) -> bool:
         """Whether an earlier try made all halves durable and nobody ended it; 0 commits.
@@ -237,19 +233,29 @@ def send_result(pieces: Sequence[Piece]) -> SendResult:
     return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
 
 
+class _KeyIds(NamedTuple):
+    """The ids of the attempts under an idempotency key."""
+
+    producer_group: str
+
+    def known(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
+        return (self.new(key, attempt),)
+
+    def new(self, key: IdempotencyKey, attempt: int) -> str:
+        return key.transaction_id(self.producer_group, attempt)
+
+
 class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        self._clock = clock
-        self._half, logs = store.half_log(), store.logs()
+        self._half = store.half_log()
         self._store, self._producer_group = store, producer_group
         self._half_commits = NumberedCommits(self._half.table, "producer")
-        self._end_claims, self._end_reader = self._new_writer(logs.op), EndReader(logs)
-        self._recall_claims: ClaimWriter | None = None
-        self.client_id = str(self._end_claims.session)
-        # Halves and ends of a transaction usually share it, so that they lie close together.
-        self.queue_id = self._end_claims.queue_id
+        self._end_commits = EndCommits(store, producer_group, clock)
+        self._recall_claims = ClaimWriter(store.op_log(), "producer", store.config.half_queues)
+        self.client_id = str(self._end_commits.session)
+        self.queue_id = self._end_commits.queue_id
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
         # commit of either would answer for a lost one of the other.
         self._frame_session = f"txmq-producer/{uuid.uuid4()}"
@@ -317,22 +323,9 @@ class _LogCommits:
 
     def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
         ends = list(chain.from_iterable(items))
-        rows = end_table(
-            ends, producer_group=self._producer_group, queue_id=self.queue_id,
-            now_ms=self._clock.now_ms(),
-        )  # fmt: skip
-        reached(FailPoint.END_READY)
-        self._end_claims.append_table(rows)
-        reached(FailPoint.END_COMMITTED)
-        answers = iter(self._end_reader.ends_after_claims(ends))
-        reached(FailPoint.END_CONFIRMED)
+        answers = iter(self._end_commits.commit(ends))
         return [list(islice(answers, len(item))) for item in items]
 
     def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
-        if self._recall_claims is None:
-            self._recall_claims = self._new_writer(self._store.op_log())
         self._recall_claims.append(rows)
         return [None] * len(rows)
-
-    def _new_writer(self, op: OpLog) -> ClaimWriter:
-        return ClaimWriter(op, "producer", self._store.config.half_queues)
