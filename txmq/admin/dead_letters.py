@@ -45,7 +45,7 @@ from txmq.message.names import (
 )
 from txmq.message.reasons import signed_reason
 from txmq.producer.once import KeyedMessage, OnceSender
-from txmq.producer.routing import QueueChoice, Routed
+from txmq.producer.routing import MessageRouter, RoutedMessage
 from txmq.store.store import Store
 
 MESSAGES_A_COMMIT = 5_000
@@ -309,9 +309,9 @@ class DeadLetters:
 
     def _send(self, offsets: Offsets, to: ReplayTarget, signed: str) -> None:
         sender = OnceSender(self._store, self.consumer_group, RETRY_GROUP, self._clock)
-        queues = QueueChoice(self._store)
+        router = MessageRouter(self._store)
         for rows in self._batches(offsets):
-            messages = [self._keyed(row, to, queues) for row in rows.to_pylist()]
+            messages = [self._keyed(row, to, router) for row in rows.to_pylist()]
             sender.send(messages, operator_reason=signed)
             self._notes.add(REPLAYED, _offsets(rows), signed, self._clock.now_ms())
 
@@ -324,7 +324,9 @@ class DeadLetters:
             found = found.filter(pc.is_in(found["queue_offset"], value_set=wanted))
             yield from _cut(found.sort_by("queue_offset"))
 
-    def _keyed(self, row: Mapping[str, Any], to: ReplayTarget, queues: QueueChoice) -> KeyedMessage:
+    def _keyed(
+        self, row: Mapping[str, Any], to: ReplayTarget, router: MessageRouter
+    ) -> KeyedMessage:
         properties = dict(row["properties"] or ())
         topic = self._target(properties, to)
         message = Message.as_stored(
@@ -339,7 +341,7 @@ class DeadLetters:
             f"replay\n{row['message_id']}",
             milliseconds(row["store_timestamp"]),
             message,
-            0 if to is ReplayTarget.RETRY else _queue(message, properties, queues),
+            0 if to is ReplayTarget.RETRY else _queue(message, properties, router),
             milliseconds(row["born_timestamp"]),
         )
 
@@ -449,14 +451,14 @@ def _replayed_properties(properties: Mapping[str, str], to: ReplayTarget) -> dic
     return {**kept, RECONSUME_TIMES: "0"}
 
 
-def _queue(message: Message, properties: Mapping[str, str], queues: QueueChoice) -> int:
+def _queue(message: Message, properties: Mapping[str, str], router: MessageRouter) -> int:
     """By its sharding key, else where it was at first. Raises: as `replay`."""
-    queues.check_topic(message.topic)
-    schema = queues.body_schema(message.topic)
+    router.check_topic(message.topic)
+    schema = router.body_schema(message.topic)
     if schema is not None:
         schema.check(message.topic, message.body)
     if message.sharding_key is not None:
-        return queues.queues_of([Routed(message)], in_turn=False)[0]
+        return router.queues_of([RoutedMessage(message)], in_turn=False)[0]
     origin = properties.get(ORIGIN_QUEUE_ID, "")
-    count = queues.queue_count(message.topic)
+    count = router.queue_count(message.topic)
     return int(origin) % count if origin.isdecimal() else 0
