@@ -75,9 +75,11 @@ class RebuildPicture:
 
     def __init__(self, store: Store, topic: str) -> None:
         """The topic is read first: facts, which can only be more, explain what it shows."""
-        op = store.op_log().table
-        self._done = _done(Progress.from_value(store.register("publisher").read().value, op), topic)
-        self.log = store.topic_log(topic, op.table_id)
+        op = store.tables.op_log().table
+        self._done = _done(
+            Progress.from_value(store.tables.register("publisher").read().value, op), topic
+        )
+        self.log = store.tables.topic_log(topic, op.table_id)
         self.log.table.refresh()
         self.op_table_id = op.table_id
         self.begin = topic_begins(store).get(topic)
@@ -118,7 +120,7 @@ class RebuildPicture:
         shown = self.shown
         rest = np.flatnonzero(self._places() == NONE)
         ids = shown.transaction_ids.take(pa.array(rest))
-        half = store.half_log().table
+        half = store.tables.half_log().table
         there = half.rows_of("transaction_id", pc.unique(ids).drop_null(), ("transaction_id",))
         has_half = integers(pc.index_in(ids, value_set=pc.unique(there["transaction_id"])), NONE)
         is_old = shown.op_version[rest] <= self._after
