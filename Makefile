@@ -34,8 +34,8 @@ $(COMPILED): $(PACKAGES)
 	@$(BIN)/pytest -n 0 --collect-only -qq >/dev/null || true
 	@touch $@
 
-unit: $(PACKAGES) ## run the tests that need no Spark
-	$(BIN)/pytest tests/unit
+quick: $(PACKAGES) ## run the tests that open no table: below a minute, for every save
+	$(BIN)/pytest -q tests/pure
 
 lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/ruff check
@@ -44,16 +44,16 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/lint-imports
 
 torture: ready ## kill everything at every step, for half an hour, and look whether a message was lost
-	$(BIN)/python -m tests.torture --keep
+	$(BIN)/python -m tests.endurance.torture --keep
 
 race: ready ## race local transactions against their checks, with kills on both sides
-	$(BIN)/python -m tests.race --keep
+	$(BIN)/python -m tests.endurance.race --keep
 
 mix: ready ## send messages of every kind while brokers are killed, and look where they came
-	$(BIN)/python -m tests.mix --keep
+	$(BIN)/python -m tests.endurance.mix --keep
 
 groups: ready ## consumer groups whose members die, sleep, come and go, and look what each was given
-	$(BIN)/python -m tests.groups --keep
+	$(BIN)/python -m tests.endurance.groups --keep
 
 bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
@@ -89,4 +89,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests unit lint bench torture race mix groups ready archive clean
+.PHONY: help demo test all-tests quick lint bench torture race mix groups ready archive clean
