@@ -12,6 +12,7 @@ PACKAGES := .venv/packages.stamp
 COMPILED := .venv/compiled.stamp
 CODE := $(wildcard txmq jobs)
 PROJECT := '.[demo,spark,dev]'
+STATE_MACHINE := tests/tables/test_store_state_machine.py
 # uv takes a third of pip's time; it is told of pip's mirror, and where it fails pip does it.
 INSTALL_QUICKLY := index=$$($(BIN)/pip config get :env:.index-url || $(BIN)/pip config get global.index-url); \
 	$(BIN)/pip install -qq uv && \
@@ -43,17 +44,11 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/mypy --strict $(CODE)
 	$(BIN)/lint-imports
 
-torture: ready ## kill everything at every step, for half an hour, and look whether a message was lost
-	$(BIN)/python -m tests.endurance.torture --keep
+slices: ready ## run short slices of the long stories, and the state machine with many examples
+	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
-race: ready ## race local transactions against their checks, with kills on both sides
-	$(BIN)/python -m tests.endurance.race --keep
-
-mix: ready ## send messages of every kind while brokers are killed, and look where they came
-	$(BIN)/python -m tests.endurance.mix --keep
-
-groups: ready ## consumer groups whose members die, sleep, come and go, and look what each was given
-	$(BIN)/python -m tests.endurance.groups --keep
+endurance: ready ## tell the long stories in full, for an hour; STORIES="torture race" names some of four
+	$(BIN)/python -m tests.endurance $(STORIES) --keep
 
 bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
@@ -89,4 +84,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests quick lint bench torture race mix groups ready archive clean
+.PHONY: help demo test all-tests quick lint bench slices endurance ready archive clean

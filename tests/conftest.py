@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _TESTS = Path(__file__).parent
 # The longest first, so that all workers end at about the same time.
-_TIERS = ("process", "spark", "tables", "pure")
+_TIERS = ("endurance", "process", "spark", "tables", "pure")
 _LONGEST = "test_store_state_machine"
 # About half of the time that tests with Spark take.
 _SECOND_JAVA = (

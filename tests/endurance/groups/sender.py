@@ -1,4 +1,4 @@
-"""A process that sends: `python -m tests.endurance.groups.sender LOCATION JOURNAL SEED COUNT SECONDS`."""
+"""A process that sends for the groups: LOCATION JOURNAL SEED COUNT SECONDS."""
 
 from __future__ import annotations
 

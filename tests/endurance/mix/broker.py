@@ -1,4 +1,4 @@
-"""A broker in a process of its own: `python -m tests.endurance.mix.broker LOCATION READY with|without`."""
+"""A broker in a process of its own: LOCATION READY with|without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that sends: `python -m tests.endurance.mix.sender LOCATION JOURNAL SEED COUNT SECONDS`."""
+"""A process that sends for the mix: LOCATION JOURNAL SEED COUNT SECONDS."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""A slice of the race (`make race`): never a message without its row, never a row without it."""
+"""A slice of the race: never a message without its row, never a row without its message."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.endurance.harness import kept_result
 from tests.endurance.race.race import Race, run
 from tests.kit import databases
 
-RESULT = Path(__file__).parents[1] / "race" / "result.json"
 RACES, SEED = 20, 1
 
 
@@ -40,10 +39,12 @@ def test_without_the_fence_the_hole_is_seen(kind: str, tmp_path: Path) -> None:
     assert outcome.messages_without_row == []
 
 
-@pytest.mark.skipif(not RESULT.exists(), reason="no kept result: run make race")
 def test_kept_race_was_long_enough_and_right() -> None:
-    outcomes = json.loads(RESULT.read_text(encoding="utf-8"))["outcomes"]
+    kept = kept_result("race")
 
+    assert kept is not None
+    assert kept["is_right"]
+    outcomes = kept["numbers"]["outcomes"]
     assert {each["race"]["kind"] for each in outcomes} == {"delta", "postgresql"}
     for each in outcomes:
         if each["race"]["fenced"]:
