@@ -47,6 +47,9 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 slices: ready ## run short slices of the long stories, and the state machine with many examples
 	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
+wheel: $(PACKAGES) ## build the wheel and try it alone under each Python: import, send, publish, read
+	$(BIN)/python -m tests.wheel
+
 endurance: ready ## tell the long stories in full, for an hour; STORIES="torture race" names some of four
 	$(BIN)/python -m tests.endurance $(STORIES) --keep
 
@@ -84,4 +87,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests quick lint bench slices endurance ready archive clean
+.PHONY: help demo test all-tests quick lint bench slices wheel endurance ready archive clean
