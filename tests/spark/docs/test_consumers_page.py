@@ -10,6 +10,7 @@ from typing import Any
 import deltalake
 import duckdb
 import pytest
+from chispa import assert_df_equality
 from delta.tables import DeltaTable
 
 from tests.kit.databases import missing, running_postgres
@@ -55,8 +56,9 @@ def test_count_with_a_spark_stream(filled: Store, spark: Any, tmp_path: Path) ->
         checkpoint=str(tmp_path / "checkpoint"),
     )  # fmt: skip
 
-    rows = spark.sql("SELECT * FROM paid_by_tag").collect()
-    assert {(row["tags"], row["count"]) for row in rows} == {("card", 4), ("cash", 2)}
+    expected = spark.createDataFrame([("card", 4), ("cash", 2)], "tags STRING, count LONG NOT NULL")
+    counts = spark.sql("SELECT tags, count FROM paid_by_tag")
+    assert_df_equality(counts, expected, ignore_row_order=True)
 
 
 def test_merge_in_foreach_batch_books_once(filled: Store, spark: Any, tmp_path: Path) -> None:
@@ -69,8 +71,9 @@ def test_merge_in_foreach_batch_books_once(filled: Store, spark: Any, tmp_path: 
             bookings=bookings, checkpoint=str(tmp_path / f"checkpoint-{attempt}"),
         )  # fmt: skip
 
-    keys = [row["keys"] for row in spark.read.format("delta").load(bookings).collect()]
-    assert sorted(keys) == [f"order-{number}" for number in range(6)]
+    expected = spark.createDataFrame([(f"order-{number}",) for number in range(6)], "keys STRING")
+    booked = spark.read.format("delta").load(bookings).select("keys")
+    assert_df_equality(booked, expected, ignore_row_order=True)
 
 
 @pytest.fixture(scope="module")
