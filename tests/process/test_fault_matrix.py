@@ -238,7 +238,7 @@ def test_publisher_that_sleeps_while_another_works_doubles_nothing(
 # --- Spark under a publisher (P4, P6) -------------------------------------------------------------
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_spark_tasks_that_fail_and_run_again_add_no_row(
     store: Store, books: Books, tmp_path: Path
 ) -> None:

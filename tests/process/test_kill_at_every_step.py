@@ -60,7 +60,7 @@ def test_every_fail_point_has_a_story() -> None:
 
 def stories() -> list[Any]:
     return [
-        pytest.param(point, marks=[pytest.mark.spark] if step.actor in WITH_SPARK else [])
+        pytest.param(point, marks=[pytest.mark.needs_spark] if step.actor in WITH_SPARK else [])
         for point, step in STEPS.items()
     ]
 
@@ -81,7 +81,7 @@ def test_killed_process_changes_nothing_of_the_truth(
     assert_topics_tell_the_truth(store, books)
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_frames_of_a_killed_process_stay_hidden(store: Store, books: Books) -> None:
     assert run(FailPoint.FRAMES_WRITTEN, store.location, books.path) == -signal.SIGKILL
 

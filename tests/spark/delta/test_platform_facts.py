@@ -373,7 +373,7 @@ def half(store: Store) -> Table:
     return table
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_spark_reads_every_type_that_delta_rs_wrote(spark: SparkSession, half: Table) -> None:
     by_spark = [row.asDict() for row in read(spark, half.location).collect()]
     by_us = half.read(half.files(), HALF.columns.names).to_pylist()
@@ -387,7 +387,7 @@ def test_spark_reads_every_type_that_delta_rs_wrote(spark: SparkSession, half: T
     assert sorted(by_spark, key=order) == sorted(by_us, key=order)  # type: ignore[arg-type]
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_spark_prunes_by_partitions_that_delta_rs_made(spark: SparkSession, half: Table) -> None:
     found = read(spark, half.location).where("queue_id = 3 and store_date = date'2026-01-01'")
 
@@ -396,7 +396,7 @@ def test_spark_prunes_by_partitions_that_delta_rs_made(spark: SparkSession, half
     assert len(found.inputFiles()) == 1
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_spark_sees_the_versions_that_delta_rs_sees(spark: SparkSession, half: Table) -> None:
     by_spark = {
         (row["_commit_version"], row["message_id"], row["_change_type"])
@@ -408,7 +408,7 @@ def test_spark_sees_the_versions_that_delta_rs_sees(spark: SparkSession, half: T
     assert {version for version, _, _ in by_spark} == {1, 2}
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_spark_sees_no_change_in_a_compaction(spark: SparkSession, half: Table) -> None:
     half.append(halves(3), app_id="a", number=3)
     before = half.version
@@ -419,7 +419,7 @@ def test_spark_sees_no_change_in_a_compaction(spark: SparkSession, half: Table) 
     assert spark_feed(spark, half.location, 0).count() == 4
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_time_of_a_commit_in_spark_s_change_feed_is_the_file_s(
     spark: SparkSession, location: str
 ) -> None:
@@ -433,7 +433,7 @@ def test_time_of_a_commit_in_spark_s_change_feed_is_the_file_s(
     assert row["at"] == 1_000_000_001_000
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_time_of_a_commit_in_spark_s_change_feed_never_goes_back(
     spark: SparkSession, location: str
 ) -> None:
@@ -447,7 +447,7 @@ def test_time_of_a_commit_in_spark_s_change_feed_never_goes_back(
     assert row["at"] == 1_000_000_000_001
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_checkpoints_of_delta_rs_are_read_by_spark_alone(spark: SparkSession, half: Table) -> None:
     half.handle.create_checkpoint()
     for version in range(2):
@@ -456,7 +456,7 @@ def test_checkpoints_of_delta_rs_are_read_by_spark_alone(spark: SparkSession, ha
     assert read(spark, half.location).count() == 3
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_stream_of_spark_follows_appends_of_delta_rs(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
@@ -498,7 +498,7 @@ def spark_append(
     writer.option("txnAppId", app_id).option("txnVersion", version).save(location)
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_local_session_writes_checkpoints_without_a_program_for_each_file(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -519,7 +519,7 @@ def test_mark_of_spark_is_read_by_delta_rs(spark: SparkSession, location: str) -
     assert DeltaTable(location).transaction_version("job") == 1
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_mark_of_delta_rs_makes_spark_skip_its_write_in_silence(
     spark: SparkSession, location: str
 ) -> None:
@@ -532,7 +532,7 @@ def test_mark_of_delta_rs_makes_spark_skip_its_write_in_silence(
     assert numbers_in(location) == [1]
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_mark_without_a_time_is_ignored_by_spark_once_a_retention_is_set(
     spark: SparkSession, location: str
 ) -> None:
@@ -554,7 +554,7 @@ def test_mark_without_a_time_is_ignored_by_spark_once_a_retention_is_set(
 # --- files of Spark in tables of delta-rs -----------------------------------------------------
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 @pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS"])
 def test_files_that_spark_wrote_are_read_by_us(
     spark: SparkSession, store: Store, kind: str
@@ -583,7 +583,7 @@ def test_files_that_spark_wrote_are_read_by_us(
     assert half.read([file], HALF.columns.names).to_pylist() == expected
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 def test_statistics_that_spark_cut_still_lead_to_the_rows(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -600,7 +600,7 @@ def test_statistics_that_spark_cut_still_lead_to_the_rows(
     assert high >= max(ids)
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 @pytest.mark.parametrize("name", ["two words", "ünï-店", "hash#m", "what?", "{x}", "a:b", "$w*"])
 def test_spark_finds_a_store_wherever_it_is(spark: SparkSession, tmp_path: Path, name: str) -> None:
     store = Store.create(tmp_path / name)

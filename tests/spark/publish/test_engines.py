@@ -73,7 +73,7 @@ SETTINGS = {
 }
 ENGINES = [
     pytest.param("arrow"),
-    pytest.param("spark", marks=pytest.mark.spark),
+    pytest.param("spark", marks=pytest.mark.needs_spark),
 ]
 
 
@@ -342,7 +342,7 @@ def test_row_groups_of_one_file_are_counted_through(world: World) -> None:
     assert all(row["body"] == b"body-%d" % row["sequence"] for row in world.rows())
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 @pytest.mark.parametrize("compacted", [False, True])
 def test_halves_that_spark_wrote_are_found(world: World, spark: Any, *, compacted: bool) -> None:
     producer = TransactionProducer(world.store, producer_group=GROUP)
@@ -449,7 +449,7 @@ def written_by(world: World) -> set[str]:
     return {"spark" if len(file.parts) > 1 else "arrow" for file in files}
 
 
-@pytest.mark.spark
+@pytest.mark.needs_spark
 @pytest.mark.parametrize(("spark_bytes", "engine"), [(1, "spark"), (1 << 40, "arrow")])
 def test_auto_chooses_by_size(store: Store, spark: Any, spark_bytes: int, engine: str) -> None:
     world = World(store, spark, {"payload_engine_spark_bytes": spark_bytes})

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -334,11 +333,11 @@ def test_late_end_after_a_discard_changes_nothing_but_is_kept(
 def test_listeners_that_hang_raise_or_are_slow_hold_up_nobody(
     world: CheckWorld, checks: Callable[..., CheckRound]
 ) -> None:
-    released = threading.Event()
+    released, begun = threading.Event(), threading.Event()
     zoo = {
         "hangs": world.listener(lambda _: released.wait(30.0)),
         "raises": world.listener(raising),
-        "slow": world.listener(lambda _: time.sleep(0.2) or COMMIT),
+        "slow": world.listener(lambda _: begun.wait(30.0) and COMMIT),
     }
     rows = [
         DueRow(key, group, world.clock.now_ms())
@@ -346,7 +345,7 @@ def test_listeners_that_hang_raise_or_are_slow_hold_up_nobody(
         for key in world.prepare(10, group=group)
     ]
     fine = world.prepare(100)
-    listener = world.listener(COMMIT)
+    listener = world.listener(lambda _: begun.set() or COMMIT)
 
     result = run(world, checks(orders=listener, **zoo), [*rows, *dues(world, fine)])
     released.set()

@@ -160,8 +160,7 @@ def test_answer_that_comes_late_is_a_claim(
     world: CheckWorld, start: Callable[..., CheckHandle]
 ) -> None:
     def slow(_: HalfMessage) -> Any:
-        # Longer than the timeout of a listener in this world.
-        time.sleep(0.8)
+        wait_until(lambda: bool(world.claims(ClaimKind.UNKNOWN)), "the claim of its timeout")
         return COMMIT
 
     world.prepare(immunity_s=0.1)
