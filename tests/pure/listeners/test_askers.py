@@ -58,6 +58,10 @@ def heads(*ids: str) -> pa.Table:
     }))  # fmt: skip
 
 
+# A thread starts in this time, also beside others.
+HANGS_S = 0.5
+
+
 @contextmanager
 def asker(
     listener: Rows | Sets, timeout_s: float = 10.0, threads: int = 2
@@ -132,7 +136,7 @@ def test_what_raises_is_unknown_and_its_text_is_not_repeated(
 @pytest.mark.parametrize(("form", "late"), [(Rows, lambda _: ROLLBACK), (Sets, all_commit)])
 def test_what_hangs_is_unknown_and_late_when_it_answers(form: Any, late: Any) -> None:
     released = threading.Event()
-    with asker(form(lambda asked: released.wait(30.0) and late(asked)), timeout_s=0.05) as ask:
+    with asker(form(lambda asked: released.wait(30.0) and late(asked)), timeout_s=HANGS_S) as ask:
         assert ask("a") == {"a": ("UNKNOWN", "TIMEOUT")}
         released.set()
 
@@ -144,7 +148,7 @@ def test_what_hangs_is_unknown_and_late_when_it_answers(form: Any, late: Any) ->
 @pytest.mark.parametrize("form", [Rows, Sets])
 def test_listener_that_hangs_in_all_its_threads_is_busy(form: Any) -> None:
     released = threading.Event()
-    with asker(form(lambda _: released.wait(30.0)), timeout_s=0.05, threads=1) as ask:
+    with asker(form(lambda _: released.wait(30.0)), timeout_s=HANGS_S, threads=1) as ask:
         for number in range(HUNG_PER_THREAD):
             assert ask(str(number)) == {str(number): ("UNKNOWN", "TIMEOUT")}
 
@@ -171,7 +175,7 @@ def test_nonsense_is_unknown_and_says_why(answer: object) -> None:
 def test_question_that_never_began_does_not_count() -> None:
     released = threading.Event()
     listener = Rows(lambda _: released.wait(30.0))
-    with asker(listener, timeout_s=0.05, threads=1) as ask:
+    with asker(listener, timeout_s=HANGS_S, threads=1) as ask:
         assert ask("a", "b") == {"a": ("UNKNOWN", "TIMEOUT"), "b": (None, "BUSY")}
         released.set()
 
@@ -223,7 +227,7 @@ def test_answers_about_others_are_counted_in_the_log(caplog: pytest.LogCaptureFi
 def test_late_answer_of_a_set_tells_of_its_transactions_only() -> None:
     released = threading.Event()
     listener = Sets(lambda _: released.wait(30.0) and all_commit(heads("a", "x")))
-    with asker(listener, timeout_s=0.05) as ask:
+    with asker(listener, timeout_s=HANGS_S) as ask:
         ask("a", "b")
         released.set()
 

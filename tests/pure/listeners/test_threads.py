@@ -50,11 +50,15 @@ def ask(asking: ListenerThreads[str, Any], *questions: str, timeout_s: float = 1
     return ALL_HANG if put is None else put.answers(time.monotonic() + timeout_s)
 
 
-def ask_until_asked(asking: ListenerThreads[str, Any], hanging: Hanging, *questions: str) -> Any:
-    """What came of the questions at the moment when the first of them has been asked."""
+def ask_until_asked(
+    asking: ListenerThreads[str, Any], hanging: Hanging, *questions: str, count: int = 1
+) -> Any:
+    """What came of the questions at the moment when `count` more of them have been asked."""
+    before = len(hanging.asked)
     put = asking.ask(questions)
-    assert put is not None
-    wait_for(lambda: hanging.asked)
+    if put is None:
+        return ALL_HANG
+    wait_for(lambda: len(hanging.asked) >= before + count)
     return put.answers(time.monotonic())
 
 
@@ -119,9 +123,9 @@ def test_question_that_hangs_does_not_hold_up_the_next_round() -> None:
 def test_hanging_threads_are_replaced_up_to_a_limit() -> None:
     hanging = Hanging()
     with threads(hanging, count=1) as asking:
-        found = [ask(asking, str(n), timeout_s=0.05) for n in range(HUNG_PER_THREAD + 2)]
+        answers = [ask_until_asked(asking, hanging, str(n)) for n in range(HUNG_PER_THREAD + 2)]
 
-        assert found == [[HANGS]] * HUNG_PER_THREAD + [ALL_HANG] * 2
+        assert answers == [[HANGS]] * HUNG_PER_THREAD + [ALL_HANG] * 2
         assert len(hanging.asked) == HUNG_PER_THREAD
 
 
@@ -129,7 +133,7 @@ def test_listener_that_recovers_is_asked_again() -> None:
     hanging = Hanging()
     with threads(hanging, count=1) as asking:
         for n in range(HUNG_PER_THREAD):
-            ask(asking, str(n), timeout_s=0.05)
+            ask_until_asked(asking, hanging, str(n))
         hanging.released.set()
         late: list[Any] = []
         wait_for(lambda: late.extend(asking.late()) or len(late) == HUNG_PER_THREAD)
@@ -140,7 +144,7 @@ def test_listener_that_recovers_is_asked_again() -> None:
 def test_late_answer_is_kept_once() -> None:
     hanging = Hanging()
     with threads(hanging) as asking:
-        ask(asking, "a", timeout_s=0.05)
+        ask_until_asked(asking, hanging, "a")
         hanging.released.set()
         late: list[Any] = []
         wait_for(lambda: late.extend(asking.late()) or late)
@@ -159,6 +163,6 @@ def test_several_questions_are_asked_at_the_same_time() -> None:
 def test_no_more_threads_than_allowed_are_started(count: int) -> None:
     hanging = Hanging()
     with threads(hanging, count=count) as asking:
-        ask(asking, *map(str, range(20)), timeout_s=0.05)
+        ask_until_asked(asking, hanging, *map(str, range(20)), count=count)
 
         assert len(hanging.asked) == count

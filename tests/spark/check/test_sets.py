@@ -403,7 +403,7 @@ def test_producer_writes_the_timeout_of_its_group_into_the_half(tmp_path: Path) 
 
 def test_timeout_of_a_listener_differs_by_group(tmp_path: Path) -> None:
     groups = {"slow": {"listener_timeout_s": 20.0}}
-    world = CheckWorld(tmp_path, listener_timeout_s=0.05, check_lease_s=30.0, groups=groups)
+    world = CheckWorld(tmp_path, listener_timeout_s=0.5, check_lease_s=30.0, groups=groups)
     world.prepare()
     world.prepare(group="slow")
     world.clock.advance(10)

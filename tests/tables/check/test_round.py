@@ -375,7 +375,7 @@ def test_one_listener_call_that_hangs_among_a_thousand_holds_up_none(tmp_path: P
 
 
 def test_group_whose_threads_all_hang_waits_uncounted_and_in_sight(tmp_path: Path) -> None:
-    world = CheckWorld(tmp_path, listener_timeout_s=0.05, check_threads=1)
+    world = CheckWorld(tmp_path, listener_timeout_s=0.5, check_threads=1)
     stuck, released = world.prepare(HUNG_PER_THREAD), threading.Event()
     late = world.prepare()
     listener = world.listener(lambda _: released.wait(60.0))
