@@ -417,7 +417,7 @@ def test_timeout_of_a_listener_differs_by_group(tmp_path: Path) -> None:
 
     def hanging(_: object) -> Any:
         try:
-            released.wait(0.5)
+            released.wait(3.0)
         finally:
             given_up.set()
         return COMMIT
