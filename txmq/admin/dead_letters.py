@@ -44,7 +44,7 @@ from txmq.message.names import (
     stored_group,
 )
 from txmq.message.reasons import signed_reason
-from txmq.producer.once import Letter, SentOnce
+from txmq.producer.once import KeyedMessage, OnceSender
 from txmq.producer.routing import QueueChoice, Routed
 from txmq.store.store import Store
 
@@ -308,11 +308,11 @@ class DeadLetters:
     # --- replay -------------------------------------------------------------------------------
 
     def _send(self, offsets: Offsets, to: ReplayTarget, signed: str) -> None:
-        sender = SentOnce(self._store, self.consumer_group, RETRY_GROUP, self._clock)
+        sender = OnceSender(self._store, self.consumer_group, RETRY_GROUP, self._clock)
         queues = QueueChoice(self._store)
         for rows in self._batches(offsets):
-            letters = [self._letter(row, to, queues) for row in rows.to_pylist()]
-            sender.send(letters, operator_reason=signed)
+            messages = [self._keyed(row, to, queues) for row in rows.to_pylist()]
+            sender.send(messages, operator_reason=signed)
             self._notes.add(REPLAYED, _offsets(rows), signed, self._clock.now_ms())
 
     def _batches(self, offsets: Offsets) -> Iterator[pa.Table]:
@@ -324,7 +324,7 @@ class DeadLetters:
             found = found.filter(pc.is_in(found["queue_offset"], value_set=wanted))
             yield from _cut(found.sort_by("queue_offset"))
 
-    def _letter(self, row: Mapping[str, Any], to: ReplayTarget, queues: QueueChoice) -> Letter:
+    def _keyed(self, row: Mapping[str, Any], to: ReplayTarget, queues: QueueChoice) -> KeyedMessage:
         properties = dict(row["properties"] or ())
         topic = self._target(properties, to)
         message = Message.as_stored(
@@ -335,7 +335,7 @@ class DeadLetters:
             properties=_replayed_properties(properties, to),
             sharding_key=row["sharding_key"],
         )
-        return Letter(
+        return KeyedMessage(
             f"replay\n{row['message_id']}",
             milliseconds(row["store_timestamp"]),
             message,

@@ -122,7 +122,7 @@ def unfinished(store: Store, topic: str, version: int) -> pa.Array:
     """
     # Half and schedule first: an end that comes between the two looks is then known.
     ids, scheduled = _naming(store, topic), _scheduled(store, topic)
-    settled = store.settled_log(store.op_log().table.table_id)
+    settled = store.logs().settled
     facts = last_facts(settled.facts_of(ids))
     at_rest = pc.and_(
         pc.is_in(facts["state"], value_set=_AT_REST), pc.less_equal(facts["op_version"], version)

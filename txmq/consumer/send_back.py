@@ -1,7 +1,7 @@
 """Messages that a consumer could not handle: sent back for a later try, or to the dead letters.
 
 A retry is an ordinary delayed message to the group's retry topic (R107, R108). One failed message
-is sent back once, whoever tries and whenever it dies; see `sent_once`.
+is sent back once, whoever tries and whenever it dies; see `producer.once`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from txmq.message.names import (
     wrapped,
 )
 from txmq.message.reasons import one_line
-from txmq.producer.once import Letter, SentOnce
+from txmq.producer.once import KeyedMessage, OnceSender
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -184,7 +184,7 @@ class SendBack:
         """Open nothing yet. Raises: InvalidNameError."""
         self._group = check_stored_group(consumer_group, "consumer_group")
         self._max_times = store.config.max_reconsume_times
-        self._sender = SentOnce(store, self._group, RETRY_GROUP, clock or SystemClock())
+        self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
 
     def send_back(
         self,
@@ -205,17 +205,17 @@ class SendBack:
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
-        letters = [self._letter(each) for each in failed]
-        ids = self._sender.send(letters) if letters else []
-        return [self._result(letter, own_id) for letter, own_id in zip(letters, ids, strict=True)]
+        messages = [self._keyed(each) for each in failed]
+        ids = self._sender.send(messages) if messages else []
+        return [self._result(sent, own_id) for sent, own_id in zip(messages, ids, strict=True)]
 
-    def _result(self, letter: Letter, own_id: str) -> SentBack:
-        topic = letter.message.topic
-        times = int(letter.message.properties[RECONSUME_TIMES])
+    def _result(self, keyed: KeyedMessage, own_id: str) -> SentBack:
+        topic = keyed.message.topic
+        times = int(keyed.message.properties[RECONSUME_TIMES])
         is_dead = topic == dead_letter_topic(self._group)
         return SentBack(shown_name(topic), own_id, times, is_dead)
 
-    def _letter(self, failed: FailedMessage) -> Letter:
+    def _keyed(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
         times = max(message.reconsume_times, 0) if is_retry else 0
         is_dead = failed.delay_level < 0 or times >= self._max_times
@@ -231,7 +231,8 @@ class SendBack:
         )
         key = f"send-back\n{message.message_id}\n{failed.replay}"
         born_ms = milliseconds(message.born_timestamp)
-        return Letter(key, milliseconds(message.store_timestamp), sent, queue_id=0, born_ms=born_ms)
+        time_ms = milliseconds(message.store_timestamp)
+        return KeyedMessage(key, time_ms, sent, queue_id=0, born_ms=born_ms)
 
     def _properties(
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool

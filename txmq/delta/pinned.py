@@ -199,12 +199,20 @@ class PinnedTable:
 
     def _carry_marks_of(self, version: int) -> bool:
         """Whether the commit could be read; what it does not mark stays as it was."""
+        marks = self.marks_of(version)
+        if marks is None:
+            return False
+        self._marks.update({name: marks[name] for name in marks.keys() & self._marks.keys()})
+        return True
+
+    def marks_of(self, version: int) -> dict[str, int] | None:
+        """The marks that the commit of one version carries; None where it was cleaned away."""
         commit = self.commit_bytes(version)
-        for line in (commit or b"").splitlines():
-            mark = json.loads(line).get("txn") if b'"txn"' in line else None
-            if mark is not None and mark["appId"] in self._marks:
-                self._marks[mark["appId"]] = int(mark["version"])
-        return commit is not None
+        if commit is None:
+            return None
+        actions = [json.loads(line) for line in commit.splitlines() if b'"txn"' in line]
+        marks = [action["txn"] for action in actions if "txn" in action]
+        return {mark["appId"]: int(mark["version"]) for mark in marks}
 
     def has_news(self) -> bool:
         """Whether a version after this one exists; one look at one file name."""

@@ -12,7 +12,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.clock import Clock
-from txmq.delta.storage import Table
 from txmq.errors import (
     AlreadyResolvedError,
     IncompleteTransactionError,
@@ -25,22 +24,22 @@ from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionSta
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import Message
 from txmq.message.names import namespace_of, wrapped
+from txmq.producer.attempts import attempts_that_count
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
+from txmq.producer.ends import EndCommits, Ends
 from txmq.producer.group_commit import Answer, GroupCommitter, Item
-from txmq.producer.recall import DeliveryLook, recall_problem
+from txmq.producer.recall import RecallCheck, recall_problem
 from txmq.producer.results import SendResult
 from txmq.producer.routing import QueueChoice, Routed
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
-from txmq.store.op import OpLog, OpRow, end_table
-from txmq.store.resolution import Resolution, Resolver
+from txmq.store.numbered import NumberedCommits
+from txmq.store.op import OpRow
+from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
-
-REOPEN_AFTER_COMMITS = 100
-Ends = Sequence[tuple[str, ClaimKind]]
-_TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
 class ProducerCommits:
@@ -79,20 +78,18 @@ class ProducerCommits:
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        resolver = self._logs.new_resolver()
-        for attempt in itertools.count():
-            transaction_id = key.transaction_id(self.producer_group, attempt)
-            if resolver.resolution(transaction_id).state not in _TRIED_AGAIN:
-                return transaction_id
-        raise AssertionError
+        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.logs())
+        (attempt,) = attempts_that_count([key], ids, reader.ends_of)
+        return attempt.transaction_id
 
     def is_prepared(self, transaction_id: str) -> bool:
         """Whether an earlier try made all halves durable and nobody ended it; 0 commits.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError.
         """
-        resolution = self._logs.new_resolver().resolution(transaction_id)
-        halves = self.store.half_log().halves(transaction_id)
+        logs = self.store.logs()
+        resolution = EndReader(logs).end_of(transaction_id)
+        halves = logs.half.halves(transaction_id)
         if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
             return halves is not None
         if halves is not None and halves.problem:
@@ -189,8 +186,7 @@ class ProducerCommits:
 
     def _recalled(self, transaction_id: str, sequence: int) -> bool:
         """Whether it is recalled already; raises where it cannot be (any more)."""
-        look = DeliveryLook(self.store)
-        standing = look.standing(transaction_id, sequence, self.producer_group)
+        standing = RecallCheck(self.store).standing(transaction_id, sequence, self.producer_group)
         problem = recall_problem(standing)
         if problem:
             own_id = message_id(transaction_id, sequence)
@@ -237,25 +233,33 @@ def send_result(pieces: Sequence[Piece]) -> SendResult:
     return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
 
 
+class _KeyIds(NamedTuple):
+    """The ids of the attempts under an idempotency key."""
+
+    producer_group: str
+
+    def known(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
+        return (self.new(key, attempt),)
+
+    def new(self, key: IdempotencyKey, attempt: int) -> str:
+        return key.transaction_id(self.producer_group, attempt)
+
+
 class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        session = uuid.uuid4()
-        self._clock = clock
-        self._half, self._op = store.half_log(), store.op_log()
+        self._half = store.half_log()
         self._store, self._producer_group = store, producer_group
-        self.client_id = str(session)
-        self._session = f"txmq-producer/{session}"
+        self._half_commits = NumberedCommits(self._half.table, "producer")
+        self._end_commits = EndCommits(store, producer_group, clock)
+        self._recall_claims = ClaimWriter(store.op_log(), "producer", store.config.half_queues)
+        self.client_id = str(self._end_commits.session)
+        self.queue_id = self._end_commits.queue_id
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
         # commit of either would answer for a lost one of the other.
         self._frame_session = f"txmq-producer/{uuid.uuid4()}"
-        self._recall_session = f"txmq-producer/{uuid.uuid4()}"
-        self._frame_lock = threading.Lock()
-        # One queue a process: a group commit is then one file.
-        self.queue_id = session.int % store.config.half_queues
-        self._resolver: Resolver | None = None
-        self._numbers = itertools.count(1)
+        self._frame_numbers, self._frame_lock = itertools.count(1), threading.Lock()
         self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
             self._commit_halves, "txmq-half"
         )
@@ -263,7 +267,6 @@ class _LogCommits:
             self._commit_ends, "txmq-op"
         )
         # Recalls are few; a thread and a handle of their own keep the ends' look simple.
-        self._recall_op: OpLog | None = None
         self.recalls: GroupCommitter[OpRow, None] = self._committer(
             self._commit_recalls, "txmq-recall"
         )
@@ -284,12 +287,12 @@ class _LogCommits:
         self.recalls.close()
 
     def _commit_halves(self, items: list[Sequence[HalfTransaction]]) -> list[None]:
-        rows = half_table(chain.from_iterable(items))
-        number = next(self._numbers)
+        rows, half = half_table(chain.from_iterable(items)), self._half.table
         reached(FailPoint.HALF_READY)
-        self._half.table.append(rows, app_id=self._session, number=number)
+        self._half_commits.commit(
+            rows, lambda app_id, number: half.append(rows, app_id=app_id, number=number)
+        )
         reached(FailPoint.HALF_COMMITTED)
-        _reopen_sometimes(self._half.table, number)
         return [None] * len(items)
 
     def commit_dataframes(
@@ -314,46 +317,15 @@ class _LogCommits:
         head = half.new_files(half_table([own._replace(message_count=count)]))
         reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
-            number = next(self._numbers)
+            number = next(self._frame_numbers)
             half.append_files([*files, *head], app_id=self._frame_session, number=number)
         reached(FailPoint.FRAMES_COMMITTED)
 
     def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
-        number = next(self._numbers)
         ends = list(chain.from_iterable(items))
-        rows = end_table(
-            ends, producer_group=self._producer_group, queue_id=self.queue_id,
-            now_ms=self._clock.now_ms(),
-        )  # fmt: skip
-        reached(FailPoint.END_READY)
-        self._op.table.append(rows, app_id=self._session, number=number)
-        reached(FailPoint.END_COMMITTED)
-        answers = iter(self._looker().resolutions(ends))
-        reached(FailPoint.END_CONFIRMED)
-        _reopen_sometimes(self._op.table, number)
+        answers = iter(self._end_commits.commit(ends))
         return [list(islice(answers, len(item))) for item in items]
 
     def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
-        if self._recall_op is None:
-            self._recall_op = self._store.op_log()
-        number = next(self._numbers)
-        self._recall_op.append(rows, self.queue_id, app_id=self._recall_session, number=number)
+        self._recall_claims.append(rows)
         return [None] * len(rows)
-
-    def new_resolver(self) -> Resolver:
-        """With handles of its own, for the calling thread."""
-        op = self._store.op_log()
-        settled = self._store.settled_log(op.table.table_id)
-        return Resolver(self._store.half_log(), op, settled)
-
-    def _looker(self) -> Resolver:
-        if self._resolver is None:
-            settled = self._store.settled_log(self._op.table.table_id)
-            self._resolver = Resolver(self._store.half_log(), self._op, settled)
-        return self._resolver
-
-
-def _reopen_sometimes(table: Table, number: int) -> None:
-    # A handle grows with each commit it makes.
-    if number % REOPEN_AFTER_COMMITS == 0:
-        table.reopen()

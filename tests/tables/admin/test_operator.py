@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from tests.kit.builders import GROUP, halves, messages, op_row, table_versions, transaction_id
 from tests.kit.reading import log_rows, publish, topic_rows
@@ -454,6 +455,26 @@ def test_other_end_that_was_first_is_told(store: Store, operator: Operator) -> N
     assert len(written(store)) == 1
     assert topic_rows(store) == []
     assert verify(store.location).is_clean
+
+
+def test_version_is_that_of_the_claim_where_others_commit_right_after_it(
+    store: Store, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(store, halves(1))
+    commit, later = DeltaTable.create_write_transaction, [op_row(7), op_row(8)]
+
+    def commit_and_others_after_it(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
+        commit(handle, *arguments, **options)
+        while later:
+            store.op_log().append([later.pop()], 0, app_id="rival", number=2 - len(later))
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_and_others_after_it)
+
+    result = operator.resolve(transaction_id(1), COMMIT, reason=REASON, apply=True)
+
+    (row,) = store.op_log().between(0, 1).to_pylist()
+    assert (row["transaction_id"], row["source"]) == (transaction_id(1), "operator")
+    assert (result.op_version, store.op_log().table.version) == (1, 3)
 
 
 def test_discard_that_was_first_is_told(store: Store, operator: Operator) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from txmq.check.claims import Action, actions_of, claim_of, claims_of, result_of
 from txmq.check.due import due_table
 from txmq.check.rules import Ask, CheckStanding, Drop, DueRow, believable_next_check_ms, decide
-from txmq.check.standing import STANDINGS, CheckStandings, check_standing
+from txmq.check.standing import STANDINGS, StandingReader, standing_of_row
 from txmq.lifecycle import PENDING, Claim, ClaimKind, ClaimSource, Halves, Standing, fold
 from txmq.lifecycle import TransactionState as State
 from txmq.listeners.outcomes import OUTCOMES, Reason, outcome_of
@@ -155,7 +156,7 @@ def claim_rows(draw: st.DrawFn) -> OpRow:
 
 
 class Logs:
-    """What CheckStandings looks at, in memory: claims in commits, and facts about some."""
+    """What StandingReader looks at, in memory: claims in commits, and facts about some."""
 
     def __init__(self, commits: list[list[OpRow]], mark: int) -> None:
         self.rows = [
@@ -230,9 +231,7 @@ def test_standings_are_those_of_the_fold_and_the_rows_of_its_life(
     commits: list[list[OpRow]], mark: int
 ) -> None:
     logs = Logs(commits, mark)
-    looked = CheckStandings.__new__(CheckStandings)
-    looked.op = looked.settled = logs  # type: ignore[assignment]
-    looked._config = CONFIG
+    looked = StandingReader(SimpleNamespace(op=logs, settled=logs), CONFIG)  # type: ignore[arg-type]
     facts = [
         {"transaction_id": own_id, "state": settled.state.value, "life": settled.life}
         for own_id in IDS
@@ -248,7 +247,7 @@ def test_standings_are_those_of_the_fold_and_the_rows_of_its_life(
 
     assert found.schema == STANDINGS
     expected = [expected_standing(logs, own_id) for own_id in IDS]
-    assert [check_standing(row) for row in found.to_pylist()] == expected
+    assert [standing_of_row(row) for row in found.to_pylist()] == expected
 
 
 def test_reason_is_that_of_the_newest_look() -> None:
@@ -259,9 +258,7 @@ def test_reason_is_that_of_the_newest_look() -> None:
         )  # fmt: skip
 
     logs = Logs([[row(3, "NO_LISTENER")], [row(1, "TIMEOUT", 0), row(2, "BUSY")]], -1)
-    looked = CheckStandings.__new__(CheckStandings)
-    looked.op = looked.settled = logs  # type: ignore[assignment]
-    looked._config = CONFIG
+    looked = StandingReader(SimpleNamespace(op=logs, settled=logs), CONFIG)  # type: ignore[arg-type]
     owners = pa.table({"transaction_id": ["a", "b"], "producer_group": ["orders", "quick"]})
     facts = pa.schema(
         {"transaction_id": pa.string(), "state": pa.string(), "life": pa.int32()}

@@ -448,6 +448,21 @@ def test_answers_that_could_not_be_written_are_written_before_anybody_is_asked_a
     assert [row["check_times"] for row in world.claims()] == [1]
 
 
+def test_answers_that_landed_while_their_round_was_broken_off_are_not_written_again(
+    world: CheckWorld, checks: Callable[..., CheckRound]
+) -> None:
+    ids, listener = world.prepare(2), world.listener()
+    check, interrupt = checks(orders=listener), KeyboardInterrupt()
+    with (
+        failing_commits(1, error=interrupt, after_commit=True, table="op"),  # type: ignore[arg-type]
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run(world, check, dues(world, ids[:1]))
+
+    assert run(world, check, dues(world, ids[1:])).asked == 1
+    assert [row["transaction_id"] for row in world.claims()] == ids
+
+
 def test_commit_that_lost_a_race_is_made_again_without_asking_again(
     world: CheckWorld, checks: Callable[..., CheckRound]
 ) -> None:
