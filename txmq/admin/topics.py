@@ -15,7 +15,7 @@ from txmq.admin.topic_deletion import TopicDeletion, delete_topic
 from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.files import DataFile, FileRange
-from txmq.delta.storage import Table
+from txmq.delta.reading import ReadTable
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -357,7 +357,7 @@ def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
     return log.next_offsets(range(max([queue_nums, *(high + 1 for high in highs)])))
 
 
-def _edge(table: Table, ranges: list[FileRange], *, newest: bool) -> datetime | None:
+def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
     """When the first or the last message was stored: later claims are published later."""
     known = [one for one in ranges if one.high is not None]
     if not known:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txmq.delta.reading import ReadTable
 from txmq.delta.schemas import HEAD_SEQUENCE
-from txmq.delta.storage import Table
 from txmq.demo.plan import TOPICS
 from txmq.lifecycle import TransactionState
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -34,7 +34,7 @@ class Tail:
     comes once all the same.
     """
 
-    def __init__(self, table: Table, columns: Sequence[str]) -> None:
+    def __init__(self, table: ReadTable, columns: Sequence[str]) -> None:
         """The table may not be there yet."""
         self._table = table
         self._columns = columns
