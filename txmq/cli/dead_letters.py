@@ -16,10 +16,9 @@ from txmq.admin.dead_letters import (
     DeadLetter,
     DeadLetters,
     PurgeResult,
-    ReplayResult,
-    ReplayTarget,
     groups_with_dead_letters,
 )
+from txmq.admin.replay import ReplayResult, ReplayTarget
 from txmq.cli.shared import (
     AsJson,
     Location,
