@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from txmq.admin.rebuild_landing import rebuild_topic
+from txmq.admin.rebuild_compare import TopicRebuild
+from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topic_deletion import TopicDeletion, delete_topic
-from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.files import DataFile, FileRange
 from txmq.delta.reading import ReadTable

@@ -12,8 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from txmq.admin.rebuild_compare import TopicRebuild
 from txmq.admin.topic_deletion import TopicDeletion
-from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.admin.topics import KEEP, TopicDescription, Topics, TopicSummary
 from txmq.cli.shared import (
     AsJson,
