@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -36,6 +36,7 @@ from txmq.message.names import (
     stored_group,
 )
 from txmq.message.reasons import signed_reason
+from txmq.results import Plain, plain
 from txmq.store.store import Store
 
 _PLACE = ("message_id", "queue_offset", "store_timestamp")
@@ -72,12 +73,13 @@ class DeadLetter:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; a body that is no text is in base64."""
-        values = {name: _plain(value) for name, value in asdict(self).items() if name != "body"}
+        values = plain(replace(self, body=None))
+        del values["body"]
         return values if self.body is None else {**values, **body_values(self.body)}
 
 
 @dataclass(frozen=True, slots=True)
-class PurgeResult:
+class PurgeResult(Plain):
     """What a purge did, or would do; `files` is how many files left the table."""
 
     consumer_group: str
@@ -85,10 +87,6 @@ class PurgeResult:
     messages: int
     files: int
     is_written: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +316,6 @@ def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
             reason=properties.get(RECONSUME_REASON),
             is_replayed=flag,
         )
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def _shown(topic: str | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ from txmq.lifecycle import (
 from txmq.message.ids import check_transaction_id
 from txmq.message.message import LocalTransactionState
 from txmq.message.reasons import signed_reason
+from txmq.results import plain
 from txmq.store.half import HalfLog
 from txmq.store.op import OpRow
 from txmq.store.resolution import Resolver
@@ -82,7 +83,7 @@ class OperatorResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"is_written": self.is_written}
+        return {**plain(self), "is_written": self.is_written}
 
 
 class Operator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from txmq.columns import Integers, first_of_each, integers
 from txmq.errors import TopicNotRebuiltError
 from txmq.maintenance.topic_retention import topic_begins
 from txmq.publish.progress import Progress
+from txmq.results import plain
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import offsets_in_order
@@ -58,7 +59,7 @@ class TopicRebuild:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"is_needed": self.is_needed}
+        return {**plain(self), "is_needed": self.is_needed}
 
 
 class TopicComparison:

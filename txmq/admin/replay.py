@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from txmq.message.names import (
 )
 from txmq.producer.once import Letter, SentOnce
 from txmq.producer.routing import QueueChoice, Routed
+from txmq.results import plain
 from txmq.store.store import Store
 
 MESSAGES_A_COMMIT = 5_000
@@ -75,7 +76,7 @@ class ReplayResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {**asdict(self), "messages": self.messages}
+        return {**plain(self), "messages": self.messages}
 
 
 class Replay:
