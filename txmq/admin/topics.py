@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from txmq.admin.rebuild_landing import rebuild_topic
+from txmq.admin.rebuild_compare import TopicRebuild
+from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topic_deletion import TopicDeletion, delete_topic
-from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.files import DataFile, FileRange
-from txmq.delta.storage import Table
+from txmq.delta.reading import ReadTable
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -34,6 +34,7 @@ from txmq.message.names import (
     stored_name,
 )
 from txmq.publish.progress import ParkedTopic, Progress
+from txmq.results import plain
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog
@@ -68,15 +69,9 @@ class TopicSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            "topic": self.topic,
-            **self.settings.to_value(),
-            "is_registered": self.is_registered,
-            "is_system": self.is_system,
-            "rows": self.rows,
-            "size_bytes": self.size_bytes,
-            "is_parked": self.is_parked,
-        }
+        values = plain(self)
+        del values["settings"]
+        return {"topic": values.pop("topic"), **self.settings.to_value(), **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +98,10 @@ class TopicDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        parked = self.parked
-        return {
-            **self.summary.to_dict(),
-            "files": self.files,
-            "next_offsets": {str(queue): at for queue, at in self.next_offsets.items()},
-            "oldest": _iso(self.oldest),
-            "newest": _iso(self.newest),
-            "op_version": self.op_version,
-            "begin": self.begin,
-            "parked": None if parked is None else _parked_value(parked),
-        }
+        values = plain(self)
+        del values["summary"]
+        parked = None if self.parked is None else _parked_value(self.parked)
+        return {**self.summary.to_dict(), **values, "parked": parked}
 
 
 class Topics:
@@ -357,7 +345,7 @@ def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
     return log.next_offsets(range(max([queue_nums, *(high + 1 for high in highs)])))
 
 
-def _edge(table: Table, ranges: list[FileRange], *, newest: bool) -> datetime | None:
+def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
     """When the first or the last message was stored: later claims are published later."""
     known = [one for one in ranges if one.high is not None]
     if not known:
@@ -375,7 +363,3 @@ def _parked_value(parked: ParkedTopic) -> dict[str, Any]:
         "since": timestamp(parked.since_ms).isoformat(),
         "attempts": parked.attempts,
     }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

@@ -29,6 +29,7 @@ from txmq.columns import Cases, Groups, Integers, first_of_each, integers
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing
 from txmq.listeners.outcomes import Answered, NotReached, Outcome, Reason, outcome_of
 from txmq.message.message import LocalTransactionState
+from txmq.results import Sum
 from txmq.store.config import CheckSettings, Config
 from txmq.store.op import OpRow, op_table
 
@@ -94,7 +95,7 @@ class Actions:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundResult:
+class RoundResult(Sum):
     """What became of the due rows of one round, or of several added up.
 
     `unknown` were asked and counted; `unasked` were not (no listener, no free thread, unreadable,
@@ -115,20 +116,6 @@ class RoundResult:
     def asked(self) -> int:
         """Questions that reached a listener."""
         return self.committed + self.rolled_back + self.unknown
-
-    def __add__(self, other: RoundResult) -> RoundResult:
-        """Two rounds as one."""
-        return RoundResult(
-            committed=self.committed + other.committed,
-            rolled_back=self.rolled_back + other.rolled_back,
-            unknown=self.unknown + other.unknown,
-            unasked=self.unasked + other.unasked,
-            discarded=self.discarded + other.discarded,
-            never_acknowledged=self.never_acknowledged + other.never_acknowledged,
-            dropped=self.dropped + other.dropped,
-            unreadable=self.unreadable + other.unreadable,
-            unheard_groups=self.unheard_groups | other.unheard_groups,
-        )
 
 
 def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Config) -> Actions:

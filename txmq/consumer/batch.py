@@ -12,6 +12,7 @@ from txmq.consumer.places import Handed, first_offsets
 from txmq.consumer.rules import ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.message.received import ReceivedMessage
+from txmq.results import Sum
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +28,11 @@ class SendsBack(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumeResult:
+class ConsumeResult(Sum):
     """What a handler was given: `consumed` messages, of which `sent_back` come again later."""
 
     consumed: int = 0
     sent_back: int = 0
-
-    def __add__(self, other: ConsumeResult) -> ConsumeResult:
-        """The sum of two."""
-        return ConsumeResult(self.consumed + other.consumed, self.sent_back + other.sent_back)
 
 
 class Batch:

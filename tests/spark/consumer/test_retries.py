@@ -9,7 +9,8 @@ from tests.kit.dead_world import RETRY, DeadWorld
 from tests.kit.delayed import send_all_kinds
 from tests.kit.handed_out import received
 from tests.kit.planted import clean_log_at
-from txmq.admin.dead_letters import Chosen, ReplayTarget
+from txmq.admin.dead_letters import Chosen
+from txmq.admin.replay import ReplayTarget
 from txmq.admin.topics import Topics
 from txmq.consumer.send_back import SendBack
 from txmq.maintenance.service import Maintenance

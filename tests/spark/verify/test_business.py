@@ -25,7 +25,8 @@ from tests.kit.reading import bodies, publish
 from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
 from txmq.check.service import CheckService
-from txmq.cli import app as cli
+from txmq.cli.app import app
+from txmq.cli.verify import Verification
 from txmq.errors import ConfigError, StorageError
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
@@ -347,7 +348,7 @@ def test_two_groups_have_two_places(
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ["verify", *arguments], env={"COLUMNS": "240"})
+    return CliRunner().invoke(app, ["verify", *arguments], env={"COLUMNS": "240"})
 
 
 def test_command_ends_with_0_where_all_agree(orders: Orders, producer: TransactionProducer) -> None:
@@ -398,7 +399,7 @@ def test_plain_engine_compares_where_spark_verifies(
     prepared(producer)
     ask(producer, Liar(COMMIT))
     location = producer.store.location
-    monkeypatch.setattr(cli.Verification, "_spark", lambda *_: verify(location))
+    monkeypatch.setattr(Verification, "_spark", lambda *_: verify(location))
 
     result = run(location, "--business", sqlite_orders.option, "--engine", "spark", "--json")
 
@@ -438,7 +439,7 @@ def assert_refused(
     result = run(store.location, "--business", place)
     assert (result.exit_code, words in result.stderr) == (2, True), result.output
     assert secret not in result.output
-    shown = CliRunner().invoke(cli.app, ["--debug", "verify", store.location, "--business", place])
+    shown = CliRunner().invoke(app, ["--debug", "verify", store.location, "--business", place])
     assert isinstance(shown.exception, StorageError)
     assert secret not in "".join(traceback.format_exception(shown.exception))
 

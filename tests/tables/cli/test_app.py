@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_watch_looks_until_it_is_interrupted(
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("txmq.cli.app.sleep", pause)
+    monkeypatch.setattr("txmq.cli.status.sleep", pause)
 
     result = run("status", made.location, "--watch", "--json", "--interval-s", "0.5")
 
@@ -302,6 +303,18 @@ def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["flights"] == 50
     assert seen["lose_checkpoints"] is True
     assert seen["location"] is None
+
+
+def test_module_is_the_command(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["txmq", "status", store.location, "--json"])
+
+    with pytest.raises(SystemExit) as exit_info:
+        runpy.run_module("txmq", run_name="__main__")
+
+    assert exit_info.value.code == 0
+    assert json.loads(capsys.readouterr().out)["location"] == store.location
 
 
 def test_no_command_but_serve_and_demo_loads_spark() -> None:

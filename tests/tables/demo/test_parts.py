@@ -19,8 +19,8 @@ from txmq.demo.plan import (
     load_flights,
     make_plan,
 )
-from txmq.demo.reader import PlainReader
-from txmq.demo.report import Exactness, percentile
+from txmq.demo.reader import Exactness, PlainReader
+from txmq.demo.screen import percentile
 from txmq.errors import EnvironmentProblemError, StoreExistsError
 from txmq.lifecycle import TransactionState
 from txmq.listeners.protocol import HalfMessage

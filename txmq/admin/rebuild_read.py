@@ -1,6 +1,7 @@
-"""What a rebuild compares: the messages that a topic should show, and the rows that it shows.
+"""Step 1 of rebuilding a topic: read the messages that it should show and the rows that it shows.
 
-Of each message there are its key, a digest of its content, and where it is; bodies pass through.
+Each message becomes a key, a digest of its content and its place. Bodies are read in batches and
+not kept.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from txmq.store.topic import TopicLog
 
 logger = logging.getLogger(__name__)
 
-# A rebuild gives rows their offset anew, and keeps the time at which they were stored.
-_GIVEN_AGAIN = ("queue_offset", "store_timestamp")
-_DIGESTED = tuple(name for name in TOPIC.columns.names if name not in _GIVEN_AGAIN)
+# A rebuild counts offsets again, and keeps the time at which a row was stored.
+_NOT_CONTENT = ("queue_offset", "store_timestamp")
+_DIGESTED = tuple(name for name in TOPIC.columns.names if name not in _NOT_CONTENT)
 Flags = npt.NDArray[np.bool_]
 _SHOWN = ("queue_id", "queue_offset", "op_version", "sequence", "store_timestamp")
 
@@ -43,11 +44,12 @@ class Expected:
     """The messages that a topic should show, in their order.
 
     Attributes:
-        op_version: complete up to here.
-        plan: where their bodies are, and their place in the order.
-        keys, digests: of each row of the plan.
+        op_version: the messages are complete up to this version of the op log.
+        plan: where the bodies are, and the order of the messages.
+        keys, digests: one for each row of the plan.
         gone: facts about transactions whose halves retention has taken.
-        first_kept_id: transactions with smaller ids may have been taken; None where none was.
+        first_kept_id: retention may have taken transactions with smaller ids; None where it took
+            none.
     """
 
     op_version: int
@@ -61,8 +63,8 @@ class Expected:
         """Whether retention may have taken these transactions."""
         if self.first_kept_id is None:
             return np.zeros(len(transaction_ids), dtype=bool)
-        older = pc.less(transaction_ids, self.first_kept_id)
-        return pc.fill_null(older, False).to_numpy(zero_copy_only=False)  # noqa: FBT003
+        is_older = pc.less(transaction_ids, self.first_kept_id)
+        return pc.fill_null(is_older, False).to_numpy(zero_copy_only=False)  # noqa: FBT003
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class Shown:
     """The rows that a topic shows, in any order.
 
     Attributes:
-        files: that could be read.
-        file, row: where each row is: the number of its file in `files`, its number in that file.
+        files: the files that could be read.
+        file, row: the place of each row: the number of its file in `files`, and its number in it.
     """
 
     files: Sequence[DataFile]
@@ -88,15 +90,15 @@ class Shown:
 
 
 def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Expected:
-    """What settled and half say that a topic shows after an op version; 0 commits.
+    """The messages that settled and half say a topic shows after an op version; 0 commits.
 
-    Raises: PayloadMissingError where halves are gone that retention did not take.
+    Raises: PayloadMissingError where halves are missing that retention did not take.
     """
     settled, half = store.settled_log(op_table_id), store.half_log()
     mark = settled.mark
     facts = settled.to_show(after, mark)
     half.table.refresh()
-    # What the half log misses was said before it went.
+    # Read after half: retention writes down what it takes before it takes it.
     first_kept_id = _first_kept_id(store)
     schedule = store.schedule_log()
     kept, gone = _split(half, schedule, facts, first_kept_id)
@@ -108,25 +110,25 @@ def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Exp
 def shown_rows(
     log: TopicLog, first_kept_id: str | None, skip: Container[str] = frozenset()
 ) -> Shown:
-    """The rows of a topic's pinned version, those of some files left out; 0 commits.
+    """The rows of a topic's pinned version, without the files in `skip`; 0 commits.
 
-    A file that cannot be read counts as rows that are not there.
+    The rows of a file that cannot be read count as missing.
 
-    Raises: TopicNotRebuiltError where nothing else may hold its messages any more.
+    Raises: TopicNotRebuiltError where the halves of an unreadable file may be gone too.
     """
     files: list[DataFile] = []
     parts: list[pa.Table] = []
     ranges = log.table.ranges("transaction_id")
-    for one in (each for each in ranges if each.file.path not in skip):
+    for span in (span for span in ranges if span.file.path not in skip):
         try:
-            part = _shown_file(log, one.file, len(files))
+            part = _shown_file(log, span.file, len(files))
         except (OSError, StorageError, pa.ArrowException) as error:
-            if first_kept_id is not None and (one.low is None or one.low < first_kept_id):
-                problem = f"has a file that cannot be read ({one.file.path}), and the halves of "
+            if first_kept_id is not None and (span.low is None or span.low < first_kept_id):
+                problem = f"has a file that cannot be read ({span.file.path}), and the halves of "
                 raise TopicNotRebuiltError(log.name, f"{problem}its messages are gone") from error
-            logger.warning("topic %s: %s cannot be read", log.name, one.file.path)
+            logger.warning("topic %s: %s cannot be read", log.name, span.file.path)
             continue
-        files.append(one.file)
+        files.append(span.file)
         parts.append(part)
     rows = pa.concat_tables([_no_rows(), *parts]).combine_chunks()
     return Shown(
@@ -164,8 +166,8 @@ def _split(
         return facts, facts.slice(0, 0)
     ids = pc.unique(facts["transaction_id"])
     old = ids.filter(pc.less(ids, first_kept_id))
-    there = half.table.rows_of("transaction_id", old, ("transaction_id",))["transaction_id"]
-    gone = old.filter(pc.invert(pc.is_in(old, value_set=pc.unique(there))))
+    halves = half.table.rows_of("transaction_id", old, ("transaction_id",))["transaction_id"]
+    gone = old.filter(pc.invert(pc.is_in(old, value_set=pc.unique(halves))))
     is_gone = flags(pc.is_in(facts["transaction_id"], value_set=gone))
     is_gone &= ~_is_scheduled(schedule, facts, gone)
     return facts.filter(pa.array(~is_gone)), facts.filter(pa.array(is_gone))
@@ -175,16 +177,17 @@ def _is_scheduled(schedule: ScheduleLog, facts: pa.Table, gone: pa.Array) -> Fla
     """Which facts deliver messages that the schedule holds, though their halves are gone."""
     delivered = flags(pc.equal(facts["state"], DELIVERED))
     numbers = np.flatnonzero(delivered)
-    found = schedule.refresh().messages_of(gone).select(["transaction_id", "sequence"])
-    held = set(zip(*(found[name].to_pylist() for name in found.column_names), strict=True))
+    messages = schedule.refresh().messages_of(gone).select(["transaction_id", "sequence"])
+    held = set(zip(*(messages[name].to_pylist() for name in messages.column_names), strict=True))
     answer = np.zeros(facts.num_rows, dtype=bool)
-    for number, row in zip(numbers, facts.filter(pa.array(delivered)).to_pylist(), strict=True):
-        answer[number] = all((row["transaction_id"], each) in held for each in row["sequences"])
+    for number, fact in zip(numbers, facts.filter(pa.array(delivered)).to_pylist(), strict=True):
+        transaction_id, sequences = fact["transaction_id"], fact["sequences"]
+        answer[number] = all((transaction_id, sequence) in held for sequence in sequences)
     return answer
 
 
 def _digests_of(plan: Plan) -> tuple[pa.Array, Integers]:
-    """Bodies pass in the order of the files, so each row carries its place in the plan."""
+    """Bodies come in the order of the files, so each row carries its place in the plan."""
     count = plan.rows.num_rows
     numbered = plan.rows.append_column("queue_offset", pa.array(np.arange(count)))
     digests = np.zeros(count, dtype=np.int64)
@@ -227,17 +230,17 @@ def _no_rows() -> pa.Table:
 
 
 def keys_of(rows: pa.Table) -> pa.Array:
-    """A message and the life that it is shown of; what is null in a damaged row is a word."""
+    """A key for each message and its life; a null in a damaged row becomes the word null."""
     texts = [rows[name].cast(pa.string()) for name in ("transaction_id", "sequence", "life")]
     joined = pc.binary_join_element_wise(*(pc.fill_null(text, "null") for text in texts), "/")
     return _array(joined)
 
 
 def digests_of(rows: pa.Table) -> Integers:
-    """A number for the content of each row; they are compared within this process only."""
+    """A number for the content of each row; comparable within this process only."""
     columns = [_hashable(rows[name]) for name in _DIGESTED]
-    found = (hash(values) for values in zip(*columns, strict=True))
-    return np.fromiter(found, np.int64, rows.num_rows)
+    digests = (hash(values) for values in zip(*columns, strict=True))
+    return np.fromiter(digests, np.int64, rows.num_rows)
 
 
 def _hashable(column: pa.ChunkedArray) -> Iterator[Any]:
