@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import time
+import subprocess
+import sys
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -11,8 +13,8 @@ import pytest
 
 from tests.kit.filters import table_of
 from txmq.errors import InvalidFilterError, InvalidFilterTypeError
-from txmq.message.filter import MessageFilter, parse_filter
-from txmq.message.filter_grammar import MAX_COMPARISONS, MAX_DEPTH, MAX_FILTER_CHARACTERS
+from txmq.message.filter import MAX_FILTER_CHARACTERS, MessageFilter, parse_filter
+from txmq.message.filter_grammar import MAX_COMPARISONS, MAX_DEPTH
 
 ROWS = table_of(
     [
@@ -124,21 +126,84 @@ def test_what_is_no_text_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "expression",
+    ("expression", "problem"),
     [
-        "(" * 5_000 + "a = 1" + ")" * 5_000, "(" * 8_000, "NOT " * 2_000 + "a = 1",
-        " OR ".join(["a = 1"] * (MAX_COMPARISONS + 1)),
-        f"a IN ({', '.join(['1'] * (MAX_COMPARISONS + 1))})", "a" * (MAX_FILTER_CHARACTERS + 1),
-        "a = '" + "''" * 4_000, "a = " + "9" * 8_000, "'" * 8_001, "a = 1 " * 1_300,
+        ("a b", "needs BETWEEN, IN, IS, NOT or a comparison (= <> > >= < <=)"),
+        ("a =", "needs FALSE, TRUE, a 'text' or a number"),
+        ("a = 1 a", "needs AND, OR or the end"),
+        ("(a = 1", "needs a closing bracket"),
+        ("a BETWEEN 1", "needs AND"),
+        ("a IS 1", "needs NOT or NULL"),
+        ("1 = 1", "needs a property"),
+        ("or = 1", "needs FALSE, NOT, TRUE, a 'text', a number, a property or an opening bracket"),
+        ("a = 'x", "has a quote that is not closed, or closes over nothing or a control character"),
+        ("a; b", "has a character that no filter needs here"),
+        ("a = 1e999", "has a number that is too large"),
+        ("a > TRUE", "compares with TRUE or FALSE, which have no order; use = or <>"),
     ],
-)  # fmt: skip
-def test_what_would_cost_much_is_refused_at_once(expression: str) -> None:
-    begun_s = time.perf_counter()
+)
+def test_error_says_what_is_needed_in_that_place(expression: str, problem: str) -> None:
     with pytest.raises(InvalidFilterError) as refused:
         MessageFilter.sql(expression)
 
-    assert time.perf_counter() - begun_s < 1
+    assert refused.value.problem == problem
+
+
+# Letters that are small or capital forms of ASCII letters for Unicode alone.
+@pytest.mark.parametrize(
+    "expression", ["a \u0131N (1)", "a I\u017f NULL", "\u212a = 1", "a AN\uff24 b"]
+)
+def test_words_are_ascii_alone(expression: str) -> None:
+    with pytest.raises(InvalidFilterError):
+        MessageFilter.sql(expression)
+
+
+HOSTILE = {
+    "brackets": "(" * 4_000 + "a = 1" + ")" * 4_000,
+    "open brackets": "(" * 8_000,
+    "negations": "NOT " * 2_000 + "a = 1",
+    "comparisons": " OR ".join(["a = 1"] * (MAX_COMPARISONS + 1)),
+    "comparisons to the limit of characters": " or ".join(["a=1"] * 1_100),
+    "numbers": f"a IN ({', '.join(['1'] * (MAX_COMPARISONS + 1))})",
+    "name": "a" * (MAX_FILTER_CHARACTERS + 1),
+    "quotes in a text": "a = '" + "''" * 4_000,
+    "digits": "a = " + "9" * 8_000,
+    "quotes": "'" * 8_001,
+    "names": "a = 1 " * 1_300,
+    "signs": "a = " + "-" * 8_000,
+    "not ASCII": "é" * 8_000,
+    "a megabyte of a name": "a" * 1_000_000,
+    "a megabyte of brackets": "(" * 500_000 + ")" * 500_000,
+    "ten thousand brackets": "(" * 10_000 + "a = 1" + ")" * 10_000,
+    "a megabyte of spaces": " " * 1_000_000 + ";",
+}
+STEPS_OF_A_CHARACTER = 100
+
+
+@pytest.mark.parametrize("expression", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text_is_refused_after_work_that_its_length_bounds(expression: str) -> None:
+    assert parse_filter("sql:a = 1").condition  # The parser itself is made once.
+    steps = 0
+
+    def count(_: FrameType, event: str, __: Any) -> None:
+        nonlocal steps
+        steps += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises(InvalidFilterError) as refused:
+            MessageFilter.sql(expression)
+    finally:
+        sys.setprofile(None)
+
+    assert steps < STEPS_OF_A_CHARACTER * min(len(expression), MAX_FILTER_CHARACTERS)
     assert len(str(refused.value)) < 300
+
+
+def test_parser_is_loaded_for_sql_alone() -> None:
+    program = "import sys, txmq; txmq.parse_filter('A || B'); sys.exit('lark' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_what_is_within_the_limits_is_taken() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
@@ -105,10 +106,36 @@ def test_tracestate_alone_is_refused() -> None:
         with_trace_context(PAID, None, "a=1")
 
 
+def hide_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules, "opentelemetry"]:
+        if name.partition(".")[0] == "opentelemetry":
+            monkeypatch.setitem(sys.modules, name, None)
+
+
 def test_without_opentelemetry_the_message_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    hide_opentelemetry(monkeypatch)
 
     assert with_trace_context(PAID) is PAID
+
+
+def test_passed_context_is_checked_the_same_without_opentelemetry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hide_opentelemetry(monkeypatch)
+
+    assert with_trace_context(PAID, PARENT, "congo=t61").properties["traceparent"] == PARENT
+    with pytest.raises(InvalidPropertyError, match="traceparent"):
+        with_trace_context(PAID, PARENT.upper())
+
+
+def test_opentelemetry_is_loaded_where_the_current_span_is_asked_for_alone() -> None:
+    program = (
+        "import sys, txmq; m = txmq.Message('orders', b'');"
+        f"txmq.with_trace_context(m, '{PARENT}', 'a=1');"
+        "sys.exit('opentelemetry' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_context_of_the_current_span_is_taken() -> None:
@@ -123,3 +150,21 @@ def test_context_of_the_current_span_is_taken() -> None:
 
     assert (made.properties["traceparent"], made.properties["tracestate"]) == (PARENT, "congo=t61")
     assert with_trace_context(PAID) is PAID
+
+
+def test_context_of_the_current_span_replaces_the_one_before_it() -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    context = trace.SpanContext(int(TRACE, 16), int("1" * 16, 16), is_remote=False)
+
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        made = with_trace_context(with_trace_context(PAID, PARENT, "congo=t61"))
+
+    assert dict(made.properties) == {"own": "1", "traceparent": f"00-{TRACE}-{'1' * 16}-00"}
+
+
+def test_span_without_a_valid_context_leaves_the_message_as_it_is() -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    context = trace.SpanContext(0, int(SPAN, 16), is_remote=False)
+
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        assert with_trace_context(PAID) is PAID

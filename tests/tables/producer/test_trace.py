@@ -20,6 +20,7 @@ from txmq.hooks import EndContext, SendContext, SentMessage
 from txmq.lifecycle import TransactionState
 from txmq.message.message import MAX_FIELD_BYTES, LocalTransactionState, Message
 from txmq.message.names import TRACE_TOPIC
+from txmq.producer import trace
 from txmq.producer.trace import TRACE_GROUP, TraceHook
 from txmq.producer.trace_records import (
     MESSAGES_OF_A_RECORD_MAX,
@@ -173,6 +174,28 @@ def test_a_large_send_is_several_records_that_name_every_message() -> None:
         assert set(record.keys) >= {one.message_id for one in record.messages}
         assert len(" ".join(record.keys).encode()) <= MAX_FIELD_BYTES
         assert record.message_count == count
+
+
+def test_a_send_with_much_text_is_several_records_of_bounded_size() -> None:
+    # Control characters take six times their bytes in JSON.
+    messages = [sent_message(number, keys="\x01" * 16_000) for number in range(100)]
+
+    records = list(records_of_send(send_context(*messages), TIME_MS))
+
+    named = [one.message_id for record in records for one in record.messages]
+    assert named == [one.message_id for one in messages]
+    assert max(len(encoded(record)) for record in records) < 4 * 1024 * 1024
+    assert len(encoded(record_of_end(end_context(messages=tuple(messages)), TIME_MS))) < 4_000_000
+
+
+def test_the_size_of_a_record_counts_its_texts() -> None:
+    plain, *_ = records_of_send(send_context(sent_message(keys="")), TIME_MS)
+    with_keys, *_ = records_of_send(send_context(sent_message(keys="k" * 10_000)), TIME_MS)
+    with_reason = replace(plain, reason="r" * 10_000)
+
+    assert plain.size_bytes > 0
+    assert with_keys.size_bytes - plain.size_bytes == 10_000
+    assert with_reason.size_bytes - plain.size_bytes == 10_000
 
 
 def test_an_ordinary_send_of_several_transactions_is_a_record_of_each() -> None:
@@ -329,6 +352,58 @@ def test_a_full_queue_drops_records_and_says_how_many(
 
     assert len(sender.records) == 3
     assert "7 trace records were dropped so far" in caplog.text
+
+
+def test_records_that_wait_are_bounded_in_bytes_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "QUEUE_BYTES", 50_000)
+    free = threading.Event()
+    sender = Sender(lambda: bool(free.wait(30)) and None)
+    hook = hook_of(store, sender)
+    for _ in range(10):
+        hook.after_send(send_context(sent_message(keys="k" * 15_000)))
+    assert hook.dropped == 7
+    free.set()
+    hook.flush()
+    hook.after_send(send_context(sent_message(keys="k" * 15_000)))
+    hook.close()
+
+    assert len(sender.records) == 4
+    assert hook.dropped == 7
+
+
+@pytest.mark.parametrize("error", [SystemExit("secret"), KeyboardInterrupt(), MemoryError()])
+def test_the_thread_goes_on_whatever_a_send_raises(
+    store: Store, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    errors = iter([error])
+
+    def fail() -> None:
+        for failure in errors:
+            raise failure
+
+    sender = Sender(fail)
+    with caplog.at_level(logging.WARNING, "txmq.producer.trace"), hook_of(store, sender) as hook:
+        hook.after_send(send_context())
+        hook.flush()
+        assert hook.dropped == 1
+        hook.after_send(send_context())
+
+    assert len(sender.records) == 1
+    assert type(error).__name__ in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_flush_and_close_after_the_end_return(store: Store) -> None:
+    hook = hook_of(store, Sender())
+    hook.after_send(send_context())
+    hook.close()
+
+    hook.flush()
+    hook.close()
+
+    assert hook.dropped == 0
 
 
 def test_a_store_that_takes_no_records_loses_records_alone(

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.builders import op_row, transaction_id
 
+from tests.kit.builders import op_row, transaction_id
 from txmq.errors import StorageError, StoreFullError, UnknownCommitError
 from txmq.store import numbered
 from txmq.store.claim_writer import ClaimWriter

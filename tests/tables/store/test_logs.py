@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.builders import GROUP, halves, op_row, transaction_id
 
+from tests.kit.builders import GROUP, halves, op_row, transaction_id
 from txmq.admin.life import LifeStage
 from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
