@@ -14,7 +14,7 @@ from tests.kit.memory_table import Log, MemoryStore
 GROUP = "orders-service"
 DEAD_LETTERS = "TRANS_CHECK_MAX_TIME_TOPIC"
 FOR_GOOD = ("COMMITTED", "ROLLED_BACK", "EXPIRED")
-# The whole of DESIGN section 3: (state, kind) to the next state.
+# The table of states in docs/architecture.md: (state, kind) to the next state.
 NEXT_STATE = {
     ("PENDING", "COMMIT"): "COMMITTED",
     ("PENDING", "ROLLBACK"): "ROLLED_BACK",

@@ -1,6 +1,6 @@
 """Reads where transactions stand right before they are asked: none is asked after its end.
 
-Columns for the many; each rule is asked once a case (`grouping.Cases`), and transactions that
+Columns for the many; each rule is asked once a case (`columns.Cases`), and transactions that
 several claims contend for go through the fold one by one.
 """
 

@@ -1,4 +1,4 @@
-"""Maintenance: keeps every table small while everything runs; it alone cleans (DESIGN section 8).
+"""Maintenance: keeps every table small while everything runs; it alone cleans (decision 0011).
 
 Compaction, checkpoints, log clean-up with the data files that it sets free, retention, and what
 killed processes left behind. Each step is one that any reader and any writer may meet at any time,

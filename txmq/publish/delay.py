@@ -1,4 +1,4 @@
-"""The delay service: claims DELIVER for what is due in the schedule (DESIGN section 8, R97-R103).
+"""The delay service: claims DELIVER for what is due in the schedule (R97-R103).
 
 Nothing depends on what it remembers: a claim that is written twice counts once, and what was not
 written is found again in the schedule. It needs no Spark and no stream: a delayed message has

@@ -1,1 +1,1 @@
-"""The race of a local transaction against its check, as processes that are killed (`make race`)."""
+"""The race of a local transaction against its check, as processes that are killed (`make endurance`)."""

@@ -1,7 +1,7 @@
 """What txmq relies on in delta-rs and Spark: each test goes red when an upgrade changes it.
 
 These facts were found by experiment, not in a specification. A red test here is no bug of txmq
-yet; it names what has to be thought through again (DESIGN section 9).
+yet; it names what has to be thought through again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Two ends for one transaction: 8 x 8 stories, each with the one effect that the papers promise.
+"""Two ends for one transaction: 8 x 8 stories, each with the one effect that the documents promise.
 
-The table below was written by hand from DESIGN section 3, not computed by the fold: the first end
-wins for good, DISCARD is an end until a RESUME, UNKNOWN never ends anything.
+The table below was written by hand from docs/architecture.md, not computed by the fold: the first
+end wins for good, DISCARD is an end until a RESUME, UNKNOWN never ends anything.
 """
 
 from __future__ import annotations
