@@ -45,12 +45,10 @@ from txmq.errors import (
 from txmq.handles import ThreadHandle
 from txmq.message.filter import MessageFilter
 from txmq.message.names import (
-    check_group,
     check_namespace,
-    check_readable_topic,
-    check_stored_group,
+    group_in_namespace,
+    topic_in_namespace,
     unwrapped,
-    wrapped,
 )
 from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog
@@ -132,8 +130,7 @@ class PullConsumer:
         """Check everything, then join the group: one commit, and one that makes a new group."""
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
-        own = wrapped(check_group(consumer_group, "consumer_group"), self.namespace)
-        self.consumer_group = check_stored_group(own, "consumer_group")
+        self.consumer_group = group_in_namespace(consumer_group, self.namespace, "consumer_group")
         self.mode = _checked_mode(mode)
         self.member_id = _checked_member_id(member_id, self.mode)
         self.clock: Clock = clock or SystemClock()
@@ -180,7 +177,7 @@ class PullConsumer:
         )
 
     def _stored(self, topic: str) -> str:
-        return check_readable_topic(wrapped(check_readable_topic(topic), self.namespace))
+        return topic_in_namespace(topic, self.namespace)
 
     def _shown(self, queue: TopicQueue) -> TopicQueue:
         return TopicQueue(unwrapped(queue.topic, self.namespace), queue.queue_id)

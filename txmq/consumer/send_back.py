@@ -28,8 +28,7 @@ from txmq.message.names import (
     namespace_of,
     retry_topic,
     shown_name,
-    stored_name,
-    wrapped,
+    topic_in_namespace,
 )
 from txmq.message.reasons import one_line
 from txmq.producer.once import Letter, SentOnce
@@ -255,7 +254,7 @@ class SendBack:
         return self._stored(message.topic) == retry_topic(self._group)
 
     def _stored(self, topic: str) -> str:
-        return wrapped(stored_name(topic), namespace_of(self._group))
+        return topic_in_namespace(topic, namespace_of(self._group))
 
 
 def _reason_text(reason: str | BaseException) -> str:
