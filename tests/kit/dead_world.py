@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.delay_world import DelayWorld
-from tests.kit.handed_out import Received, received
+from tests.kit.handed_out import received
 from txmq.admin.dead_letters import DeadLetters
 from txmq.consumer.send_back import SendBack
+from txmq.message.received import ReceivedMessage
 
 CONSUMERS = "billing"
 DEAD = f"DLQ_{CONSUMERS}"
@@ -38,5 +39,5 @@ class DeadWorld(DelayWorld):
             self.publisher.run_once()
         return found
 
-    def received(self, topic: str) -> list[Received]:
+    def received(self, topic: str) -> list[ReceivedMessage]:
         return [received(row) for row in self.rows(topic)]

@@ -28,10 +28,10 @@ from txmq.errors import (
 from txmq.maintenance.topic_retention import topic_begins
 from txmq.message.names import (
     SCHEDULE_TOPIC,
-    check_readable_topic,
     check_stored_topic,
     is_group_topic,
     stored_name,
+    stored_topic,
 )
 from txmq.publish.progress import ParkedTopic, Progress
 from txmq.results import plain
@@ -223,7 +223,7 @@ class Topics:
         Raises: TopicNotRebuiltError, PayloadMissingError, TopicNotFoundError, InvalidNameError,
             CommitConflictError, StorageError.
         """
-        name = _any_topic(topic)
+        name = stored_topic(topic)
         if name == SCHEDULE_TOPIC:
             rule = "the schedule holds what nothing else may hold any more; it is not rebuilt"
             raise ReservedNameError("topic", name, rule)
@@ -244,7 +244,7 @@ class Topics:
         files. Commits: 0. Raises: TopicNotFoundError, InvalidNameError, StorageError.
         """
         known, parked = self._store.topic_register().read(), self._parked()
-        name = self._checked(_any_topic(topic), known)
+        name = self._checked(stored_topic(topic), known)
         summary = self._summary(name, known, parked)
         log = self._store.topic_log(name, self._store.op_log().table.table_id)
         is_there = log.table.exists()
@@ -311,11 +311,6 @@ class Topics:
 def _own_topic(topic: object) -> str:
     """The stored name of a topic of users; one in a namespace is given as `tenant%name`."""
     return check_stored_topic(stored_name(topic) if isinstance(topic, str) else topic)
-
-
-def _any_topic(topic: object) -> str:
-    """As `_own_topic`, for system topics too."""
-    return check_readable_topic(stored_name(topic) if isinstance(topic, str) else topic)
 
 
 def _not_found(topic: str) -> TopicNotFoundError:

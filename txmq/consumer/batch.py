@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from txmq.consumer.places import Handed, first_offsets
+from txmq.consumer.positions import QueueMessage, first_offsets
 from txmq.consumer.rules import ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.message.received import ReceivedMessage
@@ -39,7 +39,7 @@ class Batch:
     """What was handed out and waits for the handler, and what it could not handle."""
 
     def __init__(
-        self, handed: Iterable[Handed], handler: Handler, replays: Mapping[TopicQueue, int]
+        self, handed: Iterable[QueueMessage], handler: Handler, replays: Mapping[TopicQueue, int]
     ) -> None:
         """`replays` says how often the group went back in a queue."""
         self._waiting, self._handler, self._replays = deque(handed), handler, replays

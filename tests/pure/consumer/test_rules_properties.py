@@ -68,7 +68,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), is_commit=st.booleans())
     def swap(self, name: str, is_commit: bool) -> None:  # noqa: FBT001 - Hypothesis draws it
-        """A turn, by somebody who may have been forgotten meanwhile."""
+        """One swap of a member, which the group may have forgotten meanwhile."""
         member = self.members.get(name)
         if member is None:
             return
@@ -80,16 +80,16 @@ class GroupMachine(RuleBasedStateMachine):
         )
         before = self.state.offsets_of(name)
         held = self.state.held_by(member.me)
-        turn = self.state.turn(
+        result = self.state.swapped(
             member.me, now_ms=self.now_ms, lease_end_ms=self.now_ms + LEASE_MS,
             commits=commits, busy=() if is_commit else member.busy,
         )  # fmt: skip
-        assert turn.refused == {q for q, (epoch, _) in commits.items() if held.get(q) != epoch}
-        for queue in turn.refused:
-            assert turn.state.offsets_of(name).get(queue) == before.get(queue)
+        assert result.refused == {q for q, (epoch, _) in commits.items() if held.get(q) != epoch}
+        for queue in result.refused:
+            assert result.state.offsets_of(name).get(queue) == before.get(queue)
         if is_commit:
             member.busy.clear()
-        self._put(turn.state, member)
+        self._put(result.state, member)
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(1, 3))
     def consume(self, name: str, count: int) -> None:
@@ -224,10 +224,10 @@ def test_commit_under_an_old_epoch_changes_nothing() -> None:
     epoch = state.held_by(first)[queue]
     state = state.given_up([queue]).shared_out(first, ())
 
-    turn = state.committed(first, {queue: (epoch, 7)})
+    result = state.committed(first, {queue: (epoch, 7)})
 
-    assert turn.refused == {queue}
-    assert turn.state == state
+    assert result.refused == {queue}
+    assert result.state == state
 
 
 def test_commit_never_goes_back_and_a_seek_may() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import publish, wait_until
 from txmq.consumer.batch import ConsumeResult
-from txmq.consumer.frames import OffsetRange, RangeConsumer, SparkBatches, halves
+from txmq.consumer.frames import OffsetRange, RangeConsumer, SparkBatches, split_in_two
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ConsumeStatus, TopicQueue
 from txmq.consumer.stream import ConsumeFromWhere, Consumer
@@ -70,11 +70,11 @@ def subscribe(store: Store, spark: Any) -> Iterator[Subscribe]:
 
 def test_halves_keep_each_queue_in_order() -> None:
     one, two = TopicQueue("a", 0), TopicQueue("a", 1)
-    first, second = halves([OffsetRange(one, 0, 3), OffsetRange(two, 5, 8)])
+    first, second = split_in_two([OffsetRange(one, 0, 3), OffsetRange(two, 5, 8)])
 
     assert first == [OffsetRange(one, 0, 3)]
     assert second == [OffsetRange(two, 5, 8)]
-    assert halves([OffsetRange(one, 4, 7)]) == (
+    assert split_in_two([OffsetRange(one, 4, 7)]) == (
         [OffsetRange(one, 4, 5)], [OffsetRange(one, 5, 7)]
     )  # fmt: skip
 

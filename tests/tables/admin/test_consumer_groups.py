@@ -177,6 +177,8 @@ def test_commit_of_who_did_not_see_a_forced_reset_is_refused(
         ("nobody", TOPIC, FIRST, {}, ConsumerGroupNotFoundError),
         ("../x", TOPIC, FIRST, {}, InvalidNameError),
         (BILLING, "../x", FIRST, {}, InvalidNameError),
+        (5, TOPIC, FIRST, {}, InvalidNameError),
+        (BILLING, None, FIRST, {}, InvalidNameError),
         (BILLING, "stock", FIRST, {}, ConfigError),
         (BILLING, TOPIC, FIRST, {"queue_id": 99}, ConfigError),
         (BILLING, TOPIC, {9: 0}, {}, ConfigError),
@@ -186,7 +188,7 @@ def test_commit_of_who_did_not_see_a_forced_reset_is_refused(
     ],
 )
 def test_reset_that_cannot_be_is_refused(  # noqa: PLR0913, PLR0917
-    world: ConsumerWorld, groups: ConsumerGroups, group: str, topic: str, to: Any,
+    world: ConsumerWorld, groups: ConsumerGroups, group: Any, topic: Any, to: Any,
     options: dict[str, Any], error: type[TxmqError],
 ) -> None:  # fmt: skip
     consumed(world)

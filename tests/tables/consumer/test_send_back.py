@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
-from tests.kit.handed_out import Received, received
+from tests.kit.handed_out import changed, received
 from txmq.admin.topics import Topics
 from txmq.check.recheck import RecheckJob
 from txmq.clock import timestamp
@@ -29,6 +28,7 @@ from txmq.fail_points import FailPoint, arm
 from txmq.hooks import SendContext
 from txmq.message.message import Message
 from txmq.message.names import RETRY_PROPERTIES
+from txmq.message.received import ReceivedMessage
 from txmq.producer.producer import TransactionProducer
 from txmq.testing import failing_commits
 from txmq.verify import verify
@@ -50,20 +50,20 @@ def sender(world: DelayWorld, group: str = GROUP) -> SendBack:
     return SendBack(world.store, group, world.clock)
 
 
-def first(world: DelayWorld, body: str = "order", **fields: Any) -> Received:
+def first(world: DelayWorld, body: str = "order", **fields: Any) -> ReceivedMessage:
     """A message as a consumer is handed it."""
     (own_id,) = world.send(body, **fields)
     (row,) = [row for row in world.rows() if row["message_id"] == own_id]
     return received(row)
 
 
-def fail(world: DelayWorld, message: Received, **options: Any) -> SentBack:
+def fail(world: DelayWorld, message: ReceivedMessage, **options: Any) -> SentBack:
     sent = sender(world).send_back(message, **{"reason": "no customer", **options})
     world.publisher.run_once()
     return sent
 
 
-def after(world: DelayWorld, seconds: float, topic: str = RETRY) -> list[Received]:
+def after(world: DelayWorld, seconds: float, topic: str = RETRY) -> list[ReceivedMessage]:
     """What is in a topic once the clock has moved on."""
     world.clock.advance(seconds)
     world.deliver()
@@ -191,7 +191,7 @@ def test_a_group_that_reads_dead_letters_of_another_has_tries_of_its_own(world: 
     fail(world, first(world), delay_level=-1)
     (dead,) = after(world, 0, DEAD)
 
-    sent = sender(world, "audit").send_back(replace(dead, topic=DEAD), reason="x")
+    sent = sender(world, "audit").send_back(changed(dead, topic=DEAD), reason="x")
 
     assert (sent.topic, sent.reconsume_times) == ("%RETRY%audit", 1)
 
@@ -327,7 +327,7 @@ def test_nothing_to_send_back_costs_nothing(world: DelayWorld) -> None:
 
 def test_old_message_gets_an_id_of_now_and_is_still_sent_once(world: DelayWorld) -> None:
     message = first(world)
-    old = replace(message, store_timestamp=timestamp(world.clock.now_ms() - 400 * DAY_S * 1000))
+    old = changed(message, store_timestamp=timestamp(world.clock.now_ms() - 400 * DAY_S * 1000))
 
     sent = fail(world, old)
     world.clock.advance(DAY_S - 60)
@@ -351,7 +351,7 @@ def test_message_that_gets_old_between_two_tries_is_sent_once(world: DelayWorld)
 
 
 def test_message_from_the_future_gets_an_id_of_now(world: DelayWorld) -> None:
-    ahead = replace(first(world), store_timestamp=timestamp(world.clock.now_ms() + DAY_S * 1000))
+    ahead = changed(first(world), store_timestamp=timestamp(world.clock.now_ms() + DAY_S * 1000))
 
     sent = fail(world, ahead)
 

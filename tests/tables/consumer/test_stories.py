@@ -79,8 +79,8 @@ class Story:
         """Nothing is said to anybody; only the lease ends."""
         if self.members:
             member = self.members.pop(self.chance.randrange(len(self.members)))
-            assert member._member._heart is not None
-            member._member._heart.stop()
+            assert member._member._lease_renewal is not None
+            member._member._lease_renewal.stop()
             del self.in_hand[member]
             self.world.consumers.remove(member)
 
