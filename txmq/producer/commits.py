@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,15 +22,13 @@ from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import Message
-from txmq.message.names import namespace_of, wrapped
 from txmq.producer.attempts import attempts_that_count
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
 from txmq.producer.ends import EndCommits, Ends
 from txmq.producer.group_commit import Answer, GroupCommitter, Item
 from txmq.producer.recall import RecallCheck, recall_problem
-from txmq.producer.results import SendResult
-from txmq.producer.routing import QueueChoice, Routed
+from txmq.producer.routing import MessageRouter, PlannedSend, RoutedMessage
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.numbered import NumberedCommits
@@ -46,14 +43,26 @@ class ProducerCommits:
     """All that one producer makes durable; its transactions call it from many threads."""
 
     def __init__(
-        self, store: Store, producer_group: str, clock: Clock, hooks: Hooks | None = None
+        self,
+        store: Store,
+        producer_group: str,
+        clock: Clock,
+        router: MessageRouter,
+        hooks: Hooks | None = None,
     ) -> None:
-        """`producer_group` is the stored name; open nothing yet."""
+        """Open nothing yet.
+
+        Args:
+            store: where halves and ends go.
+            producer_group: the stored name.
+            clock: whose time rows and claims have.
+            router: chooses queues for messages that it accepted without one.
+            hooks: told of sends and ends.
+        """
         self.store = store
         self.producer_group = producer_group
-        self._namespace = namespace_of(producer_group)
         self.hooks = ProducerHooks(hooks or Hooks(), producer_group)
-        self.queues = QueueChoice(store)
+        self._router = router
         self._clock = clock
         # Asked for each message, and made of strings.
         self._delay_levels_s = store.config.delay_levels_s
@@ -63,10 +72,6 @@ class ProducerCommits:
     def now_ms(self) -> int:
         """The producer's clock."""
         return self._clock.now_ms()
-
-    def stored_topic(self, topic: str) -> str:
-        """The name of a topic inside this producer's namespace, as it is stored."""
-        return wrapped(topic, self._namespace)
 
     def check_open(self) -> None:
         """Raise ClosedError where nothing more can be committed."""
@@ -97,22 +102,22 @@ class ProducerCommits:
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
     def half_of(
-        self, piece: Piece, *, in_turn: bool = True, ordinary: bool = False
+        self, send: PlannedSend, *, in_turn: bool = True, ordinary: bool = False
     ) -> HalfTransaction:
         """The halves of a transaction that is sent message by message; nothing is written."""
-        messages = [each.message for each in piece.routed]
-        queues = self.queues.queues_of(piece.routed, in_turn=in_turn)
-        origin = self._origin(piece.transaction_id, messages, ordinary=ordinary)
+        messages = [each.message for each in send.routed]
+        queues = self._router.queues_of(send.routed, in_turn=in_turn)
+        origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))
 
     def prepare(
-        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool = True
+        self, transaction_id: str, routed: Sequence[RoutedMessage], *, in_turn: bool = True
     ) -> None:
         """All halves of a transaction: one commit, shared with others.
 
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
-        half = self.half_of(Piece(transaction_id, routed), in_turn=in_turn)
+        half = self.half_of(PlannedSend(transaction_id, routed), in_turn=in_turn)
         with self.hooks.sending(transaction_id, [each.message for each in routed]):
             self.append_halves([[half]])
 
@@ -125,29 +130,30 @@ class ProducerCommits:
         for each in on_their_way:
             each.result()
 
-    def begin_send(self, pieces: Sequence[Piece], *, ordinary: bool) -> Sending:
+    def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
         """Tell the hooks. Raises: SendForbiddenError."""
         if not self.hooks:
             return self.hooks.untold
-        own = {key: [each.message for each in routed] for key, routed in pieces}
+        own = {key: [each.message for each in routed] for key, routed in sends}
         return self.hooks.begin_send(own, ordinary=ordinary)
 
     def prepare_dataframes(
         self,
         transaction_id: str,
         sends: Sequence[DataFrameSend],
-        routed: Sequence[Routed],
+        routed: Sequence[RoutedMessage],
         *,
         in_turn: bool = True,
     ) -> None:
         """All halves of a transaction with DataFrames: one commit of its own."""
         messages = [each.message for each in routed]
         origin = self._origin(transaction_id, messages)
-        queues = self.queues.queues_of(routed, in_turn=in_turn)
-        limits_of = partial(self.queues.send_limits, now_ms=self.now_ms())
+        queues = self._router.queues_of(routed, in_turn=in_turn)
         with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
             self._logs.commit_dataframes(
-                HalfTransaction(origin, messages, queues, len(messages)), sends, limits_of
+                HalfTransaction(origin, messages, queues, len(messages)),
+                sends,
+                self._router.send_limits,
             )
 
     def end(self, end: AskedEnd) -> None:
@@ -214,23 +220,6 @@ class ProducerCommits:
             ordinary,
             self._delay_levels_s,
         )
-
-
-class Piece(NamedTuple):
-    """One transaction and the messages that are sent in it."""
-
-    transaction_id: str
-    routed: Sequence[Routed]
-
-
-def send_result(pieces: Sequence[Piece]) -> SendResult:
-    """The addresses of messages that were sent without a local transaction."""
-    ids = [
-        message_id(piece.transaction_id, sequence)
-        for piece in pieces
-        for sequence in range(len(piece.routed))
-    ]
-    return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
 
 
 class _KeyIds(NamedTuple):
