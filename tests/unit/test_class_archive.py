@@ -1,4 +1,4 @@
-"""Java's archive of classes: one for each Java and its jars, and nothing breaks without it."""
+"""Java's archive of classes: for one Java and its jars, and nothing breaks without it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.local_spark import class_archive
-from txmq.local_spark.class_archive import archive_options, archive_path, make_archive
+from tests.kit import class_archive
+from tests.kit.class_archive import VARIABLE, archive_path, is_made_for, make_archive, use_archive
 from txmq.local_spark.java import Java
 
 MAKER = """\
@@ -38,16 +38,25 @@ def spark_submit(folder: Path, script: str) -> None:
     program.chmod(0o755)
 
 
+def options() -> str | None:
+    """What a Java of the tests is started with."""
+    environment: dict[str, str] = {}
+    use_archive(environment)
+    return environment.get(VARIABLE)
+
+
 def test_archive_is_made_once_and_used_by_later_starts(java: Java, tmp_path: Path) -> None:
     spark_submit(tmp_path, MAKER)
-    assert archive_options(java) == ""
+    assert options() is None
+    assert not is_made_for(java)
 
-    path = make_archive(java, tmp_path / "cache")
+    assert make_archive(java, tmp_path / "cache")
 
-    assert path == archive_path(java)
+    path = archive_path()
     assert path.read_text() == "classes"
-    assert f"-XX:SharedArchiveFile={path}" in archive_options(java).split()
-    assert list(path.parent.iterdir()) == [path]
+    assert f"-XX:SharedArchiveFile={path}" in (options() or "").split()
+    assert is_made_for(java)
+    assert {file.name for file in path.parent.iterdir()} == {"classes.jsa", "classes.txt"}
 
 
 @pytest.mark.parametrize("script", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\nexit 0\n"])
@@ -56,33 +65,42 @@ def test_java_that_makes_none_leaves_nothing_behind(
 ) -> None:
     spark_submit(tmp_path, script)
 
-    assert make_archive(java, tmp_path / "cache") is None
-    assert archive_options(java) == ""
-    assert list(archive_path(java).parent.iterdir()) == []
+    assert not make_archive(java, tmp_path / "cache")
+    assert options() is None
+    assert list(archive_path().parent.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_environment_that_cannot_be_written_is_left_alone(java: Java, tmp_path: Path) -> None:
     (tmp_path / "venv").mkdir(mode=0o500)
 
-    assert make_archive(java, tmp_path / "cache") is None
+    assert not make_archive(java, tmp_path / "cache")
 
 
-def test_another_java_or_other_jars_have_another_archive(java: Java, tmp_path: Path) -> None:
-    first = archive_path(java)
-    (tmp_path / "spark" / "jars").mkdir(parents=True)
-
-    others = {archive_path(java), archive_path(Java(java.home, "21.0.9"))}
-
-    assert len({first, *others}) == 3
-
-
-def test_archive_of_an_earlier_java_is_removed(java: Java, tmp_path: Path) -> None:
+def test_archive_does_not_fit_another_java_or_other_jars(java: Java, tmp_path: Path) -> None:
     spark_submit(tmp_path, MAKER)
-    earlier = make_archive(Java(java.home, "17.0.1"), tmp_path / "cache")
+    assert make_archive(java, tmp_path / "cache")
 
-    path = make_archive(java, tmp_path / "cache")
+    assert not is_made_for(Java(java.home, "21.0.9"))
+    (tmp_path / "spark" / "jars").mkdir()
+    assert not is_made_for(java)
 
-    assert path is not None
-    assert earlier is not None
-    assert not earlier.exists()
+
+def test_archive_of_an_earlier_java_is_replaced(java: Java, tmp_path: Path) -> None:
+    spark_submit(tmp_path, MAKER)
+    assert make_archive(Java(java.home, "17.0.1"), tmp_path / "cache")
+
+    assert make_archive(java, tmp_path / "cache")
+
+    assert is_made_for(java)
+    assert not is_made_for(Java(java.home, "17.0.1"))
+
+
+def test_options_that_a_user_has_set_are_kept(java: Java, tmp_path: Path) -> None:
+    spark_submit(tmp_path, MAKER)
+    assert make_archive(java, tmp_path / "cache")
+    environment = {VARIABLE: "-Dmine=1"}
+
+    use_archive(environment)
+
+    assert environment == {VARIABLE: "-Dmine=1"}
