@@ -147,7 +147,7 @@ class MessageQuery:
     ) -> tuple[FoundMessage, ...]:
         """These messages, as far as they are anywhere, in the order in which they are wanted."""
         ids, body = pa.array(transaction_ids, pa.string()), (("body",) if with_body else ())
-        logs = self._store.logs()
+        logs = self._store.tables.logs()
         found = logs.half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body))
         halves = _by_id(found, wanted)
         rows: dict[str, list[dict[str, Any]]] = {}
@@ -173,7 +173,7 @@ class MessageQuery:
     def _message_ids(self, transaction_id: str) -> list[str]:
         """All messages of a transaction that are anywhere, in their order."""
         ids = pa.array([transaction_id], pa.string())
-        half = self._store.half_log().table
+        half = self._store.tables.half_log().table
         rows = half.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
         rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence", "message_id"])
         if not rows.num_rows:
@@ -212,7 +212,7 @@ class MessageQuery:
             return False
 
     def _table(self, topic: str) -> ReadTable:
-        return self._store.table_at(f"topics/{topic}")
+        return self._store.tables.table_at(f"topics/{topic}")
 
     # --- the trace ---------------------------------------------------------------------------
 

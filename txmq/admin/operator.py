@@ -117,7 +117,7 @@ class Operator:
         incomplete = TransactionState.INCOMPLETE.value
         settled_so = [row["transaction_id"] for row in rows if row["state"] == incomplete]
         # Only these are known to be few enough to compare their bodies.
-        halves = self._store.half_log().halves_of(settled_so) if settled_so else {}
+        halves = self._store.tables.half_log().halves_of(settled_so) if settled_so else {}
         now_ms = self._clock.now_ms()
         return tuple(open_row(row, halves.get(row["transaction_id"]), now_ms) for row in rows)
 
@@ -175,7 +175,7 @@ class Operator:
 
     def _discards(self, transaction_ids: pa.Array) -> dict[tuple[str, str, int], dict[str, Any]]:
         """The first DISCARD row of each life: of two, only the first took effect."""
-        rows = self._store.op_log().rows_about(transaction_ids)
+        rows = self._store.tables.op_log().rows_about(transaction_ids)
         rows = rows.filter(pc.equal(rows["kind"], ClaimKind.DISCARD.value))
         first: dict[tuple[str, str, int], dict[str, Any]] = {}
         for row in rows.sort_by("op_timestamp").to_pylist():
@@ -184,7 +184,7 @@ class Operator:
 
     def _look(self, transaction_id: str) -> _Look:
         """Where it stands by everything that is durable now, settled or not."""
-        logs = self._store.logs()
+        logs = self._store.tables.logs()
         resolution = EndReader(logs).end_of(transaction_id)
         halves = logs.half.halves(transaction_id)
         if halves is None:
@@ -199,7 +199,7 @@ class Operator:
     ) -> OperatorResult:
         signed = signed_reason(reason)
         look = self._look(check_transaction_id(transaction_id))
-        messages = _messages_by_topic(self._store.half_log(), look.transaction_id)
+        messages = _messages_by_topic(self._store.tables.half_log(), look.transaction_id)
         seen = look.result(kind, signed, messages)
         if kind is not ClaimKind.RESUME and look.standing.state is end_asked_for(kind):
             return seen
@@ -215,7 +215,9 @@ class Operator:
         return self._applied(planned, row) if apply else planned
 
     def _applied(self, planned: OperatorResult, row: OpRow) -> OperatorResult:
-        claims = ClaimWriter(self._store.op_log(), "operator", self._store.config.half_queues)
+        claims = ClaimWriter(
+            self._store.tables.op_log(), "operator", self._store.config.half_queues
+        )
         claims.append([row])
         look = self._look(row.transaction_id)
         look.check_took_effect(row)

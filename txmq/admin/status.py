@@ -130,14 +130,14 @@ class Admin:
         Raises: StoreNotFoundError, StorageError.
         """
         # What is published was settled before, so this is read before the logs are.
-        progress = self._store.register("publisher").read().value
-        logs, now_ms = self._store.logs(), self._clock.now_ms()
+        progress = self._store.tables.register("publisher").read().value
+        logs, now_ms = self._store.tables.logs(), self._clock.now_ms()
         logs.refresh_after_half()
         op, settled = logs.op, logs.settled
         op_version, op_table_id = op.table.version, op.table.table_id
         states = _states(logs, now_ms)
         halves = _open_halves(logs.half, states)
-        checks = StandingReader(self._store.logs(), self._store.config).of(halves, now_ms)
+        checks = StandingReader(self._store.tables.logs(), self._store.config).of(halves, now_ms)
         published = progress.get("low_water_version", NOTHING)
         return Status(
             location=self._store.location,
@@ -165,7 +165,7 @@ class Admin:
         Raises: TransactionNotFoundError, StorageError.
         """
         own_id = check_transaction_id(transaction_id)
-        ids, logs = pa.array([own_id]), self._store.logs()
+        ids, logs = pa.array([own_id]), self._store.tables.logs()
         logs.refresh()
         op_table_id = logs.op.table.table_id
         claims = claims_about(logs.op, own_id)
@@ -195,11 +195,11 @@ class Admin:
         return {name: self._row_count(name, op_table_id) for name in topics}
 
     def _row_count(self, topic: str, op_table_id: str) -> int:
-        table = self._store.topic_log(topic, op_table_id).table
+        table = self._store.tables.topic_log(topic, op_table_id).table
         return sum(file.num_records for file in table.files()) if table.exists() else 0
 
     def _rows_in(self, topic: str, transaction_id: str, op_table_id: str) -> pa.Table:
-        table = self._store.topic_log(topic, op_table_id).table
+        table = self._store.tables.topic_log(topic, op_table_id).table
         columns = table.schema.columns
         if not table.exists():
             return columns.empty_table()

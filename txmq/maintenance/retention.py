@@ -61,10 +61,10 @@ def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) ->
 
 def published_up_to(store: Store) -> int:
     """Every topic has its messages up to this version of the op log, also those that are parked."""
-    value = store.register("publisher").read().value
+    value = store.tables.register("publisher").read().value
     if not value:
         return NOTHING
-    progress = Progress.from_value(value, store.op_log().table)
+    progress = Progress.from_value(value, store.tables.op_log().table)
     return min(
         [progress.low_water_version, *(one.from_version for one in progress.parked.values())]
     )
@@ -76,7 +76,7 @@ class Retention:
     def __init__(self, store: Store, clock: Clock) -> None:
         """Handles of our own."""
         self._store, self._clock = store, clock
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._half, self._op = self._logs.half.table, self._logs.op
         self._settled, self._schedule = self._logs.settled.table, self._logs.schedule
         self._reserved_ms = store.config.file_reserved_time_h * 3_600_000
@@ -221,7 +221,7 @@ class Retention:
         return tuple(gone)
 
     def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
-        register = self._store.register("maintenance")
+        register = self._store.tables.register("maintenance")
         seen = register.read()
         known = seen.value.get(key, "")
         if known < day.isoformat():

@@ -172,9 +172,9 @@ class Maintenance:
         return result + self._attempt("checkpoints", removed)
 
     def _all_tables(self) -> Iterator[tuple[str, Table]]:
-        for path in self.store.table_paths():
+        for path in self.store.tables.table_paths():
             if path not in self._tables:
-                self._tables[path] = self.store.table_at(path)
+                self._tables[path] = self.store.tables.table_at(path)
             yield path, self._tables[path]
 
     def _attempt(self, name: str, work: Callable[[], MaintenanceResult]) -> MaintenanceResult:

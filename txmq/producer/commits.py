@@ -83,7 +83,7 @@ class ProducerCommits:
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.logs())
+        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.tables.logs())
         (attempt,) = attempts_that_count([key], ids, reader.ends_of)
         return attempt.transaction_id
 
@@ -92,7 +92,7 @@ class ProducerCommits:
 
         Raises: AlreadyResolvedError, IncompleteTransactionError.
         """
-        logs = self.store.logs()
+        logs = self.store.tables.logs()
         resolution = EndReader(logs).end_of(transaction_id)
         halves = logs.half.halves(transaction_id)
         if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
@@ -238,11 +238,13 @@ class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        self._half = store.half_log()
+        self._half = store.tables.half_log()
         self._store, self._producer_group = store, producer_group
         self._half_commits = NumberedCommits(self._half.table, "producer")
         self._end_commits = EndCommits(store, producer_group, clock)
-        self._recall_claims = ClaimWriter(store.op_log(), "producer", store.config.half_queues)
+        self._recall_claims = ClaimWriter(
+            store.tables.op_log(), "producer", store.config.half_queues
+        )
         self.client_id = str(self._end_commits.session)
         self.queue_id = self._end_commits.queue_id
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
@@ -291,7 +293,7 @@ class _LogCommits:
         limits_of: Callable[[str], SendLimits],
     ) -> None:
         """All halves of a transaction with DataFrames, one commit; the head is written last."""
-        half = self._store.half_log().table
+        half = self._store.tables.half_log().table
         first = own.rows
         files = [
             file

@@ -23,7 +23,7 @@ class EndCommits:
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
         """Open nothing yet; `producer_group` is the stored name."""
-        logs = store.logs()
+        logs = store.tables.logs()
         self.reader = EndReader(logs)
         self._claims = ClaimWriter(logs.op, "producer", store.config.half_queues)
         self._group, self._clock = producer_group, clock

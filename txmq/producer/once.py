@@ -67,7 +67,7 @@ class OnceSender:
         """Open nothing yet."""
         self._config, self._scope, self._clock = store.config, scope, clock
         self._sender_group = sender_group
-        self._half = ScopedHalves(store.half_log(), scope)
+        self._half = ScopedHalves(store.tables.half_log(), scope)
         self._ends = EndCommits(store, sender_group, clock)
         self._lock = threading.Lock()
 

@@ -307,7 +307,7 @@ class TransactionProducer:
 
     def _checked_count(self, transaction_id: str, state: LocalTransactionState) -> int | None:
         """The number of messages that its head promises, if this group may end it so."""
-        half = self.store.half_log()
+        half = self.store.tables.half_log()
         halves = half.halves(transaction_id)
         if halves is None:
             raise TransactionNotFoundError(transaction_id)

@@ -238,7 +238,7 @@ def test_what_retention_took_is_told_when_all_else_is_read(
     send(store, *numbered(4))
     seen = Seen()
     batches = subscribe(seen)
-    table = store.table_at(f"topics/{TOPIC}")
+    table = store.tables.table_at(f"topics/{TOPIC}")
     table.remove(table.files())
     send(store, *numbered(1, first=90), topic=TOPIC)
     with pytest.raises(MessagesExpiredError) as raised:

@@ -207,7 +207,7 @@ def test_maintenance_looks_after_the_value_of_a_group(world: ConsumerWorld) -> N
         drained(consumer)
         consumer.commit()
     path = f"state/group_{BILLING}"
-    assert path in world.store.table_paths()
+    assert path in world.store.tables.table_paths()
     world.clock.advance(24 * 3600)
 
     result = Maintenance(world.store, clock=world.clock).run_once()

@@ -188,7 +188,7 @@ def test_merged_file_that_lies_around_another_one_keeps_the_order(world: Consume
     """Compaction merges small files, and a large one between them stays where it is."""
     for number in range(3):
         world.send_to(0, f"m{number}")
-    table = world.store.table_at(f"topics/{TOPIC}")
+    table = world.store.tables.table_at(f"topics/{TOPIC}")
     files = sorted(table.files(), key=lambda file: file.modified_ms)
     from txmq.maintenance.compaction import _merged
 
@@ -244,7 +244,7 @@ def test_topic_that_was_made_anew_by_hand_is_not_read_on_in_silence(world: Consu
     drained(consumer)
     consumer.commit()
     shutil.rmtree(table_path(world))
-    world.store.create_topic(TOPIC)
+    world.store.tables.create_topic(TOPIC)
     for queue in range(QUEUES):
         show_by_hand(world, queue, f"new-{queue}")
     look_again(consumer)
@@ -338,7 +338,7 @@ def test_large_file_is_read_one_row_group_at_a_time(
     monkeypatch.setattr(topic_reader, "SMALL_FILE_BYTES", 0)
     monkeypatch.setattr(topic_reader, "KEPT_BYTES", 0)
     monkeypatch.setattr(topic_reader, "RUN_ROWS", 7)
-    table = world.store.table_at(f"topics/{TOPIC}")
+    table = world.store.tables.table_at(f"topics/{TOPIC}")
     from txmq.maintenance.compaction import _merged
 
     monkeypatch.setattr("txmq.maintenance.compaction.ROW_GROUP_BYTES", 1)

@@ -77,7 +77,7 @@ def is_clean(world: DelayWorld) -> bool:
 
 
 def commits(world: DelayWorld) -> tuple[int, int]:
-    return world.store.half_log().table.version, world.store.op_log().table.version
+    return world.store.tables.half_log().table.version, world.store.tables.op_log().table.version
 
 
 # --- retries --------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_old_message_gets_an_id_of_now_and_is_still_sent_once(world: DelayWorld)
 
     assert fail(world, old).message_id == sent.message_id
     (row,) = world.rows("SCHEDULE_TOPIC_XXXX")
-    halves = world.store.half_log().table
+    halves = world.store.tables.half_log().table
     (day,) = {file.partition["store_date"] for file in halves.files()[:1]}
     assert abs((world.now.date() - day).days) <= 2
     assert row["message_id"] == sent.message_id

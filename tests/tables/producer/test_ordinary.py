@@ -33,7 +33,7 @@ def world(tmp_path: Path) -> Iterator[DelayWorld]:
 
 
 def versions(world: DelayWorld) -> tuple[int, int]:
-    return world.store.half_log().table.version, world.store.op_log().table.version
+    return world.store.tables.half_log().table.version, world.store.tables.op_log().table.version
 
 
 # --- one ------------------------------------------------------------------------------------------
