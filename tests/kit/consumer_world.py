@@ -102,11 +102,16 @@ def are_in_order(messages: Sequence[ReceivedMessage]) -> bool:
     return all(own == list(range(own[0], own[0] + len(own))) for own in found.values())
 
 
+def wake(consumer: PullConsumer) -> None:
+    """Let the next call look at everything, and not only some milliseconds later."""
+    consumer._reader._looked_s = consumer._reader._member._looked_s = 0.0
+
+
 def settle(consumers: Sequence[PullConsumer], rounds: int = 6) -> None:
     """Let members share the queues out, as their polls do."""
     for _ in range(rounds):
         for consumer in consumers:
-            consumer._member._looked_s = 0.0
+            wake(consumer)
             consumer.pause(TOPIC)
             consumer.poll(1, 0)
             consumer.resume(TOPIC)

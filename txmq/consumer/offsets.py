@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
@@ -15,6 +15,7 @@ from txmq.consumer.rules import ConsumeFromWhere
 from txmq.delta.files import FilePart
 from txmq.delta.storage import Table
 from txmq.errors import ConfigError, OffsetOutOfRangeError, shown
+from txmq.message.names import topic_in_namespace
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK
 
@@ -161,6 +162,18 @@ class StartPoint:
             problem = "from_where must be a ConsumeFromWhere or offsets by topic and queue"
             raise ConfigError([f"{problem}, not {shown(from_where)}"])
         return cls(ConsumeFromWhere.FIRST_OFFSET, offsets=_checked(from_where))
+
+    def in_namespace(self, namespace: str | None) -> StartPoint:
+        """The same with stored names, for offsets by the names that a namespace gives to topics.
+
+        Raises: InvalidNameError.
+        """
+        if self.offsets is None:
+            return self
+        offsets = {
+            topic_in_namespace(topic, namespace): queues for topic, queues in self.offsets.items()
+        }
+        return replace(self, offsets=offsets)
 
     def check(self, store: Store, topics: Collection[str]) -> None:
         """Raise ConfigError or OffsetOutOfRangeError for offsets that no new group can begin at."""

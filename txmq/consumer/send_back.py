@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.errors import InvalidDelayTypeError, InvalidReasonError
@@ -89,6 +89,14 @@ class SentBack:
     message_id: str
     reconsume_times: int
     is_dead_letter: bool
+
+
+class SendsBack(Protocol):
+    """Sends failed messages to where they come again from: `SendBack`, or a test's own."""
+
+    def send_back_all(self, failed: Sequence[FailedMessage]) -> object:
+        """Send all of them; durable on return."""
+        ...
 
 
 class SendBack:

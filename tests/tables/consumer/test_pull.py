@@ -19,11 +19,13 @@ from tests.kit.consumer_world import (
     offsets_of,
     settle,
     shares,
+    wake,
 )
 from tests.kit.delay_world import TOPIC
 from tests.kit.reading import commits, wait_until
 from txmq.clock import SystemClock
 from txmq.consumer.group import group_in
+from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
@@ -140,7 +142,7 @@ def test_backlog_that_no_filter_lets_through_is_consumed_without_a_word(
     assert drained(consumer) == []
 
     world.clock.advance(5)
-    consumer._looked_s = 0.0
+    wake(consumer)
     consumer.poll(timeout_s=0)
 
     assert sum(lag.lag for lag in consumer.lag()) == 0
@@ -289,9 +291,9 @@ def test_others_go_on_when_the_lease_of_a_silent_member_is_over(world: ConsumerW
     assert sum(offsets_of(world).values()) == 2 * QUEUES
 
 
-def drained_soon(consumer: object) -> list[ReceivedMessage]:
-    consumer._member._looked_s = 0.0  # type: ignore[attr-defined]
-    return drained(consumer)  # type: ignore[arg-type]
+def drained_soon(consumer: PullConsumer) -> list[ReceivedMessage]:
+    wake(consumer)
+    return drained(consumer)
 
 
 def test_member_whose_lease_is_over_hands_nothing_out_of_what_it_read_ahead(
@@ -354,7 +356,7 @@ def test_second_member_of_a_name_waits_for_the_first(world: ConsumerWorld) -> No
 
     world.clock.advance(world.store.config.consumer_lease_s + 0.1)
 
-    again._member._looked_s = 0.0
+    wake(again)
     assert len(drained(again)) == QUEUES
 
 

@@ -18,6 +18,7 @@ from tests.kit.consumer_world import (
     bodies,
     drained,
     offsets_of,
+    wake,
 )
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.pull import PullConsumer
@@ -52,8 +53,8 @@ def maintained(world: ConsumerWorld, days: float = 3) -> None:
 
 
 def look_again(consumer: PullConsumer) -> None:
-    consumer._member._looked_s = consumer._looked_closely_s = 0.0
-    consumer._looked_s = 0.0
+    wake(consumer)
+    consumer._reader._looked_closely_s = 0.0
 
 
 def table_path(world: ConsumerWorld) -> Path:
