@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.consumer_world import BILLING, QUEUES, ConsumerWorld, offsets_of
-from tests.delay_world import TOPIC
 
+from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, offsets_of
+from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.ranges import OffsetRange, RangeReader, count_messages, split_in_two
