@@ -35,7 +35,7 @@ from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.delta.files import FileRange
-    from txmq.delta.storage import Table
+    from txmq.delta.reading import ReadTable
     from txmq.store.settled import SettledLog
     from txmq.store.store import Store
 
@@ -211,7 +211,7 @@ class MessageQuery:
             # A half by hand may name anything.
             return False
 
-    def _table(self, topic: str) -> Table:
+    def _table(self, topic: str) -> ReadTable:
         return self._store.tables.table_at(f"topics/{topic}")
 
     # --- the trace ---------------------------------------------------------------------------

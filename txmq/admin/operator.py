@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ from txmq.lifecycle import (
 from txmq.message.ids import check_transaction_id
 from txmq.message.message import LocalTransactionState
 from txmq.message.reasons import signed_reason
+from txmq.results import plain
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfLog
 from txmq.store.op import OpRow
@@ -82,7 +83,7 @@ class OperatorResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"is_written": self.is_written}
+        return {**plain(self), "is_written": self.is_written}
 
 
 class Operator:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from txmq.admin.life import (
     event_order,
     fact_events,
     half_events,
-    plain_fields,
     scheduled_events,
     shown_events,
     standing_of,
@@ -37,6 +36,7 @@ from txmq.message.ids import check_transaction_id, transaction_time_ms
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.settle import settle
+from txmq.results import Plain
 from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ParkedTopicStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(Plain):
     """A store at one moment.
 
     Attributes:
@@ -107,10 +107,6 @@ class Status:
     published: Lag
     parked: tuple[ParkedTopicStatus, ...]
     members: Mapping[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return plain_fields(asdict(self))
 
 
 class Admin:

@@ -53,12 +53,12 @@ _CLEANED_BEHIND = re.compile(
 _READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
 
 
-class _Look(enum.Enum):
-    """What two file names say of a table since it was pinned."""
+class _Freshness(enum.Enum):
+    """How the pinned version relates to the table, by the names of two commit files."""
 
-    NOTHING_NEW = enum.auto()
-    ANOTHER_TABLE = enum.auto()
-    PERHAPS = enum.auto()
+    NEWEST = enum.auto()
+    OF_ANOTHER_TABLE = enum.auto()
+    UNKNOWN = enum.auto()
 
 
 class PinnedTable:
@@ -97,12 +97,12 @@ class PinnedTable:
         if self._handle is None:
             self._handle = self._opened()
             return self
-        match self._look():
-            case _Look.NOTHING_NEW:
+        match self._freshness():
+            case _Freshness.NEWEST:
                 return self
-            case _Look.ANOTHER_TABLE:
+            case _Freshness.OF_ANOTHER_TABLE:
                 self._handle = self._opened()
-            case _Look.PERHAPS:
+            case _Freshness.UNKNOWN:
                 self._update()
         self._note_newest()
         return self
@@ -114,21 +114,21 @@ class PinnedTable:
             # Fast writers can make delta-rs see a gap; a fresh open succeeds.
             self._handle = self._opened()
 
-    def _look(self) -> _Look:
-        """Two looks at file names spare the millisecond that delta-rs takes to find nothing.
+    def _freshness(self) -> _Freshness:
+        """Two lookups of file names save the millisecond in which delta-rs finds nothing new.
 
-        It also misses a table that was deleted and made anew with as many commits.
+        delta-rs also misses a table that was deleted and made again with as many commits.
         """
         if self._newest_seen is None or self._newest_seen[0] != self.version:
-            return _Look.PERHAPS
+            return _Freshness.UNKNOWN
         try:
-            own, following = self._commit_files(self.version, self.version + 1)
+            pinned, following = self._commit_files(self.version, self.version + 1)
         except OSError:
-            return _Look.PERHAPS
-        if following.type is not pa_fs.FileType.NotFound or own.type is pa_fs.FileType.NotFound:
-            return _Look.PERHAPS
-        is_same = self._newest_seen[1] == (own.size, own.mtime_ns)
-        return _Look.NOTHING_NEW if is_same else _Look.ANOTHER_TABLE
+            return _Freshness.UNKNOWN
+        if following.type is not pa_fs.FileType.NotFound or pinned.type is pa_fs.FileType.NotFound:
+            return _Freshness.UNKNOWN
+        is_same = self._newest_seen[1] == (pinned.size, pinned.mtime_ns)
+        return _Freshness.NEWEST if is_same else _Freshness.OF_ANOTHER_TABLE
 
     def _note_newest(self) -> None:
         self._newest_seen = None

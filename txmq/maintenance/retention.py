@@ -24,6 +24,7 @@ from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.deliveries import are_ended
 from txmq.publish.progress import Progress
+from txmq.results import Sum
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
 from txmq.store.settled import NOTHING
@@ -39,7 +40,7 @@ _FINAL = pa.array([state.value for state in FINAL_STATES])
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(Sum):
     """What one call took away: expired transactions, and days of each log."""
 
     expired: int = 0
@@ -47,16 +48,6 @@ class Retained:
     op_days: tuple[date, ...] = ()
     schedule_days: tuple[date, ...] = ()
     settled_days: tuple[date, ...] = ()
-
-    def __add__(self, other: Retained) -> Retained:
-        """The sum of two."""
-        return Retained(
-            self.expired + other.expired,
-            self.half_days + other.half_days,
-            self.op_days + other.op_days,
-            self.schedule_days + other.schedule_days,
-            self.settled_days + other.settled_days,
-        )
 
 
 def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) -> bool:

@@ -1,4 +1,4 @@
-"""The delay service: claims DELIVER for what is due in the schedule (DESIGN section 8, R97-R103).
+"""The delay service: claims DELIVER for what is due in the schedule (R97-R103).
 
 Nothing depends on what it remembers: a claim that is written twice counts once, and what was not
 written is found again in the schedule. It needs no Spark and no stream: a delayed message has
@@ -72,7 +72,7 @@ class DelayService:
         self.total = DelayResult()
         self.last_error: TxmqError | None = None
         self._clock: Clock = clock or SystemClock()
-        self._round: _Round | None = None
+        self._round: _DelayRound | None = None
 
     def run_once(self) -> DelayResult:
         """Claim all that is due now, then return. Raises: StorageError."""
@@ -84,7 +84,7 @@ class DelayService:
 
     def _tick(self) -> DelayResult:
         if self._round is None:
-            self._round = _Round(self.store, self._clock)
+            self._round = _DelayRound(self.store, self._clock)
         try:
             result = self._round.tick()
         except BaseException:
@@ -142,7 +142,7 @@ class _Done:
         return self.op_version >= other.op_version and self.due_ms >= other.due_ms
 
 
-class _Round:
+class _DelayRound:
     """The handles of one delay service and what waits within its horizon."""
 
     def __init__(self, store: Store, clock: Clock) -> None:

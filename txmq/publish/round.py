@@ -22,6 +22,7 @@ from txmq.publish.plan import PayloadEngine, Plan, make_plan
 from txmq.publish.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
 from txmq.publish.settle import settle
 from txmq.publish.spark_engine import SparkEngine, suits_spark
+from txmq.results import Sum
 from txmq.store.topic import TopicLog, offsets_in_order
 from txmq.store.typed import body_schema_in
 
@@ -40,7 +41,7 @@ LARGE_ROUND_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class PublishResult:
+class PublishResult(Sum):
     """What one call did; `refused` counts appends that another publisher was faster with."""
 
     settled: int = 0
@@ -49,17 +50,6 @@ class PublishResult:
     topic_commits: int = 0
     refused: int = 0
     parked: int = 0
-
-    def __add__(self, other: PublishResult) -> PublishResult:
-        """The sum of two."""
-        return PublishResult(
-            self.settled + other.settled,
-            self.published + other.published,
-            self.settled_commits + other.settled_commits,
-            self.topic_commits + other.topic_commits,
-            self.refused + other.refused,
-            self.parked + other.parked,
-        )
 
 
 class EngineChoice:
