@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from txmq.consumer.group import state_of, value_of
 from txmq.consumer.rules import SHARED, ConsumeMode, GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupConflictError
 
@@ -145,7 +146,7 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def value_survives_the_store(self) -> None:
         if hasattr(self, "state"):
-            again = GroupState.from_value(json.loads(json.dumps(self.state.to_value())))
+            again = state_of(json.loads(json.dumps(value_of(self.state))))
             assert again == self.state
 
     @invariant()
