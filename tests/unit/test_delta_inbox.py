@@ -181,7 +181,7 @@ def test_write_without_the_properties_is_told(location: str) -> None:
     inbox = DeltaInbox("billing", location)
 
     with (
-        pytest.raises(InboxError, match="no write"),
+        pytest.raises(InboxError, match="without a write"),
         inbox.delta_rs(several(0)) as (table, new, _),
     ):
         table.merge(
