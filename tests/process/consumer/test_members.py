@@ -45,15 +45,15 @@ def services(folder: Path, name: str) -> list[Service]:
     path = folder / f"{name}.journal"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     begun: dict[tuple[int, int], Service] = {}
-    found: list[Service] = []
+    ended: list[Service] = []
     for moment, kind, queue, offset, body in (line.split() for line in lines):
         place = int(queue), int(offset)
         if kind == "begin":
             begun[place] = Service(name, *place, body, float(moment), None)
         else:
-            one = begun.pop(place)
-            found.append(Service(name, *place, body, one.begin_s, float(moment)))
-    return [*found, *begun.values()]
+            begin_s = begun.pop(place).begin_s
+            ended.append(Service(name, *place, body, begin_s, float(moment)))
+    return [*ended, *begun.values()]
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def count(folder: Path, name: str) -> int:
 
 
 def queues_served(folder: Path, name: str, since_s: float) -> set[int]:
-    return {own.queue_id for own in services(folder, name) if own.begin_s > since_s}
+    return {service.queue_id for service in services(folder, name) if service.begin_s > since_s}
 
 
 @pytest.mark.timeout(600)
@@ -142,7 +142,7 @@ def test_every_message_is_handled_though_one_member_dies_and_one_sleeps(tmp_path
 
 
 def lag(world: ConsumerWorld) -> int:
-    return sum(each.lag for each in lag_of_group(world.store, "billing"))
+    return sum(queue.lag for queue in lag_of_group(world.store, "billing"))
 
 
 def assert_nothing_is_served_twice_at_the_same_moment(served: list[Service]) -> None:
@@ -150,11 +150,11 @@ def assert_nothing_is_served_twice_at_the_same_moment(served: list[Service]) -> 
     by_queue: dict[int, list[Service]] = {}
     for service in served:
         by_queue.setdefault(service.queue_id, []).append(service)
-    for own in by_queue.values():
-        own.sort(key=lambda service: service.begin_s)
-        for one, other in pairwise(own):
-            was_stopped = one.end_s is None or one.end_s - one.begin_s > LEASE_S / 2
-            assert was_stopped or (one.end_s or 0.0) <= other.begin_s, (one, other)
+    for of_queue in by_queue.values():
+        of_queue.sort(key=lambda service: service.begin_s)
+        for before, after in pairwise(of_queue):
+            was_stopped = before.end_s is None or before.end_s - before.begin_s > LEASE_S / 2
+            assert was_stopped or (before.end_s or 0.0) <= after.begin_s, (before, after)
 
 
 def assert_each_queue_is_served_in_order(served: list[Service]) -> None:
@@ -162,8 +162,8 @@ def assert_each_queue_is_served_in_order(served: list[Service]) -> None:
     by_queue: dict[int, list[Service]] = {}
     for service in sorted(served, key=lambda service: service.begin_s):
         by_queue.setdefault(service.queue_id, []).append(service)
-    for own in by_queue.values():
-        for before, after in pairwise(own):
+    for of_queue in by_queue.values():
+        for before, after in pairwise(of_queue):
             is_next = after.offset == before.offset + 1
             took_over = after.member != before.member or after.begin_s - before.begin_s > LEASE_S
             assert is_next or took_over, (before, after)

@@ -67,8 +67,8 @@ def subscribe(store: Store, spark: Any) -> Iterator[Subscribe]:
         return made[-1]
 
     yield subscribed
-    for each in made:
-        each.close()
+    for batches in made:
+        batches.close()
 
 
 def test_all_that_is_visible_comes_once(store: Store, subscribe: Subscribe) -> None:

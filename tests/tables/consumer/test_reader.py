@@ -91,16 +91,16 @@ def test_other_queues_are_served_and_the_error_comes_again_until_a_seek(
     world.send_to(0, "m1")
     world.send_to(1, "other")
     retained(world, 0.5)
-    found = []
+    handed = []
     errors = 0
     for _ in range(6):
         try:
-            found += consumer.poll(timeout_s=0)
+            handed += consumer.poll(timeout_s=0)
         except MessagesExpiredError as error:
             errors += 1
             first_offset = error.first_offset
 
-    assert bodies(found) == ["other"]
+    assert bodies(handed) == ["other"]
     assert errors == 5
     consumer.commit()
     assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 0, "nothing is skipped in silence"
@@ -178,11 +178,11 @@ def test_reader_that_slept_while_the_log_was_cleaned_reads_on(world: ConsumerWor
     maintained(world)
 
     look_again(consumer)
-    found = bodies(drained(consumer))
+    handed = bodies(drained(consumer))
     look_again(consumer)
-    found += bodies(drained(consumer))
+    handed += bodies(drained(consumer))
 
-    assert found == [f"m{n}" for n in range(1, 20)]
+    assert handed == [f"m{n}" for n in range(1, 20)]
 
 
 def test_merged_file_that_lies_around_another_one_keeps_the_order(world: ConsumerWorld) -> None:
@@ -309,10 +309,10 @@ def test_queue_that_only_the_messages_show_is_found(world: ConsumerWorld) -> Non
     first = consumer.poll(timeout_s=0)
     look_again(consumer)
 
-    found = drained(consumer)
+    handed = drained(consumer)
 
     assert TopicQueue(TOPIC, 2) in consumer.assignment
-    assert bodies([*first, *found]) == ["near", "far"]
+    assert bodies([*first, *handed]) == ["near", "far"]
 
 
 def show_by_hand(world: ConsumerWorld, queue_id: int, body: str) -> None:
@@ -346,10 +346,10 @@ def test_large_file_is_read_one_row_group_at_a_time(
     files = table.files()
     table.rewrite(files, [_merged(table, files)])
 
-    found = drained(world.consumer(), 9)
+    handed = drained(world.consumer(), 9)
 
-    assert len(found) == 80
-    assert are_in_order(found)
+    assert len(handed) == 80
+    assert are_in_order(handed)
 
 
 def test_reader_forgets_what_is_behind_it_and_finds_it_again(world: ConsumerWorld) -> None:

@@ -47,21 +47,21 @@ class Story:
             return
         member = self.chance.choice(self.members)
         wake(member)
-        found = member.poll(self.chance.randint(1, 9), 0)
+        messages = member.poll(self.chance.randint(1, 9), 0)
         held_elsewhere = {
             message.queue_id
-            for other, own in self.in_hand.items()
+            for other, held in self.in_hand.items()
             if other is not member and other._reader.may_serve
-            for message in own
+            for message in held
         }
-        assert not held_elsewhere & {message.queue_id for message in found}
-        for message in found:
+        assert not held_elsewhere & {message.queue_id for message in messages}
+        for message in messages:
             before = [
                 m.queue_offset for m in self.in_hand[member] if m.queue_id == message.queue_id
             ]
             assert not before or before[-1] + 1 == message.queue_offset
             self.in_hand[member].append(message)
-        self.seen.update(bodies(found))
+        self.seen.update(bodies(messages))
 
     def commit(self) -> None:
         if self.members:
@@ -86,9 +86,9 @@ class Story:
 
     def wait(self) -> None:
         self.world.clock.advance(self.chance.choice([1, 4, 11]))
-        for member, own in self.in_hand.items():
+        for member, held in self.in_hand.items():
             if not member._reader.may_serve:
-                own.clear()
+                held.clear()
 
     def maintain(self) -> None:
         Maintenance(self.world.store, clock=self.world.clock).run_once()
