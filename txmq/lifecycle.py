@@ -1,6 +1,7 @@
 """The life of a transaction: one fold over its claims. Pure, without Spark.
 
-A claim is a request in the op log; a fact is a change of state that took effect. Producer, settle,
+A claim is a request in the op log; a fact is a change of state that took effect. The states and
+the claims that lead from one to the next are a table in docs/architecture.md. Producer, settle,
 check and status all decide by `fold`. `verify` has a fold of its own, so that a mistake in this
 one cannot hide there.
 """

@@ -12,7 +12,10 @@ from txmq.consumer.lag import ConsumerLag
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import SHARED, ConsumeFromWhere, ConsumeMode, GroupState, TopicQueue
 from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
-from txmq.message.names import check_readable_topic, check_stored_group, stored_name
+from txmq.message.names import (
+    stored_group,
+    stored_topic,
+)
 from txmq.results import Plain
 from txmq.store.store import Store
 
@@ -96,8 +99,8 @@ class ConsumerGroups:
         Raises: ConsumerGroupNotFoundError, ConsumerGroupInUseError, OffsetOutOfRangeError,
             ConfigError, InvalidNameError, StorageError.
         """
-        name = check_stored_group(stored_name(consumer_group), "consumer_group")
-        stored = check_readable_topic(stored_name(topic))
+        name = stored_group(consumer_group)
+        stored = stored_topic(topic)
         group = group_in(self._store, name)
         if not group.exists:
             raise ConsumerGroupNotFoundError(name)

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from txmq.clock import timestamp
 from txmq.delta.pinned import pause
 from txmq.errors import CommitConflictError, CommitRefusedError
+from txmq.message.names import check_stored_group
 from txmq.store.store import Store
+from txmq.store.tables import DEAD_LETTERS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,13 +38,14 @@ class DeadLetterNotes:
     """Reads and adds; the table is made with the first note."""
 
     def __init__(self, store: Store, consumer_group: str) -> None:
-        """`consumer_group` is its stored name; open nothing yet."""
+        """`consumer_group` is its stored name; open nothing yet. Raises: InvalidNameError."""
         self._store, self._group = store, consumer_group
+        self._name = DEAD_LETTERS + check_stored_group(consumer_group, "consumer_group")
 
     def read(self) -> Noted:
         """All that was noted; 0 commits. Raises: StorageError."""
-        register = self._store.dead_letter_register(self._group)
-        value = {} if register is None else register.read().value
+        register = self._store.tables.register(self._name)
+        value = register.read().value if register.exists else {}
         return Noted(
             OffsetRanges.from_value(value.get(PURGED, ())),
             OffsetRanges.from_value(value.get(REPLAYED, ())),
@@ -54,7 +57,7 @@ class DeadLetterNotes:
 
         Raises: CommitConflictError, StorageError.
         """
-        register = self._store.made_dead_letter_register(self._group)
+        register = self._store.tables.register(self._name, create=True)
         for attempt in range(self._store.config.commit_attempts):
             seen = register.read()
             try:

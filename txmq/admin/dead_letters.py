@@ -144,7 +144,7 @@ class DeadLetters:
         self._store = store
         self._clock: Clock = clock or SystemClock()
         self._topic = dead_letter_topic(self.consumer_group)
-        self._table = store.table_at(f"topics/{self._topic}")
+        self._table = store.tables.table_at(f"topics/{self._topic}")
         self._notes = DeadLetterNotes(store, self.consumer_group)
 
     # --- looks --------------------------------------------------------------------------------

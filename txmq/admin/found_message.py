@@ -46,7 +46,7 @@ class FoundMessage:
     """One message and everything that tells where it is.
 
     Attributes:
-        topic: its stored name; see `namespaces`.
+        topic: its stored name; see `txmq.message.names`.
         body: only where it was asked for.
         is_half: whether its half is there still.
         ordinary: sent without a local transaction; None without a half.

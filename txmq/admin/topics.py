@@ -28,10 +28,10 @@ from txmq.errors import (
 from txmq.maintenance.topic_retention import topic_begins
 from txmq.message.names import (
     SCHEDULE_TOPIC,
-    check_readable_topic,
     check_stored_topic,
     is_group_topic,
     stored_name,
+    stored_topic,
 )
 from txmq.publish.progress import ParkedTopic, Progress
 from txmq.results import plain
@@ -150,11 +150,11 @@ class Topics:
             check_spelling(topic, names)
             if topic in names:
                 raise TopicExistsError("topic", topic, "it is there already; alter it instead")
-            self._store.check_body_schema(topic, settings.body_schema)
+            self._store.tables.check_body_schema(topic, settings.body_schema)
             return known.with_settings(topic, settings)
 
         self._swap(created)
-        self._store.create_topic(topic)
+        self._store.tables.create_topic(topic)
         return settings
 
     def alter(  # noqa: PLR0913 - each is one setting
@@ -191,12 +191,12 @@ class Topics:
             )
             _check_queues(before, after, force=force)
             if not isinstance(body, Keep):
-                self._store.check_body_schema(topic, after.body_schema)
+                self._store.tables.check_body_schema(topic, after.body_schema)
             return known.with_settings(topic, after)
 
         settings = self._swap(altered).settings[topic]
         if not isinstance(body, Keep):
-            self._store.create_topic(topic)
+            self._store.tables.create_topic(topic)
         return settings
 
     def delete(self, topic: str, *, apply: bool = False) -> TopicDeletion:
@@ -211,7 +211,7 @@ class Topics:
 
         Raises: TopicInUseError, TopicNotFoundError, InvalidNameError, StorageError.
         """
-        topic = self._checked(_own_topic(topic), self._store.topic_register().read())
+        topic = self._checked(_own_topic(topic), self._store.tables.topic_register().read())
         return delete_topic(self._store, topic, self._clock, apply=apply)
 
     def rebuild(self, topic: str, *, apply: bool = False) -> TopicRebuild:
@@ -223,7 +223,7 @@ class Topics:
         Raises: TopicNotRebuiltError, PayloadMissingError, TopicNotFoundError, InvalidNameError,
             CommitConflictError, StorageError.
         """
-        name = _any_topic(topic)
+        name = stored_topic(topic)
         if name == SCHEDULE_TOPIC:
             rule = "the schedule holds what nothing else may hold any more; it is not rebuilt"
             raise ReservedNameError("topic", name, rule)
@@ -233,7 +233,7 @@ class Topics:
 
     def all(self) -> tuple[TopicSummary, ...]:
         """All topics by name, system topics too. Commits: 0. Raises: StorageError."""
-        known, parked = self._store.topic_register().read(), self._parked()
+        known, parked = self._store.tables.topic_register().read(), self._parked()
         names = sorted({*self._store.topics(), *known.settings})
         return tuple(self._summary(name, known, parked) for name in names)
 
@@ -243,10 +243,10 @@ class Topics:
         Reads: state/topics, state/publisher, state/maintenance, the topic's log and two of its
         files. Commits: 0. Raises: TopicNotFoundError, InvalidNameError, StorageError.
         """
-        known, parked = self._store.topic_register().read(), self._parked()
-        name = self._checked(_any_topic(topic), known)
+        known, parked = self._store.tables.topic_register().read(), self._parked()
+        name = self._checked(stored_topic(topic), known)
         summary = self._summary(name, known, parked)
-        log = self._store.topic_log(name, self._store.op_log().table.table_id)
+        log = self._store.tables.topic_log(name, self._store.tables.op_log().table.table_id)
         is_there = log.table.exists()
         ranges = log.table.ranges("op_version") if is_there else []
         return TopicDescription(
@@ -277,7 +277,7 @@ class Topics:
         )
 
     def _files(self, topic: str) -> list[DataFile]:
-        table = self._store.table_at(f"topics/{topic}")
+        table = self._store.tables.table_at(f"topics/{topic}")
         return table.files() if table.exists() else []
 
     def _settings(self, topic: str, known: RegisteredTopics) -> TopicSettings:
@@ -291,13 +291,13 @@ class Topics:
         return topic
 
     def _parked(self) -> Mapping[str, ParkedTopic]:
-        value = self._store.register("publisher").read().value
-        return Progress.from_value(value, self._store.op_log().table).parked if value else {}
+        value = self._store.tables.register("publisher").read().value
+        return Progress.from_value(value, self._store.tables.op_log().table).parked if value else {}
 
     def _swap(self, change: Callable[[RegisteredTopics], RegisteredTopics]) -> RegisteredTopics:
         """What is known after a change; where another operator was faster, it is asked again."""
-        change(self._store.topic_register().read())
-        register = self._store.topic_register(create=True)
+        change(self._store.tables.topic_register().read())
+        register = self._store.tables.topic_register(create=True)
         for _ in range(self._store.config.commit_attempts):
             try:
                 after = change(register.read())
@@ -311,11 +311,6 @@ class Topics:
 def _own_topic(topic: object) -> str:
     """The stored name of a topic of users; one in a namespace is given as `tenant%name`."""
     return check_stored_topic(stored_name(topic) if isinstance(topic, str) else topic)
-
-
-def _any_topic(topic: object) -> str:
-    """As `_own_topic`, for system topics too."""
-    return check_readable_topic(stored_name(topic) if isinstance(topic, str) else topic)
 
 
 def _not_found(topic: str) -> TopicNotFoundError:

@@ -24,7 +24,7 @@ from txmq.check.rules import (
     next_check_ms,
     next_try_ms,
 )
-from txmq.check.standing import check_standing
+from txmq.check.standing import standing_of_row
 from txmq.columns import DistinctRows, Groups, Integers, first_of_each, integers
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing
 from txmq.listeners.outcomes import Answered, NotReached, Outcome, Reason, outcome_of
@@ -155,7 +155,7 @@ def _decision(case: Mapping[str, Any], clock_ms: int, config: Config) -> Decisio
     settings = config.of_group(case["producer_group"])
     now = {name.removeprefix("now_"): case[name] for name in case if name.startswith("now_")}
     due = due_row({**case, "transaction_id": ""})
-    return decide(due, check_standing(now), clock_ms, settings)
+    return decide(due, standing_of_row(now), clock_ms, settings)
 
 
 def _first_kept(transaction_ids: pa.ChunkedArray, is_kept: Any) -> Any:

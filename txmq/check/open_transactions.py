@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from txmq.check.due import DUE
 from txmq.check.rules import IMMUNITY_MAX_S
-from txmq.check.standing import CheckStandings
+from txmq.check.standing import StandingReader
 from txmq.clock import Clock, SystemClock, affine
 from txmq.columns import DistinctRows, Groups, Integers, flags, integers
 from txmq.delta.schemas import HEAD_SEQUENCE, MICROSECONDS_UTC
@@ -94,8 +94,9 @@ class OpenTransactions:
         """Deadlines are times of the store; an AffineClock shows them as its own."""
         self._config = store.config
         self._clock = clock
-        self._half = store.half_log().table
-        self._standings = CheckStandings(store)
+        self._logs = store.tables.logs()
+        self._half = self._logs.half.table
+        self._standings = StandingReader(self._logs, store.config)
 
     def read(self, clock_ms: int | None = None) -> pa.Table:
         """OPEN_TRANSACTIONS as of now; due by `clock_ms`."""
@@ -107,18 +108,15 @@ class OpenTransactions:
 
     def has_news(self) -> bool:
         """Whether halves or claims came since it was read; one look at one file name each."""
-        return self._half.has_news() or self._standings.op.table.has_news()
+        return self._half.has_news() or self._logs.op.table.has_news()
 
     # --- the anti-join -----------------------------------------------------------------------
 
     def _open(self, now_ms: int) -> tuple[pa.Table, pa.Table]:
-        """_HALVES and their STANDINGS.
-
-        The half log is read first: what is ended while this reads is then seen as ended.
-        """
-        rows = _readable_rows(self._half.refresh())
-        self._standings.refresh()
-        settled, op = self._standings.settled, self._standings.op
+        """_HALVES and their STANDINGS."""
+        self._logs.refresh_after_half()
+        settled, op = self._logs.settled, self._logs.op
+        rows = _readable_rows(self._half)
         facts = without_deliveries(
             settled.table.read(settled.table.files(), ("transaction_id", "state"))
         )

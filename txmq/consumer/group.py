@@ -10,6 +10,7 @@ from txmq.errors import StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue
 from txmq.store.store import Store
+from txmq.store.tables import CONSUMER_GROUP
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -36,15 +37,12 @@ class ConsumerGroup(SharedValue[GroupState]):
             raise StoreFormatError(self._name, problem) from error
 
 
-KIND = "group_"
-
-
 def group_in(store: Store, consumer_group: str, *, create: bool = False) -> ConsumerGroup:
     """Members and offsets of a consumer group by its stored name."""
     name = check_stored_group(consumer_group, "consumer_group")
-    return ConsumerGroup(name, store.group_register(KIND, name, create=create))
+    return ConsumerGroup(name, store.tables.register(CONSUMER_GROUP + name, create=create))
 
 
 def group_names(store: Store) -> list[str]:
     """Stored names of the consumer groups that a member has ever joined."""
-    return store.groups_of(KIND)
+    return store.tables.groups_with(CONSUMER_GROUP)

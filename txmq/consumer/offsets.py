@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
@@ -15,12 +15,13 @@ from txmq.consumer.rules import ConsumeFromWhere
 from txmq.delta.files import FilePart
 from txmq.delta.storage import Table
 from txmq.errors import ConfigError, OffsetOutOfRangeError, shown
+from txmq.message.names import topic_in_namespace
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK
 
 OffsetsByTopic = Mapping[str, Mapping[int, int]]
 
-PLACE_COLUMNS = ("queue_id", "queue_offset")
+POSITION_COLUMNS = ("queue_id", "queue_offset")
 NONE = -1
 
 
@@ -33,7 +34,7 @@ class TopicOffsets:
 
     def __init__(self, store: Store, topic: str) -> None:
         """Open the table where it is there."""
-        table = store.table_at(f"topics/{topic}")
+        table = store.tables.table_at(f"topics/{topic}")
         self._table = table if table.exists() else None
 
     def queue_count(self) -> int:
@@ -51,7 +52,7 @@ class TopicOffsets:
         if self._table is None:
             return ends
         wanted = {queue: 0 for queue, end in ends.items() if end}
-        return {**ends, **live_offsets(self._table.parts(PLACE_COLUMNS), self._table, wanted)}
+        return {**ends, **live_offsets(self._table.parts(POSITION_COLUMNS), self._table, wanted)}
 
     def at(self, queues: Iterable[int], moment_ms: int) -> dict[int, int]:
         """The first offset of each queue that was stored at a moment or later; else the next."""
@@ -92,8 +93,8 @@ def live_offsets(
 def _smallest(
     table: Table, part: FilePart, queues: Sequence[int], wanted: Mapping[int, int]
 ) -> dict[int, int]:
-    rows = table.read([part.file], PLACE_COLUMNS)
-    queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+    rows = table.read([part.file], POSITION_COLUMNS)
+    queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
     found = {}
     for queue in queues:
         own = offsets[(queue_ids == queue) & (offsets >= wanted[queue])]
@@ -124,11 +125,11 @@ def _offsets_at(table: Table, moment_ms: int) -> dict[int, int]:
         table.ranges("op_version"), key=lambda one: (one.high is None, one.high or 0), reverse=True
     )
     for one in newest_first:
-        rows = table.read([one.file], (*PLACE_COLUMNS, "store_timestamp"))
+        rows = table.read([one.file], (*POSITION_COLUMNS, "store_timestamp"))
         rows = rows.filter(pc.greater_equal(rows["store_timestamp"], timestamp(moment_ms)))
         if not rows.num_rows and one.high is not None:
             break
-        queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+        queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
         for queue in np.unique(queue_ids).tolist():
             lowest = int(offsets[queue_ids == queue].min())
             found[queue] = min(lowest, found.get(queue, lowest))
@@ -161,6 +162,18 @@ class StartPoint:
             problem = "from_where must be a ConsumeFromWhere or offsets by topic and queue"
             raise ConfigError([f"{problem}, not {shown(from_where)}"])
         return cls(ConsumeFromWhere.FIRST_OFFSET, offsets=_checked(from_where))
+
+    def in_namespace(self, namespace: str | None) -> StartPoint:
+        """The same with stored names, for offsets by the names that a namespace gives to topics.
+
+        Raises: InvalidNameError.
+        """
+        if self.offsets is None:
+            return self
+        offsets = {
+            topic_in_namespace(topic, namespace): queues for topic, queues in self.offsets.items()
+        }
+        return replace(self, offsets=offsets)
 
     def check(self, store: Store, topics: Collection[str]) -> None:
         """Raise ConfigError or OffsetOutOfRangeError for offsets that no new group can begin at."""

@@ -200,12 +200,20 @@ class PinnedTable:
 
     def _carry_marks_of(self, version: int) -> bool:
         """Update known marks from one commit; false where the commit cannot be read."""
+        marks = self.marks_of(version)
+        if marks is None:
+            return False
+        self._marks.update({name: marks[name] for name in marks.keys() & self._marks.keys()})
+        return True
+
+    def marks_of(self, version: int) -> dict[str, int] | None:
+        """The marks of the commit of one version; None where it is missing."""
         commit = self.commit_bytes(version)
-        for line in (commit or b"").splitlines():
-            mark = json.loads(line).get("txn") if b'"txn"' in line else None
-            if mark is not None and mark["appId"] in self._marks:
-                self._marks[mark["appId"]] = int(mark["version"])
-        return commit is not None
+        if commit is None:
+            return None
+        actions = [json.loads(line) for line in commit.splitlines() if b'"txn"' in line]
+        marks = [action["txn"] for action in actions if "txn" in action]
+        return {mark["appId"]: int(mark["version"]) for mark in marks}
 
     def has_news(self) -> bool:
         """Whether a version after the pinned one exists; one lookup of a file name."""

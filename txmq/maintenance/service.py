@@ -1,4 +1,4 @@
-"""Maintenance: keeps every table small while everything runs; it alone cleans (DESIGN section 8).
+"""Maintenance: keeps every table small while everything runs; it alone cleans (decision 0011).
 
 Compaction, checkpoints, log clean-up with the data files that it sets free, retention, and what
 killed processes left behind. Each step is one that any reader and any writer may meet at any time,
@@ -172,9 +172,9 @@ class Maintenance:
         return result + self._attempt("checkpoints", removed)
 
     def _all_tables(self) -> Iterator[tuple[str, Table]]:
-        for path in self.store.table_paths():
+        for path in self.store.tables.table_paths():
             if path not in self._tables:
-                self._tables[path] = self.store.table_at(path)
+                self._tables[path] = self.store.tables.table_at(path)
             yield path, self._tables[path]
 
     def _attempt(self, name: str, work: Callable[[], MaintenanceResult]) -> MaintenanceResult:

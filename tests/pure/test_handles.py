@@ -1,0 +1,266 @@
+"""Handles of services: a query that breaks is started anew, and every end is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.reading import wait_until
+from txmq import handles as service
+from txmq.broker import Broker, BrokerHandle
+from txmq.handles import BREAKS_MAX, Restarting, StreamHandle, ThreadHandle
+from txmq.store.store import Store
+
+
+class Query:
+    """Runs until it is broken or stopped; all share one flag to stop, as those of a service do."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self.is_alive, self.exception, self.stops = True, None, 0
+        self.is_forgotten = False
+        self._stopping = stopping
+
+    def break_down(self, failure: Exception) -> None:
+        self.exception, self.is_alive = failure, False  # type: ignore[assignment]
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.is_alive, self.stops = False, self.stops + 1
+
+    def forget(self) -> None:
+        self.is_forgotten = True
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[Query]:
+    monkeypatch.setattr(service, "LOOK_INTERVAL_S", 0.001)
+    return []
+
+
+def running(
+    queries: list[Query],
+    is_final: Callable[[Any], bool] = lambda _: False,
+    *,
+    breaks: bool = False,
+) -> Restarting:
+    stopping = threading.Event()
+
+    def start() -> Any:
+        queries.append(Query(stopping))
+        if breaks:
+            queries[-1].break_down(OSError("broken at once"))
+        return queries[-1]
+
+    return Restarting(start, stopping, is_final)
+
+
+def test_broken_query_is_started_anew(queries: list[Query]) -> None:
+    handle = running(queries)
+    queries[0].break_down(OSError("no checkpoint"))
+    wait_until(lambda: len(queries) == 2)
+
+    queries[1].break_down(OSError("no checkpoint again"))
+    wait_until(lambda: len(queries) == 3)
+
+    assert handle.is_alive
+    assert handle.exception is None
+    handle.stop()
+    assert [query.stops for query in queries] == [0, 0, 1]
+    assert [query.is_forgotten for query in queries] == [True, True, False]
+    assert not handle.is_alive
+
+
+def test_final_failure_ends_it(queries: list[Query]) -> None:
+    handle = running(queries, is_final=lambda failure: "restored" in str(failure))
+    queries[0].break_down(OSError("the op log was restored"))
+    wait_until(lambda: not handle.is_alive)
+
+    assert "restored" in str(handle.exception)
+    assert len(queries) == 1
+    handle.stop()
+
+
+def test_query_that_breaks_again_and_again_ends_it(queries: list[Query]) -> None:
+    handle = running(queries, breaks=True)
+    wait_until(lambda: not handle.is_alive)
+
+    assert "at once" in str(handle.exception)
+    assert len(queries) == BREAKS_MAX + 1
+    handle.stop()
+
+
+def test_start_that_fails_ends_it(queries: list[Query]) -> None:
+    handle = running(queries)
+    monkey = RuntimeError("no Java")
+
+    def failing() -> Any:
+        raise monkey
+
+    handle._start = failing
+    queries[0].break_down(OSError("no checkpoint"))
+    wait_until(lambda: not handle.is_alive)
+
+    assert handle.exception is monkey
+
+
+def test_start_whose_checkpoint_is_deleted_meanwhile_is_tried_again(queries: list[Query]) -> None:
+    stopping = threading.Event()
+
+    def start() -> Any:
+        queries.append(Query(stopping))
+        if len(queries) in (1, 3):
+            message = "no such file"
+            raise RuntimeError(message)
+        return queries[-1]
+
+    handle = Restarting(start, stopping, lambda _: False)
+    assert len(queries) == 2
+    queries[1].break_down(OSError("no checkpoint"))
+    wait_until(lambda: len(queries) == 4)
+
+    assert handle.is_alive
+    handle.stop()
+
+
+def test_first_start_that_fails_again_and_again_is_an_error(queries: list[Query]) -> None:
+    def start() -> Any:
+        queries.append(Query(threading.Event()))
+        message = "no such folder"
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match="no such folder"):
+        Restarting(start, threading.Event(), lambda _: False)
+    assert len(queries) == BREAKS_MAX + 1
+
+
+class Ended:
+    """A query whose Java was killed."""
+
+    isActive = False  # noqa: N815 - Spark's name
+
+
+def test_query_is_not_stopped_before_its_last_batch_has_ended() -> None:
+    # Python would end under the batch, by a signal.
+    in_batch, forgotten = threading.Lock(), threading.Event()
+    handle = StreamHandle(Ended(), threading.Event(), in_batch, forgotten.set)
+    with in_batch:
+        stopper = threading.Thread(target=handle.stop)
+        stopper.start()
+        stopper.join(timeout=0.1)
+        has_waited = stopper.is_alive() and not forgotten.is_set()
+    stopper.join()
+
+    assert has_waited
+    assert forgotten.is_set()
+
+
+def test_batch_that_hangs_does_not_keep_a_service_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "STOP_WAIT_S", 0.01)
+    in_batch, forgotten = threading.Lock(), threading.Event()
+    in_batch.acquire()
+
+    StreamHandle(Ended(), threading.Event(), in_batch, forgotten.set).stop()
+
+    assert forgotten.is_set()
+
+
+# --- threads and brokers --------------------------------------------------------------------------
+
+
+class Service(ThreadHandle):
+    """A thread whose turn or end fails as it is told."""
+
+    def __init__(self, turn: BaseException | None = None, end: BaseException | None = None) -> None:
+        super().__init__("test", 0.001)
+        self._turn_failure, self._end_failure = turn, end
+        self.begin()
+
+    def _turn(self) -> None:
+        if self._turn_failure is not None:
+            raise self._turn_failure
+
+    def _end(self) -> None:
+        if self._end_failure is not None:
+            raise self._end_failure
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), MemoryError()])
+def test_whatever_ends_a_thread_is_its_exception(failure: BaseException) -> None:
+    handle = Service(turn=failure)
+    wait_until(lambda: not handle.is_alive)
+
+    assert handle.exception is failure
+
+
+def test_end_that_fails_is_the_exception_of_its_thread() -> None:
+    failure = OSError("progress not kept")
+    handle = Service(end=failure)
+    handle.stop()
+
+    assert handle.exception is failure
+
+
+def test_turn_that_fails_is_told_before_an_end_that_fails() -> None:
+    turn = OSError("turn")
+    handle = Service(turn=turn, end=OSError("end"))
+    wait_until(lambda: not handle.is_alive)
+
+    assert handle.exception is turn
+
+
+class Started:
+    """A service of a broker that notes when it was stopped."""
+
+    is_alive, exception = True, None
+
+    def __init__(self, name: str, stopped: list[str], failure: Exception | None = None) -> None:
+        self._name, self._stopped, self._failure = name, stopped, failure
+
+    def stop(self) -> None:
+        self._stopped.append(self._name)
+        if self._failure is not None:
+            raise self._failure
+
+
+def test_service_that_cannot_stop_holds_up_no_other() -> None:
+    stopped: list[str] = []
+    failure = OSError("no Java")
+    handle = BrokerHandle(
+        {
+            "publisher": Started("publisher", stopped),
+            "check service": Started("check service", stopped, failure),
+            "maintenance": Started("maintenance", stopped),
+        }
+    )
+
+    with pytest.raises(OSError, match="no Java"):
+        handle.stop()
+
+    assert stopped == ["maintenance", "check service", "publisher"]
+
+
+@pytest.mark.parametrize("broken", ["check_service", "delay_service", "maintenance"])
+def test_broker_that_cannot_start_all_services_runs_none(
+    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broker, stopped = Broker(Store.create(tmp_path / "store")), list[str]()
+    for name in ("publisher", "check_service", "delay_service", "maintenance"):
+        monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
+
+    def failing() -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(getattr(broker, broken), "start", failing)
+    with pytest.raises(RuntimeError, match="can't start"):
+        broker.start()
+
+    services = ["publisher", "check_service", "delay_service", "maintenance"]
+    assert stopped == services[: services.index(broken)][::-1]
