@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.memory_table import MemoryStore
 from tests.kit.reading import wait_until
 from txmq import handles as service
 from txmq.broker import Broker, BrokerHandle
 from txmq.handles import BREAKS_MAX, Restarting, StreamHandle, ThreadHandle
-from txmq.store.store import Store
 
 
 class Query:
@@ -248,9 +247,9 @@ def test_service_that_cannot_stop_holds_up_no_other() -> None:
 
 @pytest.mark.parametrize("broken", ["check_service", "delay_service", "maintenance"])
 def test_broker_that_cannot_start_all_services_runs_none(
-    broken: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker, stopped = Broker(Store.create(tmp_path / "store")), list[str]()
+    broker, stopped = Broker(MemoryStore()), list[str]()
     for name in ("publisher", "check_service", "delay_service", "maintenance"):
         monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
 
