@@ -127,7 +127,7 @@ class DatabaseListener:
         try:
             markers = MarkerTable(connection, self._table)
             if markers.commits_by_itself:
-                problem = "the listener's connection commits each statement by itself"
+                problem = "the listener's connection is in autocommit"
                 raise EnvironmentProblemError(problem, "Connect without autocommit.")
             yield connection, markers
         finally:

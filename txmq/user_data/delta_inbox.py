@@ -19,8 +19,8 @@ from txmq.user_data.delta_marker import (
     APP_ID_SETTING,
     VERSION_OPTION,
     VERSION_SETTING,
+    MarkedStatement,
     MarkedTable,
-    OneStatement,
     SqlStatement,
     session_settings,
 )
@@ -177,7 +177,7 @@ class DeltaInbox:
             self._table.location, "a mark is on one statement, Spark skips the next"
         )
         with session_settings(spark, {APP_ID_SETTING: name, VERSION_SETTING: str(batch_id)}):
-            yield OneStatement(spark, second)
+            yield MarkedStatement(spark, second)
 
     def is_done(self, batch_id: int, *, checkpoint: str) -> bool:
         """Whether a micro-batch has taken effect. Raises: InboxError, StorageError."""
