@@ -28,7 +28,7 @@ class ConsumerGroup(SharedValue[GroupState]):
 
     def __init__(self, name: str, register: Register) -> None:
         """`name` is the stored name; the first member that joins creates the table."""
-        super().__init__(register, f"state/{KIND}{name}", self._read, value_of)
+        super().__init__(register, f"state/{CONSUMER_GROUP}{name}", self._read, value_of)
         self.name = name
 
     @property
