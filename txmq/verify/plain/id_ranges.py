@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 # Of all tables together; a message alone in its transaction has a row in each of four tables.
-RANGE_ROWS = 1_000_000
+RANGE_ROWS = 500_000
 # Every so many rows of a row group one id is kept, to tell where ranges begin.
 SAMPLE_ROWS = 1_000
 
