@@ -16,7 +16,7 @@ from bench.messages import GROUP, one_message_transactions
 from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from tests import databases
+from tests.kit import databases
 from txmq.check.recheck import RecheckJob
 from txmq.clock import SystemClock
 from txmq.listeners.database import DatabaseListener

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from txmq.clock import timestamp
 from txmq.delta.pinned import pause
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Offsets = npt.NDArray[np.int64]
 
@@ -125,3 +128,9 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             merged.append((first, end))
     return tuple(merged)
+
+
+def offsets_of(rows: pa.Table) -> Offsets:
+    """The column `queue_offset` of `rows`."""
+    offsets: Offsets = rows["queue_offset"].to_numpy().astype(np.int64)
+    return offsets

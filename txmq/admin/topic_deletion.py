@@ -6,8 +6,7 @@ and not to nothing, so a message that comes after all is shown and not lost.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +20,7 @@ from txmq.lifecycle import FINAL_STATES, TransactionState
 from txmq.maintenance.topic_retention import tell_topic_begin
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.progress import Progress
+from txmq.results import Plain
 from txmq.store.settled import NOTHING, SettledLog, last_facts
 from txmq.store.store import Store
 from txmq.store.typed import set_body_schema
@@ -29,7 +29,7 @@ _AT_REST = pa.array([state.value for state in (*FINAL_STATES, TransactionState.D
 
 
 @dataclass(frozen=True, slots=True)
-class TopicDeletion:
+class TopicDeletion(Plain):
     """What a deletion takes away, or has taken.
 
     Attributes:
@@ -43,10 +43,6 @@ class TopicDeletion:
     size_bytes: int
     op_version: int
     is_written: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> TopicDeletion:
@@ -122,7 +118,7 @@ def unfinished(store: Store, topic: str, version: int) -> pa.Array:
     """
     # Half and schedule first: an end that comes between the two looks is then known.
     ids, scheduled = _naming(store, topic), _scheduled(store, topic)
-    settled = store.settled_log(store.op_log().table.table_id)
+    settled = store.logs().settled
     facts = last_facts(settled.facts_of(ids))
     at_rest = pc.and_(
         pc.is_in(facts["state"], value_set=_AT_REST), pc.less_equal(facts["op_version"], version)

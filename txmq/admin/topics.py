@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from txmq.admin.rebuild_landing import rebuild_topic
+from txmq.admin.rebuild_compare import TopicRebuild
+from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topic_deletion import TopicDeletion, delete_topic
-from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.files import DataFile, FileRange
-from txmq.delta.storage import Table
+from txmq.delta.reading import ReadTable
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -28,12 +28,13 @@ from txmq.errors import (
 from txmq.maintenance.topic_retention import topic_begins
 from txmq.message.names import (
     SCHEDULE_TOPIC,
-    check_readable_topic,
     check_stored_topic,
     is_group_topic,
     stored_name,
+    stored_topic,
 )
 from txmq.publish.progress import ParkedTopic, Progress
+from txmq.results import plain
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog
@@ -68,15 +69,9 @@ class TopicSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            "topic": self.topic,
-            **self.settings.to_value(),
-            "is_registered": self.is_registered,
-            "is_system": self.is_system,
-            "rows": self.rows,
-            "size_bytes": self.size_bytes,
-            "is_parked": self.is_parked,
-        }
+        values = plain(self)
+        del values["settings"]
+        return {"topic": values.pop("topic"), **self.settings.to_value(), **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +98,10 @@ class TopicDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        parked = self.parked
-        return {
-            **self.summary.to_dict(),
-            "files": self.files,
-            "next_offsets": {str(queue): at for queue, at in self.next_offsets.items()},
-            "oldest": _iso(self.oldest),
-            "newest": _iso(self.newest),
-            "op_version": self.op_version,
-            "begin": self.begin,
-            "parked": None if parked is None else _parked_value(parked),
-        }
+        values = plain(self)
+        del values["summary"]
+        parked = None if self.parked is None else _parked_value(self.parked)
+        return {**self.summary.to_dict(), **values, "parked": parked}
 
 
 class Topics:
@@ -235,7 +223,7 @@ class Topics:
         Raises: TopicNotRebuiltError, PayloadMissingError, TopicNotFoundError, InvalidNameError,
             CommitConflictError, StorageError.
         """
-        name = _any_topic(topic)
+        name = stored_topic(topic)
         if name == SCHEDULE_TOPIC:
             rule = "the schedule holds what nothing else may hold any more; it is not rebuilt"
             raise ReservedNameError("topic", name, rule)
@@ -256,7 +244,7 @@ class Topics:
         files. Commits: 0. Raises: TopicNotFoundError, InvalidNameError, StorageError.
         """
         known, parked = self._store.topic_register().read(), self._parked()
-        name = self._checked(_any_topic(topic), known)
+        name = self._checked(stored_topic(topic), known)
         summary = self._summary(name, known, parked)
         log = self._store.topic_log(name, self._store.op_log().table.table_id)
         is_there = log.table.exists()
@@ -325,11 +313,6 @@ def _own_topic(topic: object) -> str:
     return check_stored_topic(stored_name(topic) if isinstance(topic, str) else topic)
 
 
-def _any_topic(topic: object) -> str:
-    """As `_own_topic`, for system topics too."""
-    return check_readable_topic(stored_name(topic) if isinstance(topic, str) else topic)
-
-
 def _not_found(topic: str) -> TopicNotFoundError:
     return TopicNotFoundError(topic, "is not there; see txmq topics list")
 
@@ -357,7 +340,7 @@ def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
     return log.next_offsets(range(max([queue_nums, *(high + 1 for high in highs)])))
 
 
-def _edge(table: Table, ranges: list[FileRange], *, newest: bool) -> datetime | None:
+def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
     """When the first or the last message was stored: later claims are published later."""
     known = [one for one in ranges if one.high is not None]
     if not known:
@@ -375,7 +358,3 @@ def _parked_value(parked: ParkedTopic) -> dict[str, Any]:
         "since": timestamp(parked.since_ms).isoformat(),
         "attempts": parked.attempts,
     }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from txmq.consumer.places import Handed, first_offsets
+from txmq.consumer.positions import QueueMessage, first_offsets
 from txmq.consumer.rules import ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.message.received import ReceivedMessage
+from txmq.results import Sum
 
 logger = logging.getLogger(__name__)
 
@@ -27,22 +28,18 @@ class SendsBack(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumeResult:
+class ConsumeResult(Sum):
     """What a handler was given: `consumed` messages, of which `sent_back` come again later."""
 
     consumed: int = 0
     sent_back: int = 0
-
-    def __add__(self, other: ConsumeResult) -> ConsumeResult:
-        """The sum of two."""
-        return ConsumeResult(self.consumed + other.consumed, self.sent_back + other.sent_back)
 
 
 class Batch:
     """What was handed out and waits for the handler, and what it could not handle."""
 
     def __init__(
-        self, handed: Iterable[Handed], handler: Handler, replays: Mapping[TopicQueue, int]
+        self, handed: Iterable[QueueMessage], handler: Handler, replays: Mapping[TopicQueue, int]
     ) -> None:
         """`replays` says how often the group went back in a queue."""
         self._waiting, self._handler, self._replays = deque(handed), handler, replays

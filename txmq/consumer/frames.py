@@ -54,7 +54,7 @@ class OffsetRange(NamedTuple):
         return self.end - self.start
 
 
-def halves(ranges: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+def split_in_two(ranges: Sequence[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
     """The first and the second half of the messages; each queue stays in its order."""
     left = sum(each.messages for each in ranges) // 2
     first, second = [], []
@@ -87,7 +87,7 @@ class RangeConsumer(PullConsumer):
         self._keep_up()
         ranges: list[OffsetRange] = []
         failure: TxmqError | None = None
-        for queue, place in self._places.in_turn():
+        for queue, place in self._positions.in_turn():
             left = max_messages - sum(each.messages for each in ranges)
             if left and not self._is_paused(queue) and queue not in self._member.held.surplus:
                 try:
@@ -100,7 +100,7 @@ class RangeConsumer(PullConsumer):
         if failure is not None and not ranges:
             raise failure
         for queue, _, end in ranges:
-            self._places.hand_out(queue, end)
+            self._positions.hand_out(queue, end)
         return ranges if self._member.may_serve else []
 
     def _end_of(self, queue: TopicQueue, position: int) -> int:
@@ -121,7 +121,7 @@ class RangeConsumer(PullConsumer):
         rest = {queue: handled.get(queue, start) for queue, start, _ in ranges}
         rest = {queue: at for queue, at in rest.items() if at < _end(ranges, queue)}
         self._commit(rest)
-        self._places.give_again(rest)
+        self._positions.give_again(rest)
 
     def failed(self, one: OffsetRange, reason: str | Exception) -> FailedMessage | None:
         """One message that could not be handled; None where the filter does not let it through."""
@@ -292,7 +292,7 @@ class _BatchRun:
         if reason is None:
             self._handled.update({each.queue: each.end for each in ranges})
         elif sum(each.messages for each in ranges) > 1:
-            for half in halves(ranges):
+            for half in split_in_two(ranges):
                 self._try(half)
         else:
             failed = self._consumer.failed(ranges[0], reason)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from txmq.clock import Clock
 from txmq.consumer.group import ConsumerGroup
 from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
-from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, TopicQueue, Turn
+from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, SwapResult, TopicQueue
 from txmq.errors import TxmqError
 from txmq.handles import ThreadHandle
 from txmq.store.catalog import TopicCatalog
@@ -34,7 +34,7 @@ Commits = Mapping[TopicQueue, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldQueues:
     """What a member may read now.
 
     Attributes:
@@ -74,10 +74,10 @@ class GroupMember:
         self._catalog, self._seen_queues = TopicCatalog(store), seen_queues
         self._lock = threading.RLock()
         self._me, self._state, self._lease_end_ms = _NOBODY, GroupState(), 0
-        self._held = Held()
+        self._held = HeldQueues()
         self._looked_s = self._asked_s = time.monotonic()
         self._told_of_namesake = False
-        self._heart: Heart | None = None
+        self._lease_renewal: LeaseRenewal | None = None
 
     @property
     def topics(self) -> list[str]:
@@ -92,9 +92,9 @@ class GroupMember:
         return self._lease_ms / 1000 * RENEWAL
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldQueues:
         """The queues that are this member's, as far as it knows; nothing once its lease is over."""
-        return self._held if self.may_serve else Held()
+        return self._held if self.may_serve else HeldQueues()
 
     @property
     def may_serve(self) -> bool:
@@ -119,9 +119,9 @@ class GroupMember:
             self._adopt(self._group.change(self._joined, self._clock.now_ms()))
             is_member = self._state.is_member(self._me)
         self._tell_of_namesake(is_member=is_member)
-        if is_member and self._heart is None:
-            self._heart = Heart(self, self._lease_ms / 1000 * HEARTBEAT)
-            self._heart.begin()
+        if is_member and self._lease_renewal is None:
+            self._lease_renewal = LeaseRenewal(self, self._lease_ms / 1000 * HEARTBEAT)
+            self._lease_renewal.begin()
         return is_member
 
     def _joined(self, state: GroupState) -> GroupState:
@@ -143,12 +143,12 @@ class GroupMember:
 
     def leave(self) -> None:
         """Give all queues to the others at once: one commit, or none where it was forgotten."""
-        if self._heart is not None:
-            self._heart.stop()
+        if self._lease_renewal is not None:
+            self._lease_renewal.stop()
         with self._lock:
             if self._me != _NOBODY:
                 self._group.change(lambda state: state.left(self._me), self._clock.now_ms())
-            self._me, self._held, self._lease_end_ms = _NOBODY, Held(), 0
+            self._me, self._held, self._lease_end_ms = _NOBODY, HeldQueues(), 0
 
     # --- living -----------------------------------------------------------------------------
 
@@ -173,18 +173,18 @@ class GroupMember:
             if not self._state.is_member(self._me):
                 return frozenset(commits) if self._joined_again() else None
             if self._is_due(RENEWAL) or self._is_unfair(busy):
-                return self.turn(commits, busy)
+                return self.swap(commits, busy)
             return None
 
-    def turn(self, commits: Commits, busy: Collection[TopicQueue] = ()) -> frozenset[TopicQueue]:
+    def swap(self, commits: Commits, busy: Collection[TopicQueue] = ()) -> frozenset[TopicQueue]:
         """One swap: commit, renew, share out. Returns the queues whose offsets were refused."""
         refused: frozenset[TopicQueue] = frozenset(commits)
 
         def changed(state: GroupState) -> GroupState:
             nonlocal refused
-            turned = self._turned(state, commits, busy)
-            refused = turned.refused
-            return self._with_starts(turned.state)
+            result = self._swapped(state, commits, busy)
+            refused = result.refused
+            return self._with_starts(result.state)
 
         with self._lock:
             self._asked_s = time.monotonic()
@@ -197,9 +197,9 @@ class GroupMember:
 
         def changed(state: GroupState) -> GroupState:
             nonlocal refused
-            turned = state.committed(self._me, offsets, may_go_back=True)
-            refused = turned.refused
-            return turned.state
+            result = state.committed(self._me, offsets, may_go_back=True)
+            refused = result.refused
+            return result.state
 
         with self._lock:
             self._adopt(self._group.change(changed, self._clock.now_ms()))
@@ -240,11 +240,13 @@ class GroupMember:
 
     # --- changes of the group ---------------------------------------------------------------
 
-    def _turned(self, state: GroupState, commits: Commits, busy: Collection[TopicQueue]) -> Turn:
+    def _swapped(
+        self, state: GroupState, commits: Commits, busy: Collection[TopicQueue]
+    ) -> SwapResult:
         now_ms = self._clock.now_ms()
         if not state.is_member(self._me):
-            return Turn(state, frozenset(commits))
-        return state.grown(self._queues()).turn(
+            return SwapResult(state, frozenset(commits))
+        return state.grown(self._queues()).swapped(
             self._me, now_ms=now_ms, lease_end_ms=now_ms + self._lease_ms,
             commits=commits, busy=busy,
         )  # fmt: skip
@@ -283,10 +285,10 @@ class GroupMember:
         """What the newest value says of us; `held` changes as a whole."""
         self._state = state
         if not state.is_member(self._me):
-            self._held, self._lease_end_ms = Held(), 0
+            self._held, self._lease_end_ms = HeldQueues(), 0
             return
         epochs = state.held_by(self._me)
-        self._held = Held(
+        self._held = HeldQueues(
             epochs,
             state.offsets_of(self.member_id),
             frozenset(state.surplus_of(self._me)),
@@ -295,7 +297,7 @@ class GroupMember:
         self._lease_end_ms = state.members[self.member_id].lease_end_ms
 
 
-class Heart(ThreadHandle):
+class LeaseRenewal(ThreadHandle):
     """Renews the lease of a member beside its other thread."""
 
     def __init__(self, member: GroupMember, interval_s: float) -> None:

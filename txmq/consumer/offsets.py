@@ -20,7 +20,7 @@ from txmq.store.topic import OFFSET_MARK
 
 OffsetsByTopic = Mapping[str, Mapping[int, int]]
 
-PLACE_COLUMNS = ("queue_id", "queue_offset")
+POSITION_COLUMNS = ("queue_id", "queue_offset")
 NONE = -1
 
 
@@ -51,7 +51,7 @@ class TopicOffsets:
         if self._table is None:
             return ends
         wanted = {queue: 0 for queue, end in ends.items() if end}
-        return {**ends, **live_offsets(self._table.parts(PLACE_COLUMNS), self._table, wanted)}
+        return {**ends, **live_offsets(self._table.parts(POSITION_COLUMNS), self._table, wanted)}
 
     def at(self, queues: Iterable[int], moment_ms: int) -> dict[int, int]:
         """The first offset of each queue that was stored at a moment or later; else the next."""
@@ -92,8 +92,8 @@ def live_offsets(
 def _smallest(
     table: Table, part: FilePart, queues: Sequence[int], wanted: Mapping[int, int]
 ) -> dict[int, int]:
-    rows = table.read([part.file], PLACE_COLUMNS)
-    queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+    rows = table.read([part.file], POSITION_COLUMNS)
+    queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
     found = {}
     for queue in queues:
         own = offsets[(queue_ids == queue) & (offsets >= wanted[queue])]
@@ -124,11 +124,11 @@ def _offsets_at(table: Table, moment_ms: int) -> dict[int, int]:
         table.ranges("op_version"), key=lambda one: (one.high is None, one.high or 0), reverse=True
     )
     for one in newest_first:
-        rows = table.read([one.file], (*PLACE_COLUMNS, "store_timestamp"))
+        rows = table.read([one.file], (*POSITION_COLUMNS, "store_timestamp"))
         rows = rows.filter(pc.greater_equal(rows["store_timestamp"], timestamp(moment_ms)))
         if not rows.num_rows and one.high is not None:
             break
-        queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+        queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
         for queue in np.unique(queue_ids).tolist():
             lowest = int(offsets[queue_ids == queue].min())
             found[queue] = min(lowest, found.get(queue, lowest))

@@ -27,7 +27,7 @@ from txmq.consumer.group import group_in
 from txmq.consumer.lag import QueueLag, lag_of_group
 from txmq.consumer.member import Commits, GroupMember
 from txmq.consumer.offsets import OffsetsByTopic, StartPoint, TopicOffsets, check_offset, moment_ms
-from txmq.consumer.places import Handed, Place, Places, first_offsets
+from txmq.consumer.positions import QueueMessage, QueuePosition, QueuePositions, first_offsets
 from txmq.consumer.reader import Run, TopicReader
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, GroupSettings, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack
@@ -45,12 +45,10 @@ from txmq.errors import (
 from txmq.handles import ThreadHandle
 from txmq.message.filter import MessageFilter
 from txmq.message.names import (
-    check_group,
     check_namespace,
-    check_readable_topic,
-    check_stored_group,
+    group_in_namespace,
+    topic_in_namespace,
     unwrapped,
-    wrapped,
 )
 from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog
@@ -132,8 +130,7 @@ class PullConsumer:
         """Check everything, then join the group: one commit, and one that makes a new group."""
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
-        own = wrapped(check_group(consumer_group, "consumer_group"), self.namespace)
-        self.consumer_group = check_stored_group(own, "consumer_group")
+        self.consumer_group = group_in_namespace(consumer_group, self.namespace, "consumer_group")
         self.mode = _checked_mode(mode)
         self.member_id = _checked_member_id(member_id, self.mode)
         self.clock: Clock = clock or SystemClock()
@@ -146,7 +143,7 @@ class PullConsumer:
         self._pid, self._is_closed, self._using = os.getpid(), False, threading.Lock()
         self._paused: set[TopicQueue] = set()
         self._paused_topics: set[str] = set()
-        self._places, self._has_raised = Places(), False
+        self._positions, self._has_raised = QueuePositions(), False
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         self._handle: ConsumerHandle | None = None
         self._group = group_in(store, self.consumer_group)
@@ -160,7 +157,7 @@ class PullConsumer:
         )  # fmt: skip
         self._readers = {topic: self._reader(topic, filters) for topic in self._member.topics}
         self._member.join()
-        self._places.follow(self._member.held)
+        self._positions.follow(self._member.held)
 
     def _filters(self, topics: Topics) -> dict[str, MessageFilter]:
         return {self._stored(topic): own for topic, own in filters_by_topic(topics).items()}
@@ -180,7 +177,7 @@ class PullConsumer:
         )
 
     def _stored(self, topic: str) -> str:
-        return check_readable_topic(wrapped(check_readable_topic(topic), self.namespace))
+        return topic_in_namespace(topic, self.namespace)
 
     def _shown(self, queue: TopicQueue) -> TopicQueue:
         return TopicQueue(unwrapped(queue.topic, self.namespace), queue.queue_id)
@@ -215,7 +212,7 @@ class PullConsumer:
         stopping: threading.Event | None = None,
         *,
         is_all_handled: bool = False,
-    ) -> list[Handed]:
+    ) -> list[QueueMessage]:
         """`is_all_handled`: what was handed out before may be committed on the way."""
         deadline_s = time.monotonic() + timeout_s
         self._keep_up(is_all_handled=is_all_handled)
@@ -239,25 +236,25 @@ class PullConsumer:
         """Look at the logs, of the group and of the topics, where it is some time ago."""
         now_s = time.monotonic()
         is_fresh = now_s - self._looked_s < LOOK_INTERVAL_S
-        if is_fresh and self._places.has_waiting() and self._member.may_serve:
+        if is_fresh and self._positions.has_waiting() and self._member.may_serve:
             return
         self._looked_s = now_s
         for reader in self._readers.values():
             reader.look()
-        commits = self._places.commits() if is_all_handled else self._places.idle_commits()
-        refused = self._member.keep_up(commits, () if is_all_handled else self._places.busy())
+        commits = self._positions.commits() if is_all_handled else self._positions.idle_commits()
+        refused = self._member.keep_up(commits, () if is_all_handled else self._positions.busy())
         if refused is not None:
             self._after_swap(commits, refused)
-        self._places.follow(self._member.held)
+        self._positions.follow(self._member.held)
         if now_s - self._looked_closely_s > self.store.config.consumer_lease_s:
             self._looked_closely_s = now_s
             for reader in self._readers.values():
                 reader.look_closely()
 
-    def _take(self, count: int) -> list[Handed]:
-        busy, handed, failure = self._places.busy(), list[Handed](), None
+    def _take(self, count: int) -> list[QueueMessage]:
+        busy, handed, failure = self._positions.busy(), list[QueueMessage](), None
         surplus = self._member.held.surplus
-        for queue, place in self._places.in_turn():
+        for queue, place in self._positions.in_turn():
             if self._is_paused(queue) or queue in surplus:
                 continue
             try:
@@ -269,14 +266,14 @@ class PullConsumer:
         # The lease may have ended while files were read.
         if not is_silent or not self._member.may_serve:
             taken = ((queue, message.queue_offset) for queue, message in handed)
-            self._places.undo(first_offsets(taken), busy)
+            self._positions.undo(first_offsets(taken), busy)
             handed = []
         self._has_raised = not is_silent
         if failure is not None and not is_silent:
             raise failure
         return handed
 
-    def _fill(self, queue: TopicQueue, place: Place) -> bool:
+    def _fill(self, queue: TopicQueue, place: QueuePosition) -> bool:
         """Read ahead; whether there is something to hand out."""
         reader = self._readers[queue.topic]
         while not place.has_waiting():
@@ -295,12 +292,12 @@ class PullConsumer:
             return self._commit()
 
     def _commit(self, unhandled: Mapping[TopicQueue, int] | None = None) -> CommitResult:
-        commits = self._places.commits(unhandled)
-        refused = self._member.turn(commits, tuple(unhandled or ())) if commits else frozenset()
+        commits = self._positions.commits(unhandled)
+        refused = self._member.swap(commits, tuple(unhandled or ())) if commits else frozenset()
         self._after_swap(commits, refused)
-        lost = refused | self._places.lost
-        self._places.lost = set()
-        self._places.follow(self._member.held)
+        lost = refused | self._positions.lost
+        self._positions.lost = set()
+        self._positions.follow(self._member.held)
         offsets = {q: offset for q, (_, offset) in commits.items() if q not in refused}
         return CommitResult(
             {self._shown(queue): offset for queue, offset in offsets.items()},
@@ -309,9 +306,9 @@ class PullConsumer:
 
     def _after_swap(self, commits: Commits, refused: frozenset[TopicQueue]) -> None:
         self._committed_s = time.monotonic()
-        self._places.note_committed(commits, refused)
+        self._positions.note_committed(commits, refused)
         for topic, reader in self._readers.items():
-            reader.forget_before(self._places.offsets(topic))
+            reader.forget_before(self._positions.offsets(topic))
 
     def send_back(
         self, message: ReceivedMessage, *, reason: str | BaseException, delay_level: int = 0
@@ -373,7 +370,7 @@ class PullConsumer:
         return self._handle
 
     def _handled(
-        self, handed: list[Handed], handler: Handler, stopping: threading.Event | None = None
+        self, handed: list[QueueMessage], handler: Handler, stopping: threading.Event | None = None
     ) -> ConsumeResult:
         """One after the other; what is left, or cannot be sent back, is handed out again."""
         batch = Batch(handed, handler, self._member.held.replays)
@@ -385,11 +382,11 @@ class PullConsumer:
                     self._commit(batch.unhandled())
             batch.send_back(self._send_back)
         finally:
-            self._places.give_again(batch.unhandled())
+            self._positions.give_again(batch.unhandled())
         return batch.result
 
     def _is_ours(self, queue: TopicQueue) -> bool:
-        place = self._places.get(queue)
+        place = self._positions.get(queue)
         return place is not None and self._member.held.epochs.get(queue) == place.epoch
 
     def push(self, handler: Handler, stopping: threading.Event) -> ConsumeResult:
@@ -456,12 +453,12 @@ class PullConsumer:
         with self._use():
             stored, at_ms = self._subscribed(topic), moment_ms(moment)
             self._keep_up()
-            own = [queue.queue_id for queue in self._places.queues if queue.topic == stored]
+            own = [queue.queue_id for queue in self._positions.queues if queue.topic == stored]
             found = TopicOffsets(self.store, stored).at(own, at_ms)
             self._seek({TopicQueue(stored, queue): offset for queue, offset in found.items()})
 
     def _seek(self, offsets: Mapping[TopicQueue, int]) -> None:
-        places = {queue: self._places.get(queue) for queue in offsets}
+        places = {queue: self._positions.get(queue) for queue in offsets}
         epochs = {queue: own.epoch for queue, own in places.items() if own is not None}
         commits = {queue: (epochs[queue], offsets[queue]) for queue in epochs}
         refused = self._member.seek(commits)
@@ -473,7 +470,7 @@ class PullConsumer:
 
     def _owned(self, queue: TopicQueue) -> TopicQueue:
         self._keep_up()
-        if self._places.get(queue) is None:
+        if self._positions.get(queue) is None:
             raise QueueNotOwnedError(queue.topic, queue.queue_id)
         return queue
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from txmq.columns import Integers, integers
 from txmq.consumer.offsets import (
     NONE,
-    PLACE_COLUMNS,
+    POSITION_COLUMNS,
     end_offset,
     live_offsets,
     lowest_offset,
@@ -43,7 +43,7 @@ SMALL_FILE_BYTES = 16 * 1024 * 1024
 KEPT_BYTES = 64 * 1024 * 1024
 # Queues may stand in different ones.
 KEPT_PARTS = 2
-KEPT_PLACES = 256
+KEPT_INDEXES = 256
 
 
 class MessageMask(Protocol):
@@ -75,14 +75,14 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class _PartIndex:
     """For each queue the offsets in a part of a file, sorted, and the rows that have them."""
 
     by_queue: Mapping[int, tuple[Integers, Integers]]
 
     @classmethod
-    def of(cls, rows: pa.Table) -> _Places:
-        queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+    def of(cls, rows: pa.Table) -> _PartIndex:
+        queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
         order = np.lexsort((offsets, queue_ids))
         names, first = np.unique(queue_ids[order], return_index=True)
         parts = np.split(order, first[1:])
@@ -136,7 +136,7 @@ class TopicReader:
         self._version, self._is_surely_absent = NONE, False
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
-        self._places: OrderedDict[FilePart, _Places] = OrderedDict()
+        self._indexes: OrderedDict[FilePart, _PartIndex] = OrderedDict()
         self._decoded: OrderedDict[FilePart, _Decoded] = OrderedDict()
 
     # --- following the log ------------------------------------------------------------------
@@ -197,7 +197,7 @@ class TopicReader:
             self._forget_all()
             return
         self._version = self._table.version
-        self._parts = sorted(self._table.parts(PLACE_COLUMNS), key=lowest_offset)
+        self._parts = sorted(self._table.parts(POSITION_COLUMNS), key=lowest_offset)
         self._hints = {}
         queues = {*range(queue_count(self._table)), *self.ends}
         self.ends = {queue: end_offset(self._table, queue) for queue in queues}
@@ -206,7 +206,7 @@ class TopicReader:
         self._table = self._store.table_at(f"topics/{self.topic}")
         self._version, self._is_surely_absent = NONE, False
         self.ends, self._parts, self._hints = {}, [], {}
-        self._places.clear()
+        self._indexes.clear()
         self._decoded.clear()
 
     def forget_before(self, offsets: Mapping[int, int]) -> None:
@@ -263,7 +263,7 @@ class TopicReader:
         end = self.ends.get(queue_id, 0)
         if self._version == NONE or offset >= end:
             return
-        parts = self._table.parts(PLACE_COLUMNS)
+        parts = self._table.parts(POSITION_COLUMNS)
         first = live_offsets(parts, self._table, {queue_id: offset}).get(queue_id, end)
         if first > offset:
             raise MessagesExpiredError(
@@ -274,7 +274,7 @@ class TopicReader:
     def _find(self, queue_id: int, offset: int) -> Run | None:
         """None also where a file is gone, so that nothing is concluded from what is left."""
         for part in self._candidates(queue_id, offset):
-            places = self._places_of(part)
+            places = self._index_of(part)
             if places is None:
                 return None
             rows = places.run(queue_id, offset)
@@ -299,7 +299,7 @@ class TopicReader:
         """The row groups of a large file, in its place from now on."""
         if not _is_to_split(part):
             return (part,)
-        groups = self._table.row_groups(part, PLACE_COLUMNS)
+        groups = self._table.row_groups(part, POSITION_COLUMNS)
         if groups is None:
             return (part,)
         number = self._parts.index(part)
@@ -317,21 +317,21 @@ class TopicReader:
 
     # --- what was read before ---------------------------------------------------------------
 
-    def _places_of(self, part: FilePart) -> _Places | None:
-        found = self._places.get(part)
+    def _index_of(self, part: FilePart) -> _PartIndex | None:
+        found = self._indexes.get(part)
         if found is None:
-            rows = self._rows_with_places(part)
+            rows = self._rows_with_positions(part)
             if rows is None:
                 return None
-            found = self._places[part] = _Places.of(rows)
-            while len(self._places) > KEPT_PLACES:
-                self._places.popitem(last=False)
-        self._places.move_to_end(part)
+            found = self._indexes[part] = _PartIndex.of(rows)
+            while len(self._indexes) > KEPT_INDEXES:
+                self._indexes.popitem(last=False)
+        self._indexes.move_to_end(part)
         return found
 
-    def _rows_with_places(self, part: FilePart) -> pa.Table | None:
+    def _rows_with_positions(self, part: FilePart) -> pa.Table | None:
         if part.file.size_bytes > SMALL_FILE_BYTES:
-            return self._table.read_part(part, PLACE_COLUMNS)
+            return self._table.read_part(part, POSITION_COLUMNS)
         decoded = self._decoded_of(part)
         return None if decoded is None else decoded.rows
 
@@ -360,7 +360,7 @@ def _in_order(part: FilePart, rows: pa.Table) -> pa.Table:
     """Rows of a small part queue by queue, so that each run of it is a view."""
     if part.file.size_bytes > SMALL_FILE_BYTES:
         return rows.combine_chunks()
-    queue_ids, offsets = (integers(rows[name], NONE) for name in PLACE_COLUMNS)
+    queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
     return rows.take(pa.array(np.lexsort((offsets, queue_ids)))).combine_chunks()
 
 

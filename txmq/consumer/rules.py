@@ -82,7 +82,7 @@ class GroupSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SwapResult:
     """What one swap of a member came to; of the `refused` queues nothing was committed."""
 
     state: GroupState
@@ -282,7 +282,7 @@ class GroupState:
         offsets: Mapping[TopicQueue, tuple[int, int]],
         *,
         may_go_back: bool = False,
-    ) -> Turn:
+    ) -> SwapResult:
         """What a member consumed, each queue with the epoch under which it has it.
 
         A queue that it has no more is refused; no offset goes back, unless it may.
@@ -296,7 +296,7 @@ class GroupState:
             if queue not in refused
         }
         after = self._with_offsets(self._reader(me.member_id), {**known, **moved})
-        return Turn(after._replayed(known, moved), refused)  # noqa: SLF001 - its own kind
+        return SwapResult(after._replayed(known, moved), refused)  # noqa: SLF001 - its own kind
 
     def reset(self, offsets: Offsets) -> GroupState:
         """The same with other offsets, for each member in BROADCASTING; who lives joins again."""
@@ -322,7 +322,7 @@ class GroupState:
 
     # --- one swap of a member ---------------------------------------------------------------
 
-    def turn(
+    def swapped(
         self,
         me: Owner,
         *,
@@ -330,12 +330,12 @@ class GroupState:
         lease_end_ms: int,
         commits: Mapping[TopicQueue, tuple[int, int]] | None = None,
         busy: Collection[TopicQueue] = (),
-    ) -> Turn:
+    ) -> SwapResult:
         """Commit, forget who is gone, live on, give up or take queues: all in one."""
         # First what is ours: a lease that ended counts only once somebody says so.
         done = self.committed(me, commits or {})
         after = done.state.renewed(me, lease_end_ms).without_gone(now_ms)
-        return Turn(after.shared_out(me, busy), done.refused)
+        return SwapResult(after.shared_out(me, busy), done.refused)
 
     # --- as plain values --------------------------------------------------------------------
 

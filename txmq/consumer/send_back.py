@@ -1,15 +1,14 @@
 """Messages that a consumer could not handle: sent back for a later try, or to the dead letters.
 
 A retry is an ordinary delayed message to the group's retry topic (R107, R108). One failed message
-is sent back once, whoever tries and whenever it dies; see `sent_once`.
+is sent back once, whoever tries and whenever it dies; see `producer.once`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.errors import InvalidDelayTypeError, InvalidReasonError
@@ -28,11 +27,11 @@ from txmq.message.names import (
     namespace_of,
     retry_topic,
     shown_name,
-    stored_name,
-    wrapped,
+    topic_in_namespace,
 )
 from txmq.message.reasons import one_line
-from txmq.producer.once import Letter, SentOnce
+from txmq.message.received import ReceivedMessage
+from txmq.producer.once import KeyedMessage, OnceSender
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -42,80 +41,6 @@ RETRY_GROUP = "rmq_sys_retry"
 FIRST_DELAY_LEVEL = 3
 DEAD_LETTER_NOW = -1
 _NO_REASON = "no reason given"
-
-
-class HandedOut(Protocol):
-    """What is looked at in a message that a consumer was handed; ReceivedMessage is one."""
-
-    @property
-    def topic(self) -> str:
-        """Where it was read."""
-        ...
-
-    @property
-    def queue_id(self) -> int:
-        """Its queue there."""
-        ...
-
-    @property
-    def queue_offset(self) -> int:
-        """Its place in the queue."""
-        ...
-
-    @property
-    def message_id(self) -> str:
-        """Its own id."""
-        ...
-
-    @property
-    def tags(self) -> str | None:
-        """Its tag."""
-        ...
-
-    @property
-    def keys(self) -> str | None:
-        """Its keys, joined."""
-        ...
-
-    @property
-    def body(self) -> bytes:
-        """Its body."""
-        ...
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """Its properties, those of a retry too."""
-        ...
-
-    @property
-    def sharding_key(self) -> str | None:
-        """Its sharding key."""
-        ...
-
-    @property
-    def born_timestamp(self) -> datetime:
-        """When it was born."""
-        ...
-
-    @property
-    def store_timestamp(self) -> datetime:
-        """When it became visible."""
-        ...
-
-    @property
-    def reconsume_times(self) -> int:
-        """How often it was sent back."""
-        ...
-
-    @property
-    def origin_topic(self) -> str:
-        """Where the first message was read."""
-        ...
-
-    @property
-    def origin_message_id(self) -> str:
-        """The id of the first message."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +59,7 @@ class FailedMessage:
     Raises: InvalidReasonError, InvalidDelayTypeError.
     """
 
-    message: HandedOut
+    message: ReceivedMessage
     reason: str | BaseException
     delay_level: int = 0
     replay: int = 0
@@ -184,11 +109,11 @@ class SendBack:
         """Open nothing yet. Raises: InvalidNameError."""
         self._group = check_stored_group(consumer_group, "consumer_group")
         self._max_times = store.config.max_reconsume_times
-        self._sender = SentOnce(store, self._group, RETRY_GROUP, clock or SystemClock())
+        self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
 
     def send_back(
         self,
-        message: HandedOut,
+        message: ReceivedMessage,
         *,
         reason: str | BaseException,
         delay_level: int = 0,
@@ -205,17 +130,17 @@ class SendBack:
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
-        letters = [self._letter(each) for each in failed]
-        ids = self._sender.send(letters) if letters else []
-        return [self._result(letter, own_id) for letter, own_id in zip(letters, ids, strict=True)]
+        messages = [self._keyed(each) for each in failed]
+        ids = self._sender.send(messages) if messages else []
+        return [self._result(sent, own_id) for sent, own_id in zip(messages, ids, strict=True)]
 
-    def _result(self, letter: Letter, own_id: str) -> SentBack:
-        topic = letter.message.topic
-        times = int(letter.message.properties[RECONSUME_TIMES])
+    def _result(self, keyed: KeyedMessage, own_id: str) -> SentBack:
+        topic = keyed.message.topic
+        times = int(keyed.message.properties[RECONSUME_TIMES])
         is_dead = topic == dead_letter_topic(self._group)
         return SentBack(shown_name(topic), own_id, times, is_dead)
 
-    def _letter(self, failed: FailedMessage) -> Letter:
+    def _keyed(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
         times = max(message.reconsume_times, 0) if is_retry else 0
         is_dead = failed.delay_level < 0 or times >= self._max_times
@@ -231,7 +156,8 @@ class SendBack:
         )
         key = f"send-back\n{message.message_id}\n{failed.replay}"
         born_ms = milliseconds(message.born_timestamp)
-        return Letter(key, milliseconds(message.store_timestamp), sent, queue_id=0, born_ms=born_ms)
+        time_ms = milliseconds(message.store_timestamp)
+        return KeyedMessage(key, time_ms, sent, queue_id=0, born_ms=born_ms)
 
     def _properties(
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool
@@ -250,12 +176,12 @@ class SendBack:
             own[DEAD_LETTER_ORIGIN_MESSAGE_ID] = own.get(ORIGIN_MESSAGE_ID, message.message_id)
         return own
 
-    def _is_retry(self, message: HandedOut) -> bool:
+    def _is_retry(self, message: ReceivedMessage) -> bool:
         """Whether it comes from this group's retry topic: only there its properties are ours."""
         return self._stored(message.topic) == retry_topic(self._group)
 
     def _stored(self, topic: str) -> str:
-        return wrapped(stored_name(topic), namespace_of(self._group))
+        return topic_in_namespace(topic, namespace_of(self._group))
 
 
 def _reason_text(reason: str | BaseException) -> str:

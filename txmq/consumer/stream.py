@@ -22,11 +22,9 @@ from txmq.errors import (
 )
 from txmq.message.filter import MessageFilter
 from txmq.message.names import (
-    check_group,
     check_namespace,
-    check_readable_topic,
-    check_stored_group,
-    wrapped,
+    group_in_namespace,
+    topic_in_namespace,
 )
 
 if TYPE_CHECKING:
@@ -73,9 +71,8 @@ class Consumer:
         """Check the names; 0 commits."""
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
-        self._own_group = check_group(consumer_group, "consumer_group")
-        own = wrapped(self._own_group, self.namespace)
-        self.consumer_group = check_stored_group(own, "consumer_group")
+        self.consumer_group = group_in_namespace(consumer_group, self.namespace, "consumer_group")
+        self._given_group = consumer_group
 
     def read_stream(
         self,
@@ -104,10 +101,10 @@ class Consumer:
         """
         start = StartPoint.of(from_where, from_timestamp)
         given = start.offsets or {}
-        offsets = {self._stored(topic): own for topic, own in given.items()}
+        offsets = {topic_in_namespace(topic, self.namespace): own for topic, own in given.items()}
         filters = filters_by_topic(topics)
         parts = [
-            self._stream(self._stored(topic), own, spark, start, offsets)
+            self._stream(topic_in_namespace(topic, self.namespace), own, spark, start, offsets)
             for topic, own in filters.items()
         ]
         return united(parts, self.namespace)
@@ -137,7 +134,7 @@ class Consumer:
         options = _travel(version, as_of, len(filters))
         parts = []
         for topic, own in filters.items():
-            stored = self._stored(topic)
+            stored = topic_in_namespace(topic, self.namespace)
             location = self.store.topic_location(stored)
             # Delta refuses a moment after the last commit, which is the topic as it is.
             is_now = as_of is not None and self._is_newest(stored, moment_ms(as_of))
@@ -200,7 +197,7 @@ class Consumer:
         Raises: as PullConsumer.
         """
         consumer = RangeConsumer(
-            self.store, consumer_group=self._own_group, topics=topics, from_where=from_where,
+            self.store, consumer_group=self._given_group, topics=topics, from_where=from_where,
             from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=self.namespace,
         )  # fmt: skip
         return SparkBatches(consumer, handler, spark, max_messages)
@@ -231,11 +228,8 @@ class Consumer:
 
     def checkpoint_location(self, topic: str) -> str:
         """A place for the checkpoint of this group's stream of one topic."""
-        name = f"consumers/{self.consumer_group}/{self._stored(topic)}"
+        name = f"consumers/{self.consumer_group}/{topic_in_namespace(topic, self.namespace)}"
         return self.store.checkpoint_location(name)
-
-    def _stored(self, topic: str) -> str:
-        return check_readable_topic(wrapped(check_readable_topic(topic), self.namespace))
 
 
 def _travel(version: object, as_of: object, topics: int) -> dict[str, str]:

@@ -1,9 +1,13 @@
-"""Filters of messages, by tag or by SQL92 over properties: an Arrow mask or a Spark column."""
+"""Filters of messages, by tags (`A || B`) or by SQL92 over properties (R105).
+
+A filter becomes a tree of conditions; Arrow and Spark evaluate only the tree, never its text.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -12,10 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import InvalidFilterError, InvalidFilterTypeError
-from txmq.message.filter_grammar import (
-    ALL,
-    SQL_PREFIX,
-    TAGS,
+from txmq.message.conditions import (
     AllOf,
     Always,
     AnyOf,
@@ -27,14 +28,18 @@ from txmq.message.filter_grammar import (
     Literal,
     Negation,
     PropertyTest,
-    parsed_sql,
-    parsed_tags,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-# So bounded that every engine reads the same finite number.
+SQL_PREFIX = "sql:"
+ALL = "*"
+TAGS = "TAGS"
+MAX_FILTER_CHARACTERS = 8_192
+_OR = "||"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Bounded, so that every engine reads the same finite number.
 NUMBER = r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,2})?"
 _WHOLE_NUMBER = rf"^({NUMBER})\z"
 _Compared = dict[Comparison, Callable[[Any, Any], Any]]
@@ -77,7 +82,7 @@ class MessageFilter:
     @classmethod
     def tags(cls, text: str) -> MessageFilter:
         """`*`, `A` or `A || B`: by exact text (R105). Raises: InvalidFilterError."""
-        tags = parsed_tags(_checked(text))
+        tags = _parsed_tags(_checked(text))
         if not tags:
             return cls(ALL, Always(value=True))
         return cls(" || ".join(tags), IsOneOf(TAGS, tags))
@@ -86,11 +91,14 @@ class MessageFilter:
     def sql(cls, expression: str) -> MessageFilter:
         """SQL92 over properties: = <> > >= < <= BETWEEN IN IS NULL AND OR NOT and parentheses.
 
-        A property is compared with a number, a 'text' or TRUE and FALSE; TAGS is the message's
-        tag. Names that are no words are written as `"order-id"`. Raises: InvalidFilterError.
+        A property is compared with a number, a 'text', TRUE or FALSE; TAGS is the message's tag.
+        Write names that are not plain words in double quotes: `"order-id"`. The first call loads
+        the parser. Raises: InvalidFilterError.
         """
-        stripped = _checked(expression).strip()
-        return cls(SQL_PREFIX + stripped, parsed_sql(stripped))
+        from txmq.message.filter_grammar import parsed_sql
+
+        stripped = _text(expression).strip()
+        return cls(SQL_PREFIX + stripped, parsed_sql(_checked(stripped)))
 
     @property
     def is_all(self) -> bool:
@@ -121,22 +129,62 @@ def parse_filter(text: str | MessageFilter) -> MessageFilter:
     """
     if isinstance(text, MessageFilter):
         return text
-    given = _checked(text)
-    if not given.startswith(SQL_PREFIX):
-        return MessageFilter.tags(given)
+    if not _text(text).startswith(SQL_PREFIX):
+        return MessageFilter.tags(text)
+    expression = text.removeprefix(SQL_PREFIX)
     try:
-        return MessageFilter.sql(given.removeprefix(SQL_PREFIX))
+        return MessageFilter.sql(expression)
     except InvalidFilterError as error:
-        # Counted from the beginning of what was given.
-        rest = given.removeprefix(SQL_PREFIX)
-        skipped = len(SQL_PREFIX) + len(rest) - len(rest.lstrip())
-        raise InvalidFilterError(given, error.problem, error.position + skipped) from None
+        # The parser counts from the first character that is not a space.
+        skipped = len(SQL_PREFIX) + len(expression) - len(expression.lstrip())
+        raise InvalidFilterError(text, error.problem, error.position + skipped) from None
 
 
-def _checked(text: object) -> str:
-    if not isinstance(text, str):
-        raise InvalidFilterTypeError(text, f"must be a str, not {type(text).__name__}", 0)
+def _text(given: object) -> str:
+    if not isinstance(given, str):
+        raise InvalidFilterTypeError(given, f"must be a str, not {type(given).__name__}", 0)
+    return given
+
+
+def _checked(given: object) -> str:
+    """A text that is short enough to read and can be encoded."""
+    text = _text(given)
+    if len(text) > MAX_FILTER_CHARACTERS:
+        problem = f"is {len(text):,} characters long, the limit is {MAX_FILTER_CHARACTERS:,}"
+        raise InvalidFilterError(text, problem, MAX_FILTER_CHARACTERS)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = "is not valid Unicode (a lone surrogate)"
+        raise InvalidFilterError(text, problem, error.start) from None
     return text
+
+
+# --- tags -----------------------------------------------------------------------------------------
+
+
+def _parsed_tags(text: str) -> tuple[str, ...]:
+    """The tags of `A || B`, each once; none for `*`."""
+    control = _CONTROL.search(text)
+    if control:
+        raise InvalidFilterError(text, "must not hold control characters", control.start())
+    if text.strip() == ALL:
+        return ()
+    return tuple(dict.fromkeys(_tags(text)))
+
+
+def _tags(text: str) -> Iterator[str]:
+    position = 0
+    for part in text.split(_OR):
+        tag = part.strip()
+        if not tag:
+            raise InvalidFilterError(text, "has an empty part; write * for all tags", position)
+        if tag == ALL:
+            raise InvalidFilterError(text, "has * beside other tags; write it alone", position)
+        if "|" in tag:
+            raise InvalidFilterError(text, "has a single |; write || between tags", position)
+        yield tag
+        position += len(part) + len(_OR)
 
 
 # --- Arrow ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Settle and publish: claims become facts, facts become visible messages, each exactly once.
 
-One method, `advance`, does it all; the streaming query is only the bell that calls it. Nothing
+`PublishRound.advance` does it all; the streaming query is only the bell that calls it. Nothing
 depends on a checkpoint: every table says by itself how far it follows the op log.
 """
 

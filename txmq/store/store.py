@@ -36,6 +36,7 @@ from txmq.message.body_schema import BodySchema
 from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_group
 from txmq.store.config import FIXED_KEYS, Config
 from txmq.store.half import HalfLog
+from txmq.store.logs import Logs
 from txmq.store.op import OpLog
 from txmq.store.register import Register
 from txmq.store.schedule import ScheduleLog
@@ -157,6 +158,10 @@ class Store:
     def settled_log(self, op_table_id: str) -> SettledLog:
         """The settled log, as it follows the op log of this id."""
         return SettledLog(self.table_at("settled"), op_table_id)
+
+    def logs(self) -> Logs:
+        """Half, op, settled and schedule with handles of one reader."""
+        return Logs(self.half_log(), self.op_log(), self.table_at("settled"), self.schedule_log())
 
     def topic_log(self, topic: str, op_table_id: str) -> TopicLog:
         """A topic, which may not be there yet; see `create_topic`."""

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from txmq.errors import InboxError
 from txmq.message.names import stored_group
+from txmq.message.received import ReceivedMessage
 from txmq.user_data.connection import (
     MYSQL,
     POSTGRESQL,
@@ -109,18 +110,6 @@ AND handled_at < datetime('now', '-' || {p} || ' seconds')""",
 }
 
 
-class Identified(Protocol):
-    """What the inbox looks at in a message; ReceivedMessage is one."""
-
-    @property
-    def origin_message_id(self) -> str:
-        """The id of the first message: a retry of it has the same one."""
-        ...
-
-
-Handed = TypeVar("Handed", bound=Identified)
-
-
 def inbox_table_ddl(dialect: str, table: str = INBOX_TABLE) -> str:
     """The statement that makes the inbox table, for postgresql, mysql (MariaDB too) or sqlite.
 
@@ -153,7 +142,7 @@ class DatabaseInbox:
         self.table = check_table(table, "inbox table")
 
     @contextmanager
-    def once(self, connection: Any, message: Identified) -> Iterator[bool]:
+    def once(self, connection: Any, message: ReceivedMessage) -> Iterator[bool]:
         """Whether the message is new; its row is written in the caller's open transaction.
 
         The caller commits: effect and row together. Where the block raises, roll back: a row
@@ -163,12 +152,14 @@ class DatabaseInbox:
         """
         yield bool(self.once_all(connection, [message]))
 
-    def once_all(self, connection: Any, messages: Sequence[Handed]) -> list[Handed]:
+    def once_all(
+        self, connection: Any, messages: Sequence[ReceivedMessage]
+    ) -> list[ReceivedMessage]:
         """Those of the messages that are new, in their order; rows as with `once`.
 
         Two statements for 25,000 messages. Raises: as `once`.
         """
-        by_id: dict[str, Handed] = {}
+        by_id: dict[str, ReceivedMessage] = {}
         for message in messages:
             by_id.setdefault(self._checked(message.origin_message_id), message)
         database = self._opened(connection)
@@ -178,7 +169,7 @@ class DatabaseInbox:
             new |= self._put_in(database, ids[first : first + STATEMENT_IDS])
         return [message for own_id, message in by_id.items() if own_id in new]
 
-    def is_handled(self, connection: Any, message: Identified) -> bool:
+    def is_handled(self, connection: Any, message: ReceivedMessage) -> bool:
         """Whether its row is there; one statement, nothing is written."""
         statement = "SELECT 1 FROM {table} WHERE consumer_group = {p} AND message_id = {p}"
         own_id = self._checked(message.origin_message_id)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from txmq.delta.pinned import commit_properties, pause
 from txmq.errors import CommitConflictError, CommitRefusedError, InboxError
 from txmq.message.names import stored_group
+from txmq.message.received import ReceivedMessage
 from txmq.user_data.delta_marker import (
     APP_ID_OPTION,
     APP_ID_SETTING,
@@ -33,28 +34,6 @@ APPLY_ATTEMPTS = 20
 MAX_NAME_CHARACTERS = 200
 _QUEUE_MARK = "txmq-inbox/{group}/{topic}/{queue}"
 _BATCH_MARK = "txmq-inbox-batch/{group}/{checkpoint}"
-
-
-class Placed(Protocol):
-    """What the inbox looks at in a message; ReceivedMessage is one."""
-
-    @property
-    def topic(self) -> str:
-        """Where it was read."""
-        ...
-
-    @property
-    def queue_id(self) -> int:
-        """Its queue there."""
-        ...
-
-    @property
-    def queue_offset(self) -> int:
-        """Its place in the queue."""
-        ...
-
-
-Handed = TypeVar("Handed", bound=Placed)
 
 
 class _InboxTable(MarkedTable):
@@ -98,7 +77,7 @@ class DeltaInbox:
 
     # --- members ------------------------------------------------------------------------------
 
-    def fresh(self, messages: Sequence[Handed]) -> list[Handed]:
+    def fresh(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
         """Those that have not taken effect, in their order; 0 commits.
 
         Raises: InboxError, StorageError.
@@ -106,7 +85,9 @@ class DeltaInbox:
         return self._fresh(messages, self._opened())
 
     def apply(
-        self, messages: Sequence[Handed], effect: Callable[[Sequence[Handed]], pa.Table]
+        self,
+        messages: Sequence[ReceivedMessage],
+        effect: Callable[[Sequence[ReceivedMessage]], pa.Table],
     ) -> int:
         """Append the effect of the messages that are new; how many those were.
 
@@ -129,7 +110,9 @@ class DeltaInbox:
         raise CommitConflictError(table.name, f"others won {APPLY_ATTEMPTS} times")
 
     @contextmanager
-    def delta_rs(self, messages: Sequence[Handed]) -> Iterator[tuple[Any, list[Handed], Any]]:
+    def delta_rs(
+        self, messages: Sequence[ReceivedMessage]
+    ) -> Iterator[tuple[Any, list[ReceivedMessage], Any]]:
         """For one write by delta-rs, such as a merge: a DeltaTable, the new messages, properties.
 
         Write through this DeltaTable with `commit_properties=` these properties; where no message
@@ -193,7 +176,9 @@ class DeltaInbox:
             raise InboxError(table.location, problem)
         return table
 
-    def _fresh(self, messages: Sequence[Handed], table: _InboxTable) -> list[Handed]:
+    def _fresh(
+        self, messages: Sequence[ReceivedMessage], table: _InboxTable
+    ) -> list[ReceivedMessage]:
         last: dict[str, int] = {}
         for each in messages:
             name = self._queue_mark(each.topic, each.queue_id)
@@ -208,7 +193,7 @@ class DeltaInbox:
             if each.queue_offset >= done[self._queue_mark(each.topic, each.queue_id)]
         ]
 
-    def _marks(self, messages: Sequence[Placed]) -> dict[str, int]:
+    def _marks(self, messages: Sequence[ReceivedMessage]) -> dict[str, int]:
         """The next offset of each queue after these."""
         return {
             self._queue_mark(each.topic, each.queue_id): each.queue_offset + 1 for each in messages
