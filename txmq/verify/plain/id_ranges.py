@@ -76,8 +76,9 @@ def id_ranges(extents: Iterable[IdExtent]) -> list[IdRange]:
 
 
 def _starts(extents: Iterable[IdExtent]) -> Iterator[str]:
+    """Where each range but the first begins; a transaction is never cut."""
     sample = sorted((name, extent.sample_rows) for extent in extents for name in extent.sample)
-    rows, first = 0.0, ""
+    rows, first = 0.0, sample[0][0] if sample else ""
     for name, sample_rows in sample:
         if rows >= RANGE_ROWS and name != first:
             yield name
