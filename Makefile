@@ -12,6 +12,7 @@ PACKAGES := .venv/packages.stamp
 COMPILED := .venv/compiled.stamp
 CODE := $(wildcard txmq jobs)
 PROJECT := '.[demo,spark,dev]'
+STATE_MACHINE := tests/tables/test_store_state_machine.py
 # uv takes a third of pip's time; it is told of pip's mirror, and where it fails pip does it.
 INSTALL_QUICKLY := index=$$($(BIN)/pip config get :env:.index-url || $(BIN)/pip config get global.index-url); \
 	$(BIN)/pip install -qq uv && \
@@ -34,8 +35,8 @@ $(COMPILED): $(PACKAGES)
 	@$(BIN)/pytest -n 0 --collect-only -qq >/dev/null || true
 	@touch $@
 
-unit: $(PACKAGES) ## run the tests that need no Spark
-	$(BIN)/pytest tests/unit
+quick: $(PACKAGES) ## run the tests that open no table: below a minute, for every save
+	$(BIN)/pytest -q tests/pure
 
 lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/ruff check
@@ -43,17 +44,14 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 	$(BIN)/mypy --strict $(CODE)
 	$(BIN)/lint-imports
 
-torture: ready ## kill everything at every step, for half an hour, and look whether a message was lost
-	$(BIN)/python -m tests.torture --keep
+slices: ready ## run short slices of the long stories, and the state machine with many examples
+	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
-race: ready ## race local transactions against their checks, with kills on both sides
-	$(BIN)/python -m tests.race --keep
+wheel: $(PACKAGES) ## build the wheel and try it alone under each Python: import, send, publish, read
+	$(BIN)/python -m tests.wheel
 
-mix: ready ## send messages of every kind while brokers are killed, and look where they came
-	$(BIN)/python -m tests.mix --keep
-
-groups: ready ## consumer groups whose members die, sleep, come and go, and look what each was given
-	$(BIN)/python -m tests.groups --keep
+endurance: ready ## tell the long stories in full, for an hour; STORIES="torture race" names some of four
+	$(BIN)/python -m tests.endurance $(STORIES) --keep
 
 bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
@@ -61,8 +59,8 @@ bench: ready ## measure, print tables, keep the results in bench/results
 ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
 	@$(BIN)/python -m txmq.local_spark.environment
 
-archive: ready ## let Java keep the classes it loads, so that local starts are quicker
-	@$(BIN)/python -m txmq.local_spark.class_archive
+archive: ready ## let Java keep the classes that tests load, so that they start quicker
+	@$(BIN)/python -m tests.kit.class_archive
 
 clean: ## remove the virtual environment and all caches of this folder
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
@@ -89,4 +87,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests unit lint bench torture race mix groups ready archive clean
+.PHONY: help demo test all-tests quick lint bench slices wheel endurance ready archive clean

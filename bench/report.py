@@ -21,9 +21,10 @@ _INTRODUCTION = """\
 
 Written by `python -m bench.report` from `bench/results/{name}`; measured by `make bench`.
 
-1 KiB random bodies, warmed up, sides in turned order, median of the samples. The bare stream is
-Delta to Delta by Spark alone with trigger 0, in the same run and session; "visible" means that a
-reader of the table's newest version sees it.
+Bodies are 1 KiB of random bytes. All sides are warmed up and measured in turn, in reversed order
+every second round; each figure is the median of its samples. The bare stream is Delta to Delta by
+Spark alone with trigger 0, in the same run and session. "Visible" means that a reader of the
+table's newest version sees the message.
 """
 
 

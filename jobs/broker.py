@@ -1,4 +1,4 @@
-"""All services of a store in one driver.
+"""Run all services of a store in one driver, until SIGTERM.
 
 spark-submit --properties-file conf/spark-defaults.conf jobs/broker.py LOCATION [--once]
 """

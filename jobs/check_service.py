@@ -1,4 +1,4 @@
-"""Ask the listeners what is due.
+"""Ask the listeners about due transactions, until SIGTERM.
 
 spark-submit --properties-file conf/spark-defaults.conf jobs/check_service.py LOCATION [--once]
 """

@@ -1,4 +1,4 @@
-"""Deliver what is due in the schedule, until SIGTERM; needs no Spark.
+"""Deliver the due messages of the schedule, until SIGTERM; needs no Spark.
 
 python jobs/delay_service.py LOCATION [--once], or spark-submit jobs/delay_service.py LOCATION
 """

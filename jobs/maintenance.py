@@ -1,4 +1,4 @@
-"""Compact, clean and retire what nobody needs, once; for schedulers, needs no Spark.
+"""Compact tables, clean logs and remove old days, once; for schedulers, needs no Spark.
 
 python jobs/maintenance.py LOCATION, or spark-submit jobs/maintenance.py LOCATION
 """

@@ -1,4 +1,4 @@
-"""Settle and publish.
+"""Settle claims and publish messages, until SIGTERM.
 
 spark-submit --properties-file conf/spark-defaults.conf jobs/publisher.py LOCATION [--once]
 """

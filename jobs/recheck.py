@@ -1,4 +1,4 @@
-"""Ask the listeners about all that is due, once; for schedulers, needs no stream and no Spark.
+"""Ask the listeners about all due transactions, once; for schedulers, needs no stream, no Spark.
 
 python jobs/recheck.py LOCATION, or spark-submit jobs/recheck.py LOCATION
 """

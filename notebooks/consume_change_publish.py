@@ -2,8 +2,8 @@
 # MAGIC %md
 # MAGIC # Consume, change, publish
 # MAGIC A job reads a topic, keeps the total of each customer in its own Delta table and publishes
-# MAGIC to another topic what has changed: each message of the first topic counts once in the table
-# MAGIC and is told once in the second topic.
+# MAGIC the changes to a second topic. Each message of the first topic counts once in the table and
+# MAGIC is published once to the second topic.
 # MAGIC
 # MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
 # MAGIC On a laptop: run this file with Python.
@@ -44,7 +44,7 @@ spark.createDataFrame([], "customer string, total long").write.format("delta").s
 
 # MAGIC %md
 # MAGIC ## The first topic
-# MAGIC Somebody sells, and says so.
+# MAGIC A shop sells and publishes a message for each sale.
 
 # COMMAND ----------
 
@@ -54,7 +54,7 @@ shop = TransactionProducer(store, producer_group="shop")
 
 
 def sell(customer: str, amount: int) -> None:
-    """One message; a real shop saves its order before `commit()`."""
+    """Send one message; a real shop saves its order before `commit()`."""
     with shop.begin_transaction() as transaction:
         body = json.dumps({"customer": customer, "amount": amount}).encode()
         transaction.send(Message("order-paid", body, keys=customer))
@@ -71,9 +71,10 @@ broker.run_once()
 
 # MAGIC %md
 # MAGIC ## The job in the middle
-# MAGIC The same two functions as in [publish_from_foreach_batch](publish_from_foreach_batch.py):
-# MAGIC what others hear, and our own change, here a MERGE. A message says what this batch added:
-# MAGIC the new total is not known before the change, and messages are durable before it begins.
+# MAGIC The job has the same two functions as in
+# MAGIC [publish_from_foreach_batch](publish_from_foreach_batch.py): one sends the messages, the
+# MAGIC other one makes our own change, here a MERGE. A message says what this batch added to a
+# MAGIC total. It cannot say the new total: messages are durable before the change begins.
 
 # COMMAND ----------
 
@@ -82,23 +83,23 @@ deaths = ["after the MERGE"]
 
 
 def added(batch: DataFrame) -> DataFrame:
-    """What a batch of messages adds to each customer's total."""
+    """Sum up what a batch of messages adds to each customer's total."""
     order = F.from_json(F.col("body").cast("string"), "customer string, amount long")
     orders = batch.select(order.alias("order")).select("order.*")
     return orders.groupBy("customer").agg(F.sum("amount").alias("total"))
 
 
 def tell(batch: DataFrame, transaction: Transaction) -> None:
-    """A message for each customer whose total has changed."""
+    """Send a message for each customer whose total changes."""
     columns = F.to_json(F.struct("customer", F.col("total").alias("added")))
     messages = added(batch).select(F.col("customer").alias("keys"), columns.alias("body"))
     transaction.send_dataframe(messages, topic="total-changed")
 
 
 def add_up(batch: DataFrame, transaction: Transaction) -> None:
-    """The local transaction: one MERGE, with the marker of this micro-batch on it."""
+    """The local transaction: one MERGE that carries the marker of this micro-batch."""
     added(batch).createOrReplaceTempView("added")
-    # The views of a micro-batch are in a session of its own.
+    # A micro-batch has its own session, and the views are in it.
     with transaction.delta_sql(batch.sparkSession) as sql:
         sql(
             f"MERGE INTO delta.`{totals}` AS t USING added AS a ON t.customer = a.customer "
@@ -114,7 +115,7 @@ consumer = Consumer(store, consumer_group="totals")
 
 
 def run_job() -> None:
-    """What a scheduler starts, and starts again."""
+    """Run the job once; a scheduler starts it, and starts it again after a failure."""
     stream = consumer.read_stream("order-paid", spark=spark)
     checkpoint = consumer.checkpoint_location("order-paid")
     writer = adding.write_stream(stream).option("checkpointLocation", checkpoint)
@@ -124,9 +125,9 @@ def run_job() -> None:
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## It dies between MERGE and commit, and is started again
+# MAGIC ## The job dies between MERGE and commit, and is started again
 # MAGIC A MERGE that adds is not idempotent. The second run of the batch has the same marker, so
-# MAGIC Spark skips it, and only `commit()` is left to do.
+# MAGIC Spark skips the MERGE, and only `commit()` is left to do.
 
 # COMMAND ----------
 
@@ -143,7 +144,7 @@ run_job()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The totals, and what others heard
+# MAGIC ## The totals, and the published messages
 
 # COMMAND ----------
 

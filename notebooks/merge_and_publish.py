@@ -1,9 +1,9 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # MERGE into a Delta table and publish
-# MAGIC Orders are kept in our own Delta table. Each MERGE into it is told to others, if and only if
-# MAGIC it took place. Nobody has to write a listener: the MERGE carries a marker, and the
-# MAGIC `DeltaListener` looks for it.
+# MAGIC We keep orders in our own Delta table. A message about a MERGE into it is published if and
+# MAGIC only if the MERGE took place. Nobody has to write a listener: the MERGE carries a marker,
+# MAGIC and the `DeltaListener` looks for it.
 # MAGIC
 # MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
 # MAGIC On a laptop: run this file with Python.
@@ -33,7 +33,7 @@ except NameError:
     spark = local_session("merge-and-publish", for_minutes=True)
 
 folder = tempfile.mkdtemp()
-# The check asks after 6 seconds by default; here nobody wants to wait.
+# By default the check asks after 6 seconds; this notebook does not wait so long.
 store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
 orders = f"{folder}/orders"
 spark.createDataFrame([("1", "open")], "id string, status string").write.format("delta").save(
@@ -44,8 +44,9 @@ spark.createDataFrame([("1", "open")], "id string, status string").write.format(
 
 # MAGIC %md
 # MAGIC ## The listener
-# MAGIC The same one answers checks, and tells the producer which table the marker belongs to.
-# MAGIC On a laptop let one process alone write the table: a local disk cannot keep two apart.
+# MAGIC The listener answers checks, and it tells the producer which table carries the marker.
+# MAGIC On a laptop, let only one process write the table: on a local disk Spark's commits of two
+# MAGIC processes can overwrite each other.
 
 # COMMAND ----------
 
@@ -55,12 +56,12 @@ broker = Broker(store, spark=spark, listeners={"order-service": listener})
 
 
 def paid(order_id: str) -> Message:
-    """What others hear about an order."""
+    """Make the message about an order."""
     return Message("order-paid", json.dumps({"id": order_id}).encode(), keys=order_id)
 
 
 def merge(order_id: str, transaction: Transaction) -> None:
-    """The local transaction: one statement, with the marker of this transaction on it."""
+    """The local transaction: one statement that carries the marker of this transaction."""
     changes = spark.createDataFrame([(order_id, "paid")], "id string, status string")
     changes.createOrReplaceTempView("changes")
     with transaction.delta_sql(spark) as sql:
@@ -88,8 +89,8 @@ with producer.begin_transaction() as transaction:
 
 # MAGIC %md
 # MAGIC ## The process dies between MERGE and commit
-# MAGIC Order 2 is paid, and nobody is left to say so. The check finds the marker in the table and
-# MAGIC answers COMMIT.
+# MAGIC Order 2 is paid, and its process can no longer commit the message. The check finds the
+# MAGIC marker in the table and answers COMMIT.
 
 # COMMAND ----------
 
@@ -109,10 +110,10 @@ assert (checks.committed, checks.rolled_back) == (1, 0)
 # MAGIC ## The process is late
 # MAGIC Order 3 is prepared, then its process stands still for so long that the check is first.
 # MAGIC There is no marker, so the check puts a **fence** into the table before it answers ROLLBACK.
-# MAGIC When the process goes on, Spark skips its write without a word; `commit()` tells.
+# MAGIC When the process goes on, Spark silently skips its write, and `commit()` raises an error.
 # MAGIC
 # MAGIC `DeltaListener(orders, rollback_after_s=600)` waits longer before it fences: choose a time
-# MAGIC that no change of yours needs.
+# MAGIC that is longer than any of your changes takes.
 
 # COMMAND ----------
 

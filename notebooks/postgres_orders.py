@@ -1,13 +1,14 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # A Postgres order service that publishes
-# MAGIC Orders are kept in Postgres. Each one that is placed is told to others, if and only if its
-# MAGIC database transaction was committed. No Spark is needed.
+# MAGIC Orders are kept in Postgres. A message about an order is published if and only if the
+# MAGIC database transaction of the order was committed. No Spark is needed.
 # MAGIC
 # MAGIC Set the environment variable `ORDERS_DATABASE_URL`, such as
-# MAGIC `postgresql://user:password@host:5432/orders`; in Databricks from a secret. The notebook
-# MAGIC makes two tables there if they are missing: `txmq_marker` and `txmq_example_orders`.
-# MAGIC Then `pip install txmq psycopg[binary]`, and run this file with Python.
+# MAGIC `postgresql://user:password@host:5432/orders`; in Databricks, take it from a secret. The
+# MAGIC notebook makes two tables there if they are missing, `txmq_marker` and
+# MAGIC `txmq_example_orders`.
+# MAGIC Then run `pip install txmq psycopg[binary]`, and run this file with Python.
 
 # COMMAND ----------
 
@@ -39,21 +40,21 @@ if not database_url:
     )
 
 folder = tempfile.mkdtemp()
-# The check asks after 6 seconds by default; here nobody wants to wait.
+# By default the check asks after 6 seconds; this notebook does not wait so long.
 store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ## The listener
-# MAGIC A marker row is written by the same database transaction that changes the orders. The
-# MAGIC `DatabaseListener` looks for it.
+# MAGIC The database transaction that changes the orders also writes a marker row. The
+# MAGIC `DatabaseListener` looks for this row.
 
 # COMMAND ----------
 
 
 def connect() -> psycopg.Connection:
-    """A new connection to the database of orders."""
+    """Open a connection to the database of orders."""
     return psycopg.connect(database_url)
 
 
@@ -78,7 +79,7 @@ broker = Broker(store, listeners={"order-service": listener})
 
 
 def prepared(order_id: str) -> Transaction:
-    """The message is durable, and nobody sees it."""
+    """Begin a transaction whose message is durable, but not visible."""
     transaction = producer.begin_transaction()
     transaction.send(Message("order-placed", order_id.encode(), keys=order_id))
     transaction.prepare()
@@ -94,10 +95,12 @@ def place(order_id: str, amount: int, transaction: Transaction) -> None:
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What may happen
-# MAGIC The usual case; a process that dies after the database has committed; one whose database
-# MAGIC transaction fails; and one that is so late that the check was first. The last one meets the
-# MAGIC **fence**: a row that the check wrote in the place of the marker before it said ROLLBACK.
+# MAGIC ## Four cases
+# MAGIC 1. The usual case.
+# MAGIC 2. The process dies after the database has committed.
+# MAGIC 3. The database transaction fails.
+# MAGIC 4. The process is so late that the check is first. It meets the **fence**: a row that the
+# MAGIC    check wrote in the place of the marker before it answered ROLLBACK.
 
 # COMMAND ----------
 
@@ -109,12 +112,12 @@ usual.commit()
 
 dies = prepared(f"{run}-dies")
 place(f"{run}-dies", 20, dies)
-# Here its process dies.
+# Here the process dies.
 
 fails = prepared(f"{run}-fails")
 with suppress(psycopg.errors.UniqueViolation):
     place(f"{run}-usual", 30, fails)
-# Here its process dies as well.
+# Here the process dies too.
 
 late = prepared(f"{run}-late")
 checks = broker.run_once().checked.checks

@@ -1,8 +1,9 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # Publish from foreachBatch
-# MAGIC A streaming job books payments into its own Delta table and publishes a message for each.
-# MAGIC Whenever it dies, each micro-batch is booked once and its messages are visible once.
+# MAGIC A streaming job books payments into its own Delta table and publishes a message for each
+# MAGIC payment. Whenever the job dies, each micro-batch is booked once and its messages are visible
+# MAGIC once.
 # MAGIC
 # MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
 # MAGIC On a laptop: run this file with Python.
@@ -33,7 +34,7 @@ except NameError:
     spark = local_session("publish-from-foreach-batch", for_minutes=True)
 
 folder = tempfile.mkdtemp()
-# The check asks after 6 seconds by default; here nobody wants to wait.
+# By default the check asks after 6 seconds; this notebook does not wait so long.
 store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
 incoming, booked = f"{folder}/incoming", f"{folder}/booked"
 columns = "payment_id string, amount int"
@@ -43,8 +44,9 @@ spark.createDataFrame([], columns).write.format("delta").save(booked)
 
 # MAGIC %md
 # MAGIC ## The job
-# MAGIC Two functions: what others hear, and our own change. `BatchTransactions` makes them one
-# MAGIC transaction for each micro-batch; the change carries the marker of that transaction.
+# MAGIC The job has two functions: one sends the messages, the other one makes our own change.
+# MAGIC `BatchTransactions` makes them one transaction for each micro-batch; the change carries the
+# MAGIC marker of that transaction.
 
 # COMMAND ----------
 
@@ -56,14 +58,14 @@ deaths = ["before the write", "after the write"]
 
 
 def die(moment: str) -> None:
-    """Twice in this notebook the job dies."""
+    """Let the job die, once at each moment in `deaths`."""
     if moment in deaths:
         deaths.remove(moment)
         raise RuntimeError(f"the job dies {moment}")
 
 
 def tell(batch: DataFrame, transaction: Transaction) -> None:
-    """A message for each payment; the same ones whenever the batch runs again."""
+    """Send a message for each payment; the same messages whenever the batch runs again."""
     messages = batch.select(
         F.col("payment_id").alias("keys"), F.to_json(F.struct(*batch.columns)).alias("body")
     )
@@ -71,7 +73,7 @@ def tell(batch: DataFrame, transaction: Transaction) -> None:
 
 
 def book(batch: DataFrame, transaction: Transaction) -> None:
-    """The local transaction: one write, with the marker on it."""
+    """The local transaction: one write that carries the marker."""
     die("before the write")
     batch.write.format("delta").mode("append").options(**transaction.delta_options()).save(booked)
     die("after the write")
@@ -82,33 +84,33 @@ booking = BatchTransactions(producer, query_name="booking", send=tell, change=bo
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What happens when it dies
-# MAGIC Spark runs the last micro-batch again, with the same rows, number and time. From number and
-# MAGIC time comes the id of its transaction, so the second run finds what the first one did:
+# MAGIC ## What happens when the job dies
+# MAGIC Spark runs the last micro-batch again, with the same rows, number and time. The id of its
+# MAGIC transaction is derived from number and time, so the second run finds the work of the first:
 # MAGIC
-# MAGIC | it died | the second run |
+# MAGIC | the first run died | the second run |
 # MAGIC |---|---|
 # MAGIC | before the messages were durable | does everything |
-# MAGIC | then, and nobody asked yet | uses these messages, writes, `commit()` |
-# MAGIC | then, and the check rolled it back | is another transaction |
-# MAGIC | after the write | Spark skips it, for its marker is there; `commit()` |
-# MAGIC | after `commit()`, or answered by the check | has nothing to do |
+# MAGIC | after that, and the check has not asked | uses these messages, writes, calls `commit()` |
+# MAGIC | after that, and the check rolled it back | is another transaction |
+# MAGIC | after the write | Spark skips the write, because the marker is there; calls `commit()` |
+# MAGIC | after `commit()`, or the check committed | has nothing to do |
 # MAGIC
-# MAGIC Give each job a `query_name` of its own, and keep it with the checkpoint. A new checkpoint
-# MAGIC reads everything again, and that is new work. A batch that waited for longer than
-# MAGIC `file_reserved_time_h` (72) is refused: nobody knows any more what became of it.
+# MAGIC Give each job its own `query_name`, and keep the name as long as the checkpoint. A new
+# MAGIC checkpoint reads everything again, and txmq takes that as new work. A batch that waited for
+# MAGIC longer than `file_reserved_time_h` (72) is refused: nobody knows what became of it.
 
 # COMMAND ----------
 
 
 def receive(*payments: tuple[str, int]) -> None:
-    """Payments come in: one file, and so one micro-batch."""
+    """Store payments as one file, so that they become one micro-batch."""
     rows = spark.createDataFrame(list(payments), columns).coalesce(1)
     rows.write.format("delta").mode("append").save(incoming)
 
 
 def run_job() -> None:
-    """What a scheduler starts, and starts again."""
+    """Run the job once; a scheduler starts it, and starts it again after a failure."""
     stream = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(incoming)
     writer = booking.write_stream(stream).option("checkpointLocation", f"{folder}/checkpoint")
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -130,7 +132,7 @@ for start in range(3):
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Each payment once, in table and topic
+# MAGIC ## Each payment is there once, in table and topic
 
 # COMMAND ----------
 

@@ -1,8 +1,8 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # txmq in five minutes
-# MAGIC A job changes its own table **and** tells others about it. The message becomes visible if
-# MAGIC and only if the change took place.
+# MAGIC A job changes its own table **and** publishes a message about it. The message becomes
+# MAGIC visible if and only if the change took place.
 # MAGIC
 # MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
 # MAGIC On a laptop: run this file with Python.
@@ -38,8 +38,8 @@ orders = f"{folder}/orders"
 
 # MAGIC %md
 # MAGIC ## The local transaction and the listener
-# MAGIC Our own data is a Delta table of orders. The listener answers when a producer died between
-# MAGIC the local transaction and its end: is the order there or not?
+# MAGIC Our own data is a Delta table of orders. If a producer dies between the local transaction
+# MAGIC and `commit()`, the listener answers the question: is the order there or not?
 
 # COMMAND ----------
 
@@ -76,7 +76,7 @@ producer = TransactionProducer(store, producer_group="order-service", listener=l
 
 # MAGIC %md
 # MAGIC ## Send
-# MAGIC One call as in RocketMQ, or a block with many messages for many topics.
+# MAGIC Either one call as in RocketMQ, or a block with many messages for many topics.
 
 # COMMAND ----------
 
@@ -98,7 +98,7 @@ with producer.begin_transaction() as transaction:
 
 # MAGIC %md
 # MAGIC ## Publish and read
-# MAGIC `Broker(...).start()` runs for ever; `run_once()` does what is due and returns.
+# MAGIC `Broker(...).start()` runs until it is stopped; `run_once()` does what is due and returns.
 
 # COMMAND ----------
 
@@ -122,8 +122,8 @@ spark.table("seen").orderBy("keys").show()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Is it right?
-# MAGIC `verify` reads all tables with other code than the broker's.
+# MAGIC ## Check the result
+# MAGIC `verify` checks all tables with code that it does not share with the broker.
 
 # COMMAND ----------
 

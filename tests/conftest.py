@@ -1,4 +1,4 @@
-"""Fixtures of all tiers; `spark` is made on first use, so the unit tier never starts a JVM."""
+"""Fixtures of all tiers; `spark` is made on first use, so a tier without it never starts a JVM."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.delayed import delayed_store
-from tests.stores import HandMadeStore, clean_store, fresh_store
+from tests.kit.books import Books
+from tests.kit.class_archive import use_archive
+from tests.kit.delayed import delayed_store
+from tests.kit.stores import HandMadeStore, clean_store, fresh_store
 from txmq.handles import ThreadHandle
 from txmq.store.store import Store
 from txmq.testing import ManualClock
@@ -20,16 +22,16 @@ from txmq.testing import ManualClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests import databases
+    from tests.kit import databases
 
 _TESTS = Path(__file__).parent
-_TIERS = ("unit", "property", "contract", "integration", "scenario", "benchmark")
 # The longest first, so that all workers end at about the same time.
-_ORDER = ("scenario", "property", "integration", "contract", "benchmark", "unit")
+_TIERS = ("endurance", "process", "spark", "tables", "pure")
+_LONGEST = "test_store_state_machine"
 # About half of the time that tests with Spark take.
 _SECOND_JAVA = (
-    "test_verify", "test_typed", "test_topic_streams", "test_retries", "test_delta_listener",
-    "test_platform",
+    "spark/verify", "spark/publish", "spark/listeners", "spark/delta",
+    "spark/consumer/test_topic_streams", "spark/consumer/test_retries",
 )  # fmt: skip
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -39,24 +41,41 @@ settings.register_profile("night", max_examples=20_000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 
+def pytest_configure() -> None:
+    """Java starts quicker with the archive of `make archive`; inherited by all processes."""
+    use_archive()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark each test with its tier, which is its folder, and with `spark` where it needs one."""
-    if item.path.parent.parent == _TESTS and item.path.parent.name in _TIERS:
-        item.add_marker(item.path.parent.name)
+    if _tier(item) in _TIERS:
+        item.add_marker(_tier(item))
     if "spark" in getattr(item, "fixturenames", ()):
-        item.add_marker("spark")
+        item.add_marker("needs_spark")
         # Java starts and warms up in two workers, and each module makes its stores once.
-        is_second = item.path.name.startswith(_SECOND_JAVA)
+        is_second = _place(item).startswith(_SECOND_JAVA)
         item.add_marker(pytest.mark.xdist_group("spark-2" if is_second else "spark"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort them by tier."""
-    items.sort(key=lambda item: _place(item.path.parent.name))
+    items.sort(key=_turn)
 
 
-def _place(tier: str) -> int:
-    return _ORDER.index(tier) if tier in _ORDER else len(_ORDER)
+def _place(item: pytest.Item) -> str:
+    """Path of a test's file below `tests/`."""
+    return item.path.relative_to(_TESTS).as_posix()
+
+
+def _tier(item: pytest.Item) -> str:
+    return _place(item).partition("/")[0]
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.path.stem == _LONGEST:
+        return -1
+    tier = _tier(item)
+    return _TIERS.index(tier) if tier in _TIERS else len(_TIERS)
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +98,12 @@ def services_end_with_their_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    """Never in the store's own folder, as the business's own data are not."""
+    return Books(tmp_path / "books.sqlite")
 
 
 @pytest.fixture
@@ -111,7 +136,7 @@ def with_delays(delayed_original: HandMadeStore, tmp_path: Path) -> HandMadeStor
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Callable[[str], databases.Server]]:
     """Real database servers; each is started for the first test that wants it."""
-    from tests import databases
+    from tests.kit import databases
 
     with ExitStack() as running:
         found: dict[str, databases.Server] = {}

@@ -1,72 +1,244 @@
-"""Transactional messages for the lakehouse: visible if and only if the local change took place."""
+"""Transactional messages for the lakehouse: visible if and only if the local change took place.
 
-from txmq.admin.consumer_groups import ConsumerGroups
-from txmq.admin.dead_letters import DeadLetters
-from txmq.admin.found_message import FoundMessage
-from txmq.admin.messages import MessageQuery
-from txmq.admin.operator import Operator
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
-from txmq.broker import Broker, BrokerHandle, run_until_signal
-from txmq.check.recheck import RecheckJob
-from txmq.check.service import CheckService
-from txmq.consumer.lag import ConsumerLag
-from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
-from txmq.consumer.send_back import SendBack
-from txmq.consumer.stream import Consumer
-from txmq.errors import TxmqError
-from txmq.hooks import (
-    CheckForbiddenHook,
-    EndContext,
-    EndTransactionHook,
-    SendContext,
-    SendMessageHook,
+Names are loaded when they are first used, so a producer does not wait for Spark's or a consumer's.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from txmq.errors import (
+    AlreadyPreparedError,
+    AlreadyResolvedError,
+    BatchTooLargeError,
+    BodySchemaConflictError,
+    BodySchemaError,
+    CheckpointCorruptError,
+    CheckpointMismatchError,
+    ClaimWithoutEffectError,
+    ClosedError,
+    CommitConflictError,
+    CommitRefusedError,
+    ConcurrentUseError,
+    ConfigError,
+    ConsumerGroupConflictError,
+    ConsumerGroupInUseError,
+    ConsumerGroupNotFoundError,
+    EnvironmentProblemError,
+    HookError,
+    InboxError,
+    IncompatibleVersionError,
+    IncompleteTransactionError,
+    InvalidBodyError,
+    InvalidDelayError,
+    InvalidDelayTypeError,
+    InvalidFilterError,
+    InvalidFilterTypeError,
+    InvalidMessageError,
+    InvalidMessageTypeError,
+    InvalidNameError,
+    InvalidNameTypeError,
+    InvalidPropertyError,
+    InvalidQueueError,
+    InvalidReasonError,
+    ListenerError,
+    LocalTransactionDoneError,
+    LocalTransactionError,
+    LocalTransactionFencedError,
+    LocalTransactionMissingError,
+    MessageError,
+    MessageNotFoundError,
+    MessagesExpiredError,
+    MessageTooLargeError,
+    NotAcceptedError,
+    NotEndedError,
+    NotPreparedError,
+    NotRecalledError,
+    OffsetOutOfRangeError,
+    PayloadMissingError,
+    ProducerGroupMismatchError,
+    PropertyLimitError,
+    QueueNotOwnedError,
+    ReaderOvertakenError,
+    ReadOnlyStoreError,
+    ReservedNameError,
+    ReservedPropertyError,
+    SchemaMismatchError,
+    SendForbiddenError,
+    SourceRestoredError,
+    StorageError,
+    StoreExistsError,
+    StoreFormatError,
+    StoreFullError,
+    StoreNotFoundError,
+    TooLargeError,
+    TopicConflictError,
+    TopicExistsError,
+    TopicInUseError,
+    TopicKindError,
+    TopicNotFoundError,
+    TopicNotRebuiltError,
+    TransactionError,
+    TransactionNotFoundError,
+    TxmqError,
+    UnknownCommitError,
 )
-from txmq.listeners.database import DatabaseListener
-from txmq.listeners.delta import DeltaListener
-from txmq.listeners.http import HttpListener
-from txmq.listeners.jdbc import JdbcListener
-from txmq.listeners.protocol import ArrowSetListener, HalfMessage, SetListener, TransactionListener
-from txmq.listeners.query import QueryListener
-from txmq.maintenance.service import Maintenance
-from txmq.message.body_schema import BodySchema
-from txmq.message.cloud_events import attributes_of, cloud_event
-from txmq.message.delay_levels import DelayLevel
-from txmq.message.filter import MessageFilter, parse_filter
-from txmq.message.message import LocalTransactionState, Message
-from txmq.message.received import ReceivedMessage
-from txmq.message.trace_context import with_trace_context
-from txmq.producer.micro_batches import BatchTransactions
-from txmq.producer.producer import TransactionProducer
-from txmq.producer.results import SendResult, TransactionSendResult
-from txmq.producer.trace import TraceHook
-from txmq.producer.transaction import Transaction
-from txmq.publish.delay import DelayService
-from txmq.publish.publisher import Publisher
-from txmq.store.config import Config
-from txmq.store.store import Store
-from txmq.store.topic_settings import TopicKind, TopicSettings
-from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
-from txmq.user_data.delta_inbox import DeltaInbox
 from txmq.verify import verify
+
+if TYPE_CHECKING:
+    from txmq.admin.consumer_groups import ConsumerGroups
+    from txmq.admin.dead_letters import DeadLetters
+    from txmq.admin.found_message import FoundMessage
+    from txmq.admin.messages import MessageQuery
+    from txmq.admin.operator import Operator
+    from txmq.admin.status import Admin
+    from txmq.admin.topics import Topics
+    from txmq.broker import Broker, BrokerHandle, run_until_signal
+    from txmq.check.recheck import RecheckJob
+    from txmq.check.service import CheckService
+    from txmq.consumer.lag import ConsumerLag
+    from txmq.consumer.pull import PullConsumer
+    from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
+    from txmq.consumer.send_back import SendBack
+    from txmq.consumer.stream import Consumer
+    from txmq.hooks import (
+        CheckForbiddenHook,
+        EndContext,
+        EndTransactionHook,
+        SendContext,
+        SendMessageHook,
+    )
+    from txmq.listeners.database import DatabaseListener
+    from txmq.listeners.delta import DeltaListener
+    from txmq.listeners.http import HttpListener
+    from txmq.listeners.jdbc import JdbcListener
+    from txmq.listeners.protocol import (
+        ArrowSetListener,
+        HalfMessage,
+        SetListener,
+        TransactionListener,
+    )
+    from txmq.listeners.query import QueryListener
+    from txmq.local_spark.session import local_session
+    from txmq.maintenance.service import Maintenance
+    from txmq.message.body_schema import BodySchema
+    from txmq.message.cloud_events import attributes_of, cloud_event
+    from txmq.message.delay_levels import DelayLevel
+    from txmq.message.filter import MessageFilter, parse_filter
+    from txmq.message.message import LocalTransactionState, Message
+    from txmq.message.received import ReceivedMessage
+    from txmq.message.trace_context import with_trace_context
+    from txmq.producer.micro_batches import BatchTransactions
+    from txmq.producer.producer import TransactionProducer
+    from txmq.producer.results import SendResult, TransactionSendResult
+    from txmq.producer.trace import TraceHook
+    from txmq.producer.transaction import Transaction
+    from txmq.publish.delay import DelayService
+    from txmq.publish.publisher import Publisher
+    from txmq.store.config import Config
+    from txmq.store.store import Store
+    from txmq.store.topic_settings import TopicKind, TopicSettings
+    from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
+    from txmq.user_data.database_marker import marker_table_ddl
+    from txmq.user_data.delta_inbox import DeltaInbox
 
 __version__ = "0.1.0"
 
+_MODULES = {
+    "ConsumerGroups": "txmq.admin.consumer_groups",
+    "DeadLetters": "txmq.admin.dead_letters",
+    "FoundMessage": "txmq.admin.found_message",
+    "MessageQuery": "txmq.admin.messages",
+    "Operator": "txmq.admin.operator",
+    "Admin": "txmq.admin.status",
+    "Topics": "txmq.admin.topics",
+    "Broker": "txmq.broker",
+    "BrokerHandle": "txmq.broker",
+    "run_until_signal": "txmq.broker",
+    "RecheckJob": "txmq.check.recheck",
+    "CheckService": "txmq.check.service",
+    "ConsumerLag": "txmq.consumer.lag",
+    "PullConsumer": "txmq.consumer.pull",
+    "ConsumeFromWhere": "txmq.consumer.rules",
+    "ConsumeMode": "txmq.consumer.rules",
+    "ConsumeStatus": "txmq.consumer.rules",
+    "SendBack": "txmq.consumer.send_back",
+    "Consumer": "txmq.consumer.stream",
+    "CheckForbiddenHook": "txmq.hooks",
+    "EndContext": "txmq.hooks",
+    "EndTransactionHook": "txmq.hooks",
+    "SendContext": "txmq.hooks",
+    "SendMessageHook": "txmq.hooks",
+    "DatabaseListener": "txmq.listeners.database",
+    "DeltaListener": "txmq.listeners.delta",
+    "HttpListener": "txmq.listeners.http",
+    "JdbcListener": "txmq.listeners.jdbc",
+    "ArrowSetListener": "txmq.listeners.protocol",
+    "HalfMessage": "txmq.listeners.protocol",
+    "SetListener": "txmq.listeners.protocol",
+    "TransactionListener": "txmq.listeners.protocol",
+    "QueryListener": "txmq.listeners.query",
+    "local_session": "txmq.local_spark.session",
+    "Maintenance": "txmq.maintenance.service",
+    "BodySchema": "txmq.message.body_schema",
+    "attributes_of": "txmq.message.cloud_events",
+    "cloud_event": "txmq.message.cloud_events",
+    "DelayLevel": "txmq.message.delay_levels",
+    "MessageFilter": "txmq.message.filter",
+    "parse_filter": "txmq.message.filter",
+    "LocalTransactionState": "txmq.message.message",
+    "Message": "txmq.message.message",
+    "ReceivedMessage": "txmq.message.received",
+    "with_trace_context": "txmq.message.trace_context",
+    "BatchTransactions": "txmq.producer.micro_batches",
+    "TransactionProducer": "txmq.producer.producer",
+    "SendResult": "txmq.producer.results",
+    "TransactionSendResult": "txmq.producer.results",
+    "TraceHook": "txmq.producer.trace",
+    "Transaction": "txmq.producer.transaction",
+    "DelayService": "txmq.publish.delay",
+    "Publisher": "txmq.publish.publisher",
+    "Config": "txmq.store.config",
+    "Store": "txmq.store.store",
+    "TopicKind": "txmq.store.topic_settings",
+    "TopicSettings": "txmq.store.topic_settings",
+    "DatabaseInbox": "txmq.user_data.database_inbox",
+    "inbox_table_ddl": "txmq.user_data.database_inbox",
+    "marker_table_ddl": "txmq.user_data.database_marker",
+    "DeltaInbox": "txmq.user_data.delta_inbox",
+}
+
 __all__ = [
     "Admin",
+    "AlreadyPreparedError",
+    "AlreadyResolvedError",
     "ArrowSetListener",
+    "BatchTooLargeError",
     "BatchTransactions",
     "BodySchema",
+    "BodySchemaConflictError",
+    "BodySchemaError",
     "Broker",
     "BrokerHandle",
     "CheckForbiddenHook",
     "CheckService",
+    "CheckpointCorruptError",
+    "CheckpointMismatchError",
+    "ClaimWithoutEffectError",
+    "ClosedError",
+    "CommitConflictError",
+    "CommitRefusedError",
+    "ConcurrentUseError",
     "Config",
+    "ConfigError",
     "ConsumeFromWhere",
     "ConsumeMode",
     "ConsumeStatus",
     "Consumer",
+    "ConsumerGroupConflictError",
+    "ConsumerGroupInUseError",
+    "ConsumerGroupNotFoundError",
     "ConsumerGroups",
     "ConsumerLag",
     "DatabaseInbox",
@@ -78,42 +250,113 @@ __all__ = [
     "DeltaListener",
     "EndContext",
     "EndTransactionHook",
+    "EnvironmentProblemError",
     "FoundMessage",
     "HalfMessage",
+    "HookError",
     "HttpListener",
+    "InboxError",
+    "IncompatibleVersionError",
+    "IncompleteTransactionError",
+    "InvalidBodyError",
+    "InvalidDelayError",
+    "InvalidDelayTypeError",
+    "InvalidFilterError",
+    "InvalidFilterTypeError",
+    "InvalidMessageError",
+    "InvalidMessageTypeError",
+    "InvalidNameError",
+    "InvalidNameTypeError",
+    "InvalidPropertyError",
+    "InvalidQueueError",
+    "InvalidReasonError",
     "JdbcListener",
+    "ListenerError",
+    "LocalTransactionDoneError",
+    "LocalTransactionError",
+    "LocalTransactionFencedError",
+    "LocalTransactionMissingError",
     "LocalTransactionState",
     "Maintenance",
     "Message",
+    "MessageError",
     "MessageFilter",
+    "MessageNotFoundError",
     "MessageQuery",
+    "MessageTooLargeError",
+    "MessagesExpiredError",
+    "NotAcceptedError",
+    "NotEndedError",
+    "NotPreparedError",
+    "NotRecalledError",
+    "OffsetOutOfRangeError",
     "Operator",
+    "PayloadMissingError",
+    "ProducerGroupMismatchError",
+    "PropertyLimitError",
     "Publisher",
     "PullConsumer",
     "QueryListener",
+    "QueueNotOwnedError",
+    "ReadOnlyStoreError",
+    "ReaderOvertakenError",
     "ReceivedMessage",
     "RecheckJob",
+    "ReservedNameError",
+    "ReservedPropertyError",
+    "SchemaMismatchError",
     "SendBack",
     "SendContext",
+    "SendForbiddenError",
     "SendMessageHook",
     "SendResult",
     "SetListener",
+    "SourceRestoredError",
+    "StorageError",
     "Store",
+    "StoreExistsError",
+    "StoreFormatError",
+    "StoreFullError",
+    "StoreNotFoundError",
+    "TooLargeError",
+    "TopicConflictError",
+    "TopicExistsError",
+    "TopicInUseError",
     "TopicKind",
+    "TopicKindError",
+    "TopicNotFoundError",
+    "TopicNotRebuiltError",
     "TopicSettings",
     "Topics",
     "TraceHook",
     "Transaction",
+    "TransactionError",
     "TransactionListener",
+    "TransactionNotFoundError",
     "TransactionProducer",
     "TransactionSendResult",
     "TxmqError",
+    "UnknownCommitError",
     "__version__",
     "attributes_of",
     "cloud_event",
+    "errors",
     "inbox_table_ddl",
+    "local_session",
+    "marker_table_ddl",
     "parse_filter",
     "run_until_signal",
     "verify",
     "with_trace_context",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'txmq' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

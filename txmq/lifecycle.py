@@ -1,5 +1,6 @@
-"""The life of a transaction: one fold over claims, pure and without Spark (DESIGN section 3).
+"""The life of a transaction: one fold over claims, pure and without Spark.
 
+The states and what leads from one to the next are a table in docs/architecture.md.
 Claims are what somebody asked for, facts are what took effect. Everything that decides anything
 (producer, settle, check, status) calls `fold`; `verify` has its own, on purpose.
 """

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in, group_names
@@ -13,12 +12,16 @@ from txmq.consumer.lag import ConsumerLag
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import SHARED, ConsumeFromWhere, ConsumeMode, GroupState, TopicQueue
 from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
-from txmq.message.names import stored_group, stored_topic
+from txmq.message.names import (
+    stored_group,
+    stored_topic,
+)
+from txmq.results import Plain
 from txmq.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSummary:
+class GroupSummary(Plain):
     """A consumer group in a list; names are the stored ones, `members` those that live."""
 
     group: str
@@ -27,13 +30,9 @@ class GroupSummary:
     members: tuple[str, ...]
     lag: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "mode": self.mode.value, "members": list(self.members)}
-
 
 @dataclass(frozen=True, slots=True)
-class OffsetsReset:
+class OffsetsReset(Plain):
     """What a reset changes, or has changed, by queue; `is_written` is false in a dry run."""
 
     group: str
@@ -41,14 +40,6 @@ class OffsetsReset:
     before: Mapping[int, int]
     after: Mapping[int, int]
     is_written: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            **asdict(self),
-            "before": {str(queue): offset for queue, offset in self.before.items()},
-            "after": {str(queue): offset for queue, offset in self.after.items()},
-        }
 
 
 class ConsumerGroups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,12 @@ import numpy.typing as npt
 from txmq.clock import timestamp
 from txmq.delta.pinned import pause
 from txmq.errors import CommitConflictError, CommitRefusedError
+from txmq.message.names import check_stored_group
 from txmq.store.store import Store
+from txmq.store.tables import DEAD_LETTERS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Offsets = npt.NDArray[np.int64]
 
@@ -33,13 +38,14 @@ class DeadLetterNotes:
     """Reads and adds; the table is made with the first note."""
 
     def __init__(self, store: Store, consumer_group: str) -> None:
-        """`consumer_group` is its stored name; open nothing yet."""
+        """`consumer_group` is its stored name; open nothing yet. Raises: InvalidNameError."""
         self._store, self._group = store, consumer_group
+        self._name = DEAD_LETTERS + check_stored_group(consumer_group, "consumer_group")
 
     def read(self) -> Noted:
         """All that was noted; 0 commits. Raises: StorageError."""
-        register = self._store.dead_letter_register(self._group)
-        value = {} if register is None else register.read().value
+        register = self._store.tables.register(self._name)
+        value = register.read().value if register.exists else {}
         return Noted(
             OffsetRanges.from_value(value.get(PURGED, ())),
             OffsetRanges.from_value(value.get(REPLAYED, ())),
@@ -51,7 +57,7 @@ class DeadLetterNotes:
 
         Raises: CommitConflictError, StorageError.
         """
-        register = self._store.made_dead_letter_register(self._group)
+        register = self._store.tables.register(self._name, create=True)
         for attempt in range(self._store.config.commit_attempts):
             seen = register.read()
             try:
@@ -125,3 +131,9 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         else:
             merged.append((first, end))
     return tuple(merged)
+
+
+def offsets_of(rows: pa.Table) -> Offsets:
+    """The column `queue_offset` of `rows`."""
+    offsets: Offsets = rows["queue_offset"].to_numpy().astype(np.int64)
+    return offsets

@@ -7,58 +7,40 @@ to their end is purged, as retention takes them.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.admin.dead_letter_notes import PURGED, REPLAYED, DeadLetterNotes, Noted, Offsets
+from txmq.admin.dead_letter_notes import PURGED, REPLAYED, DeadLetterNotes, Noted, offsets_of
 from txmq.admin.found_message import body_values
-from txmq.clock import Clock, SystemClock, milliseconds
-from txmq.consumer.send_back import RETRY_GROUP
+from txmq.admin.replay import Replay, ReplayResult, ReplayTarget
+from txmq.clock import Clock, SystemClock
 from txmq.delta.files import DataFile
 from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
 from txmq.maintenance.retention import published_up_to
 from txmq.maintenance.topic_retention import tell_topic_begin
 from txmq.message.ids import message_address
-from txmq.message.message import Message
 from txmq.message.names import (
-    DEAD_LETTER_ORIGIN_MESSAGE_ID,
-    DEAD_LETTER_ORIGIN_TOPIC,
     DEAD_LETTER_PREFIX,
     ORIGIN_MESSAGE_ID,
-    ORIGIN_QUEUE_ID,
     ORIGIN_TOPIC,
     RECONSUME_REASON,
     RECONSUME_TIMES,
-    RETRY_PROPERTIES,
     dead_letter_topic,
-    retry_topic,
     shown_name,
     stored_group,
 )
 from txmq.message.reasons import signed_reason
-from txmq.producer.once import Letter, SentOnce
-from txmq.producer.routing import QueueChoice, Routed
+from txmq.results import Plain, plain
 from txmq.store.store import Store
 
-MESSAGES_A_COMMIT = 5_000
-BYTES_A_COMMIT = 64 * 1024 * 1024
 _PLACE = ("message_id", "queue_offset", "store_timestamp")
 _CONTENT = (*_PLACE, "tags", "keys", "properties", "sharding_key", "born_timestamp")
-
-
-class ReplayTarget(enum.StrEnum):
-    """Where dead letters are sent again: to the group alone, or to all that read the topic."""
-
-    RETRY = "retry"
-    TOPIC = "topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,37 +73,13 @@ class DeadLetter:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; a body that is no text is in base64."""
-        values = {name: _plain(value) for name, value in asdict(self).items() if name != "body"}
+        values = plain(replace(self, body=None))
+        del values["body"]
         return values if self.body is None else {**values, **body_values(self.body)}
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """What a replay did, or would do.
-
-    Attributes:
-        topics: how many messages went to each topic.
-        skipped: of those that were chosen, how many were sent again already.
-    """
-
-    consumer_group: str
-    reason: str
-    topics: Mapping[str, int]
-    skipped: int
-    is_written: bool
-
-    @property
-    def messages(self) -> int:
-        """How many were sent, or would be."""
-        return sum(self.topics.values())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {**asdict(self), "messages": self.messages}
-
-
-@dataclass(frozen=True, slots=True)
-class PurgeResult:
+class PurgeResult(Plain):
     """What a purge did, or would do; `files` is how many files left the table."""
 
     consumer_group: str
@@ -129,10 +87,6 @@ class PurgeResult:
     messages: int
     files: int
     is_written: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +144,7 @@ class DeadLetters:
         self._store = store
         self._clock: Clock = clock or SystemClock()
         self._topic = dead_letter_topic(self.consumer_group)
-        self._table = store.table_at(f"topics/{self._topic}")
+        self._table = store.tables.table_at(f"topics/{self._topic}")
         self._notes = DeadLetterNotes(store, self.consumer_group)
 
     # --- looks --------------------------------------------------------------------------------
@@ -248,18 +202,16 @@ class DeadLetters:
         """
         signed, noted = signed_reason(reason), self._notes.read()
         rows = chosen.of(self._rows(noted, (*_PLACE, "properties")))
-        is_new = ~noted.replayed.holding(_offsets(rows))
-        waiting = rows.filter(pa.array(is_new))
-        topics = Counter(
-            shown_name(self._target(dict(each or ()), to))
-            for each in waiting["properties"].to_pylist()
-        )
+        waiting = rows.filter(pa.array(~noted.replayed.holding(offsets_of(rows))))
+        replay = Replay(self._store, self.consumer_group, self._table, to, self._clock)
+        properties = waiting["properties"].to_pylist()
+        topics = Counter(shown_name(replay.topic_of(dict(pairs or ()))) for pairs in properties)
         if apply and waiting.num_rows:
-            self._send(_offsets(waiting), to, signed)
+            for sent in replay.send(offsets_of(waiting), signed):
+                self._notes.add(REPLAYED, sent, signed, self._clock.now_ms())
         skipped = rows.num_rows - waiting.num_rows
-        return ReplayResult(
-            shown_name(self.consumer_group), signed, dict(topics), skipped, is_written=apply
-        )
+        group = shown_name(self.consumer_group)
+        return ReplayResult(group, signed, dict(topics), skipped, is_written=apply)
 
     def purge(self, chosen: Chosen, *, reason: str, apply: bool = False) -> PurgeResult:
         """Put dead letters away for good; dry unless `apply`.
@@ -273,7 +225,7 @@ class DeadLetters:
         Raises: MessageNotFoundError, InvalidReasonError, CommitConflictError, StorageError.
         """
         signed, noted = signed_reason(reason), self._notes.read()
-        offsets = _offsets(chosen.of(self._rows(noted, _PLACE)))
+        offsets = offsets_of(chosen.of(self._rows(noted, _PLACE)))
         files = 0
         if apply:
             if len(offsets):
@@ -302,55 +254,8 @@ class DeadLetters:
         return self._table.refresh().files_holding("transaction_id", ids)
 
     def _visible(self, rows: pa.Table, noted: Noted) -> pa.Table:
-        kept = rows.filter(pa.array(~noted.purged.holding(_offsets(rows))))
+        kept = rows.filter(pa.array(~noted.purged.holding(offsets_of(rows))))
         return kept.sort_by("queue_offset")
-
-    # --- replay -------------------------------------------------------------------------------
-
-    def _send(self, offsets: Offsets, to: ReplayTarget, signed: str) -> None:
-        sender = SentOnce(self._store, self.consumer_group, RETRY_GROUP, self._clock)
-        queues = QueueChoice(self._store)
-        for rows in self._batches(offsets):
-            letters = [self._letter(row, to, queues) for row in rows.to_pylist()]
-            sender.send(letters, operator_reason=signed)
-            self._notes.add(REPLAYED, _offsets(rows), signed, self._clock.now_ms())
-
-    def _batches(self, offsets: Offsets) -> Iterator[pa.Table]:
-        """The rows at these offsets with their bodies, file by file, a few at a time."""
-        wanted = pa.array(offsets)
-        ranges = self._table.ranges("queue_offset")
-        for each in sorted(ranges, key=lambda one: -1 if one.low is None else one.low):
-            found = self._table.read([each.file], (*_CONTENT, "body"))
-            found = found.filter(pc.is_in(found["queue_offset"], value_set=wanted))
-            yield from _cut(found.sort_by("queue_offset"))
-
-    def _letter(self, row: Mapping[str, Any], to: ReplayTarget, queues: QueueChoice) -> Letter:
-        properties = dict(row["properties"] or ())
-        topic = self._target(properties, to)
-        message = Message.as_stored(
-            topic=topic,
-            body=row["body"],
-            tags=row["tags"],
-            keys=row["keys"],
-            properties=_replayed_properties(properties, to),
-            sharding_key=row["sharding_key"],
-        )
-        return Letter(
-            f"replay\n{row['message_id']}",
-            milliseconds(row["store_timestamp"]),
-            message,
-            0 if to is ReplayTarget.RETRY else _queue(message, properties, queues),
-            milliseconds(row["born_timestamp"]),
-        )
-
-    def _target(self, properties: Mapping[str, str], to: ReplayTarget) -> str:
-        if to is ReplayTarget.RETRY:
-            return retry_topic(self.consumer_group)
-        origin = properties.get(ORIGIN_TOPIC)
-        if origin is None:
-            problem = "does not say where it comes from; replay it to the retry topic"
-            raise InvalidMessageError(ORIGIN_TOPIC, problem)
-        return origin
 
     # --- purge --------------------------------------------------------------------------------
 
@@ -400,7 +305,7 @@ def groups_with_dead_letters(store: Store) -> list[str]:
 
 
 def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
-    is_replayed = noted.replayed.holding(_offsets(rows)).tolist()
+    is_replayed = noted.replayed.holding(offsets_of(rows)).tolist()
     for row, flag in zip(rows.to_pylist(), is_replayed, strict=True):
         properties = dict(row["properties"] or ())
         yield DeadLetter(
@@ -413,50 +318,5 @@ def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
         )
 
 
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else value
-
-
 def _shown(topic: str | None) -> str | None:
     return None if topic is None else shown_name(topic)
-
-
-def _offsets(rows: pa.Table) -> Offsets:
-    offsets: Offsets = rows["queue_offset"].to_numpy().astype(np.int64)
-    return offsets
-
-
-def _cut(rows: pa.Table) -> Iterator[pa.Table]:
-    """Rows in their order, so many at a time that a commit takes them."""
-    sizes = pc.fill_null(pc.binary_length(rows["body"]), 0).to_numpy()
-    batch = np.maximum(
-        np.cumsum(sizes) // BYTES_A_COMMIT, np.arange(len(sizes)) // MESSAGES_A_COMMIT
-    )
-    for number in np.unique(batch):
-        yield rows.filter(pa.array(batch == number))
-
-
-# --- a message that is sent again -----------------------------------------------------------------
-
-
-def _replayed_properties(properties: Mapping[str, str], to: ReplayTarget) -> dict[str, str]:
-    if to is ReplayTarget.TOPIC:
-        dropped = RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID}
-        return {name: value for name, value in properties.items() if name not in dropped}
-    dropped = frozenset([DEAD_LETTER_ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_MESSAGE_ID])
-    kept = {name: value for name, value in properties.items() if name not in dropped}
-    # All tries again.
-    return {**kept, RECONSUME_TIMES: "0"}
-
-
-def _queue(message: Message, properties: Mapping[str, str], queues: QueueChoice) -> int:
-    """By its sharding key, else where it was at first. Raises: as `replay`."""
-    queues.check_topic(message.topic)
-    schema = queues.body_schema(message.topic)
-    if schema is not None:
-        schema.check(message.topic, message.body)
-    if message.sharding_key is not None:
-        return queues.queues_of([Routed(message)], in_turn=False)[0]
-    origin = properties.get(ORIGIN_QUEUE_ID, "")
-    count = queues.queue_count(message.topic)
-    return int(origin) % count if origin.isdecimal() else 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from txmq.lifecycle import DeliveryState, TransactionState
 from txmq.producer.trace_records import TraceRecord, TraceType, encoded
+from txmq.results import plain
 
 PLACE_COLUMNS = ("queue_id", "queue_offset", "life", "op_version", "store_timestamp")
 _UNPUBLISHED = {
@@ -45,7 +46,7 @@ class FoundMessage:
     """One message and everything that tells where it is.
 
     Attributes:
-        topic: its stored name; see `namespaces`.
+        topic: its stored name; see `txmq.message.names`.
         body: only where it was asked for.
         is_half: whether its half is there still.
         ordinary: sent without a local transaction; None without a half.
@@ -91,11 +92,11 @@ class FoundMessage:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; a body that is no text is in base64."""
-        names = [spec.name for spec in fields(self) if spec.name not in ("body", "trace")]
-        plain = {name: _plain(getattr(self, name)) for name in names}
-        own_body = {} if self.body is None else body_values(self.body)
+        values = plain(replace(self, body=None, trace=()))
+        del values["body"]
+        body = {} if self.body is None else body_values(self.body)
         trace = [json.loads(encoded(record)) for record in self.trace]
-        return {"where": self.where, **plain, "trace": trace, **own_body}
+        return {"where": self.where, **values, "trace": trace, **body}
 
 
 def record_moment(record: TraceRecord) -> tuple[int, bool]:
@@ -114,11 +115,3 @@ def body_values(body: bytes) -> dict[str, str]:
         return {"body": body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": base64.b64encode(body).decode("ascii")}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(one) for one in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {name: _plain(own) for name, own in asdict(value).items()}
-    return value.isoformat() if isinstance(value, datetime) else value

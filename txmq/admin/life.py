@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from txmq.delta.log import log_files
 from txmq.delta.schemas import HALF
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.results import Plain
 from txmq.store.op import CLAIM_COLUMNS, claims_of_table
 from txmq.store.settled import NOTHING, SettledLog
 
@@ -38,7 +39,7 @@ class LifeStage(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LifeEvent:
+class LifeEvent(Plain):
     """One row about a transaction; `at` is the clock of whoever wrote it."""
 
     at: datetime
@@ -46,13 +47,9 @@ class LifeEvent:
     title: str
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return plain_fields(asdict(self))
-
 
 @dataclass(frozen=True, slots=True)
-class TransactionLife:
+class TransactionLife(Plain):
     """Everything that the tables know of one transaction, in order of time.
 
     Attributes:
@@ -70,10 +67,6 @@ class TransactionLife:
     message_count: int | None
     messages_found: int
     events: tuple[LifeEvent, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return plain_fields(asdict(self))
 
 
 def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
@@ -216,16 +209,3 @@ def event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
     place = details.get("op_version", NOTHING), details.get("ordinal", 0)
     stage = list(LifeStage).index(event.stage)
     return event.at, stage, *place, details.get("message_id", "")
-
-
-def plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as JSON can hold them."""
-    return {name: _plain(value) for name, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return plain_fields(value)
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return value.isoformat() if isinstance(value, datetime) else value

@@ -31,11 +31,11 @@ from txmq.message.names import (
     check_readable_topic,
 )
 from txmq.producer.trace_records import TraceRecord, TraceType, decoded
-from txmq.store.resolution import Resolution, Resolver
+from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.delta.files import FileRange
-    from txmq.delta.storage import Table
+    from txmq.delta.reading import ReadTable
     from txmq.store.settled import SettledLog
     from txmq.store.store import Store
 
@@ -147,17 +147,16 @@ class MessageQuery:
     ) -> tuple[FoundMessage, ...]:
         """These messages, as far as they are anywhere, in the order in which they are wanted."""
         ids, body = pa.array(transaction_ids, pa.string()), (("body",) if with_body else ())
-        half = self._store.half_log()
-        halves = _by_id(half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body)), wanted)
+        logs = self._store.tables.logs()
+        found = logs.half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body))
+        halves = _by_id(found, wanted)
         rows: dict[str, list[dict[str, Any]]] = {}
         for topic in self._topics_of(halves, wanted):
             for row in self._rows_in(topic, ids, wanted, body):
                 rows.setdefault(row["message_id"], []).append({**row, "in": topic})
-        op = self._store.op_log()
-        settled = self._store.settled_log(op.table.table_id)
-        ends = Resolver(half, op, settled).resolutions_of(transaction_ids)
-        known = _known(settled, ids) | {half["transaction_id"] for half in halves.values()}
-        deliveries = _deliveries(settled, ids)
+        ends = EndReader(logs).ends_of(transaction_ids)
+        known = _known(logs.settled, ids) | {half["transaction_id"] for half in halves.values()}
+        deliveries = _deliveries(logs.settled, ids)
         trace = {own_id: self._trace(own_id) for own_id in transaction_ids if with_trace}
         return tuple(
             _found(
@@ -174,7 +173,7 @@ class MessageQuery:
     def _message_ids(self, transaction_id: str) -> list[str]:
         """All messages of a transaction that are anywhere, in their order."""
         ids = pa.array([transaction_id], pa.string())
-        half = self._store.half_log().table
+        half = self._store.tables.half_log().table
         rows = half.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
         rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence", "message_id"])
         if not rows.num_rows:
@@ -212,8 +211,8 @@ class MessageQuery:
             # A half by hand may name anything.
             return False
 
-    def _table(self, topic: str) -> Table:
-        return self._store.table_at(f"topics/{topic}")
+    def _table(self, topic: str) -> ReadTable:
+        return self._store.tables.table_at(f"topics/{topic}")
 
     # --- the trace ---------------------------------------------------------------------------
 

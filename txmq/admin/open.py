@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from txmq.lifecycle import Halves, TransactionState
 from txmq.message.ids import transaction_time_ms
+from txmq.results import Plain
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
+class OpenTransaction(Plain):
     """A transaction without a final end.
 
     Attributes:
@@ -37,13 +38,9 @@ class OpenTransaction:
     reason: str | None
     problem: str | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self) | {"next_check": _iso(self.next_check)}
-
 
 @dataclass(frozen=True, slots=True)
-class DiscardedTransaction:
+class DiscardedTransaction(Plain):
     """A transaction that is not asked about any more; its messages are dead letters.
 
     `discarded_at` and `reason` are those of the claim that discarded it.
@@ -55,10 +52,6 @@ class DiscardedTransaction:
     check_times: int
     discarded_at: datetime | None
     reason: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self) | {"discarded_at": _iso(self.discarded_at)}
 
 
 def open_row(row: Mapping[str, Any], halves: Halves | None, now_ms: int) -> OpenTransaction:
@@ -102,7 +95,3 @@ def _age_s(transaction_id: str, now_ms: int) -> float | None:
     except ValueError:
         # Anybody may write a half, with anything as its id.
         return None
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -35,9 +34,11 @@ from txmq.lifecycle import (
 from txmq.message.ids import check_transaction_id
 from txmq.message.message import LocalTransactionState
 from txmq.message.reasons import signed_reason
+from txmq.results import plain
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfLog
 from txmq.store.op import OpRow
-from txmq.store.resolution import Resolver
+from txmq.store.resolution import EndReader
 from txmq.store.store import Store
 
 _ENDS = {
@@ -82,7 +83,7 @@ class OperatorResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self) | {"is_written": self.is_written}
+        return {**plain(self), "is_written": self.is_written}
 
 
 class Operator:
@@ -116,7 +117,7 @@ class Operator:
         incomplete = TransactionState.INCOMPLETE.value
         settled_so = [row["transaction_id"] for row in rows if row["state"] == incomplete]
         # Only these are known to be few enough to compare their bodies.
-        halves = self._store.half_log().halves_of(settled_so) if settled_so else {}
+        halves = self._store.tables.half_log().halves_of(settled_so) if settled_so else {}
         now_ms = self._clock.now_ms()
         return tuple(open_row(row, halves.get(row["transaction_id"]), now_ms) for row in rows)
 
@@ -174,7 +175,7 @@ class Operator:
 
     def _discards(self, transaction_ids: pa.Array) -> dict[tuple[str, str, int], dict[str, Any]]:
         """The first DISCARD row of each life: of two, only the first took effect."""
-        rows = self._store.op_log().rows_about(transaction_ids)
+        rows = self._store.tables.op_log().rows_about(transaction_ids)
         rows = rows.filter(pc.equal(rows["kind"], ClaimKind.DISCARD.value))
         first: dict[tuple[str, str, int], dict[str, Any]] = {}
         for row in rows.sort_by("op_timestamp").to_pylist():
@@ -183,10 +184,9 @@ class Operator:
 
     def _look(self, transaction_id: str) -> _Look:
         """Where it stands by everything that is durable now, settled or not."""
-        half, op = self._store.half_log(), self._store.op_log()
-        settled = self._store.settled_log(op.table.table_id)
-        resolution = Resolver(half, op, settled).resolution(transaction_id)
-        halves = half.halves(transaction_id)
+        logs = self._store.tables.logs()
+        resolution = EndReader(logs).end_of(transaction_id)
+        halves = logs.half.halves(transaction_id)
         if halves is None:
             raise TransactionNotFoundError(transaction_id)
         standing = Standing(resolution.state, resolution.life)
@@ -199,7 +199,7 @@ class Operator:
     ) -> OperatorResult:
         signed = signed_reason(reason)
         look = self._look(check_transaction_id(transaction_id))
-        messages = _messages_by_topic(self._store.half_log(), look.transaction_id)
+        messages = _messages_by_topic(self._store.tables.half_log(), look.transaction_id)
         seen = look.result(kind, signed, messages)
         if kind is not ClaimKind.RESUME and look.standing.state is end_asked_for(kind):
             return seen
@@ -215,11 +215,10 @@ class Operator:
         return self._applied(planned, row) if apply else planned
 
     def _applied(self, planned: OperatorResult, row: OpRow) -> OperatorResult:
-        # An id of its own for each claim: a lost answer is looked up, and the row is there once.
-        session = uuid.uuid4()
-        queue_id = session.int % self._store.config.half_queues
-        app_id = f"txmq-operator/{session}"
-        version = self._store.op_log().append([row], queue_id, app_id=app_id, number=1)
+        claims = ClaimWriter(
+            self._store.tables.op_log(), "operator", self._store.config.half_queues
+        )
+        claims.append([row])
         look = self._look(row.transaction_id)
         look.check_took_effect(row)
         return replace(
@@ -227,7 +226,7 @@ class Operator:
             state_after=look.standing.state,
             life=look.standing.life,
             source=look.source,
-            op_version=version,
+            op_version=claims.last_version(),
         )
 
 

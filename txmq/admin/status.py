@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,12 @@ from txmq.admin.life import (
     event_order,
     fact_events,
     half_events,
-    plain_fields,
     scheduled_events,
     shown_events,
     standing_of,
     topics_of,
 )
-from txmq.check.standing import CheckStandings
+from txmq.check.standing import StandingReader
 from txmq.clock import Clock, SystemClock, milliseconds, timestamp
 from txmq.columns import Groups
 from txmq.delta.schemas import SETTLED
@@ -37,10 +36,12 @@ from txmq.message.ids import check_transaction_id, transaction_time_ms
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.settle import settle
+from txmq.results import Plain
 from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
 
 if TYPE_CHECKING:
     from txmq.store.half import HalfLog
+    from txmq.store.logs import Logs
     from txmq.store.op import OpLog
     from txmq.store.schedule import ScheduleLog
     from txmq.store.store import Store
@@ -73,7 +74,7 @@ class ParkedTopicStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(Plain):
     """A store at one moment.
 
     Attributes:
@@ -107,10 +108,6 @@ class Status:
     parked: tuple[ParkedTopicStatus, ...]
     members: Mapping[str, int]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return plain_fields(asdict(self))
-
 
 class Admin:
     """Looks at a store; needs no Spark and writes nothing.
@@ -132,16 +129,15 @@ class Admin:
 
         Raises: StoreNotFoundError, StorageError.
         """
-        # What an earlier table shows is explained by a later one.
-        progress = self._store.register("publisher").read().value
-        op = self._store.op_log()
+        # What is published was settled before, so this is read before the logs are.
+        progress = self._store.tables.register("publisher").read().value
+        logs, now_ms = self._store.tables.logs(), self._clock.now_ms()
+        logs.refresh_after_half()
+        op, settled = logs.op, logs.settled
         op_version, op_table_id = op.table.version, op.table.table_id
-        settled = self._store.settled_log(op_table_id)
-        half = self._store.half_log()
-        now_ms = self._clock.now_ms()
-        states = _states(op, settled, half, now_ms)
-        halves = _open_halves(half, states)
-        checks = CheckStandings(self._store).of(halves, now_ms)
+        states = _states(logs, now_ms)
+        halves = _open_halves(logs.half, states)
+        checks = StandingReader(self._store.tables.logs(), self._store.config).of(halves, now_ms)
         published = progress.get("low_water_version", NOTHING)
         return Status(
             location=self._store.location,
@@ -150,7 +146,7 @@ class Admin:
             unasked=_unasked(checks),
             **_counts(states),
             messages=self._messages(op_table_id),
-            scheduled=_scheduled(self._store.schedule_log(), settled),
+            scheduled=_scheduled(logs.schedule, settled),
             dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
             oldest_open_half_age_s=_oldest_age_s(halves["transaction_id"], now_ms),
             op_version=op_version,
@@ -169,21 +165,20 @@ class Admin:
         Raises: TransactionNotFoundError, StorageError.
         """
         own_id = check_transaction_id(transaction_id)
-        op = self._store.op_log()
-        op_table_id = op.table.table_id
-        claims = claims_about(op, own_id)
-        settled = self._store.settled_log(op_table_id)
-        facts = settled.table.rows_of("transaction_id", pa.array([own_id]), SETTLED.columns.names)
-        half = self._store.half_log()
-        rows = half.rows(pa.array([own_id]))
+        ids, logs = pa.array([own_id]), self._store.tables.logs()
+        logs.refresh()
+        op_table_id = logs.op.table.table_id
+        claims = claims_about(logs.op, own_id)
+        facts = logs.settled.table.rows_of("transaction_id", ids, SETTLED.columns.names)
+        rows = logs.half.rows(ids)
         if rows.num_rows == 0 and claims.num_rows == 0:
             raise TransactionNotFoundError(own_id)
         events = [*half_events(rows), *claim_events(claims), *fact_events(facts)]
         events += scheduled_events(self._rows_in(SCHEDULE_TOPIC, own_id, op_table_id))
         for topic in topics_of(rows):
             events += shown_events(topic, self._rows_in(topic, own_id, op_table_id))
-        halves = half.halves(own_id)
-        standing = standing_of(claims, settled, halves, own_id)
+        halves = logs.half.halves(own_id)
+        standing = standing_of(claims, logs.settled, halves, own_id)
         return TransactionLife(
             transaction_id=own_id,
             producer_group=None if halves is None else halves.producer_group,
@@ -200,11 +195,11 @@ class Admin:
         return {name: self._row_count(name, op_table_id) for name in topics}
 
     def _row_count(self, topic: str, op_table_id: str) -> int:
-        table = self._store.topic_log(topic, op_table_id).table
+        table = self._store.tables.topic_log(topic, op_table_id).table
         return sum(file.num_records for file in table.files()) if table.exists() else 0
 
     def _rows_in(self, topic: str, transaction_id: str, op_table_id: str) -> pa.Table:
-        table = self._store.topic_log(topic, op_table_id).table
+        table = self._store.tables.topic_log(topic, op_table_id).table
         columns = table.schema.columns
         if not table.exists():
             return columns.empty_table()
@@ -214,12 +209,13 @@ class Admin:
 # --- status --------------------------------------------------------------------------------------
 
 
-def _states(op: OpLog, settled: SettledLog, half: HalfLog, now_ms: int) -> pa.Table:
+def _states(logs: Logs, now_ms: int) -> pa.Table:
     """transaction_id and state of all that any claim changed, settled or not yet."""
+    settled, op = logs.settled, logs.op
     facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
     waiting = op.between(settled.mark, op.table.version)
     columns = ["transaction_id", "state", "op_version", "ordinal"]
-    fresh = settle(waiting, half, settled, now_ms).facts
+    fresh = settle(waiting, logs.half, settled, now_ms).facts
     found = pa.concat_tables([facts.select(columns), fresh.select(columns)])
     return last_facts(without_deliveries(found))
 

@@ -6,8 +6,7 @@ and not to nothing, so a message that comes after all is shown and not lost.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +20,7 @@ from txmq.lifecycle import FINAL_STATES, TransactionState
 from txmq.maintenance.topic_retention import tell_topic_begin
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.progress import Progress
+from txmq.results import Plain
 from txmq.store.settled import NOTHING, SettledLog, last_facts
 from txmq.store.store import Store
 from txmq.store.typed import set_body_schema
@@ -29,7 +29,7 @@ _AT_REST = pa.array([state.value for state in (*FINAL_STATES, TransactionState.D
 
 
 @dataclass(frozen=True, slots=True)
-class TopicDeletion:
+class TopicDeletion(Plain):
     """What a deletion takes away, or has taken.
 
     Attributes:
@@ -44,10 +44,6 @@ class TopicDeletion:
     op_version: int
     is_written: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
 
 def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> TopicDeletion:
     """Take a topic's settings and messages away; dry unless `apply`.
@@ -58,7 +54,7 @@ def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> Topi
     Raises: TopicInUseError, CommitConflictError, StorageError.
     """
     for _ in range(store.config.commit_attempts):
-        table = store.table_at(f"topics/{topic}")
+        table = store.tables.table_at(f"topics/{topic}")
         found = _planned(store, topic, table)
         if not apply:
             return found
@@ -96,7 +92,7 @@ def _delete(store: Store, topic: str, table: Table, found: TopicDeletion, now_ms
     """In this order: what is missing was said to be, and a killed deletion is done again."""
     if found.rows:
         tell_topic_begin(store, {topic: found.op_version}, now_ms)
-    register = store.topic_register(create=True)
+    register = store.tables.topic_register(create=True)
     register.swap(register.read().with_deleted(topic), now_ms)
     if found.rows:
         _empty(table)
@@ -122,7 +118,7 @@ def unfinished(store: Store, topic: str, version: int) -> pa.Array:
     """
     # Half and schedule first: an end that comes between the two looks is then known.
     ids, scheduled = _naming(store, topic), _scheduled(store, topic)
-    settled = store.settled_log(store.op_log().table.table_id)
+    settled = store.tables.logs().settled
     facts = last_facts(settled.facts_of(ids))
     at_rest = pc.and_(
         pc.is_in(facts["state"], value_set=_AT_REST), pc.less_equal(facts["op_version"], version)
@@ -135,7 +131,7 @@ def unfinished(store: Store, topic: str, version: int) -> pa.Array:
 
 def _scheduled(store: Store, topic: str) -> pa.Table:
     """transaction_id and sequence of the delayed messages to a topic."""
-    schedule = store.schedule_log().refresh()
+    schedule = store.tables.schedule_log().refresh()
     files = schedule.table.files() if schedule.is_there else []
     rows = schedule.table.read(files, ("transaction_id", "sequence", "topic"))
     return rows.filter(pc.equal(rows["topic"], topic)).select(["transaction_id", "sequence"])
@@ -155,7 +151,7 @@ def _waiting(scheduled: pa.Table, settled: SettledLog, version: int) -> pa.Array
 
 
 def _naming(store: Store, topic: str) -> pa.Array:
-    half = store.half_log().table
+    half = store.tables.half_log().table
     wanted = pa.array([topic])
     parts = [
         _ids(half.read([file], ("transaction_id", "real_topic")), topic)
@@ -171,10 +167,10 @@ def _ids(rows: pa.Table, topic: str) -> pa.Array:
 
 def _published(store: Store, topic: str) -> int:
     """This topic has its messages up to this version; others may be parked."""
-    value = store.register("publisher").read().value
+    value = store.tables.register("publisher").read().value
     if not value:
         return NOTHING
-    progress = Progress.from_value(value, store.op_log().table)
+    progress = Progress.from_value(value, store.tables.op_log().table)
     # A delayed message comes by way of the schedule.
     behind = [progress.parked[name] for name in (topic, SCHEDULE_TOPIC) if name in progress.parked]
     return min([progress.low_water_version, *(parked.from_version for parked in behind)])

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from txmq.admin.rebuild_landing import rebuild_topic
+from txmq.admin.rebuild_compare import TopicRebuild
+from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topic_deletion import TopicDeletion, delete_topic
-from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.files import DataFile, FileRange
-from txmq.delta.storage import Table
+from txmq.delta.reading import ReadTable
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -34,6 +34,7 @@ from txmq.message.names import (
     stored_topic,
 )
 from txmq.publish.progress import ParkedTopic, Progress
+from txmq.results import plain
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog
@@ -68,15 +69,9 @@ class TopicSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return {
-            "topic": self.topic,
-            **self.settings.to_value(),
-            "is_registered": self.is_registered,
-            "is_system": self.is_system,
-            "rows": self.rows,
-            "size_bytes": self.size_bytes,
-            "is_parked": self.is_parked,
-        }
+        values = plain(self)
+        del values["settings"]
+        return {"topic": values.pop("topic"), **self.settings.to_value(), **values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +98,10 @@ class TopicDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        parked = self.parked
-        return {
-            **self.summary.to_dict(),
-            "files": self.files,
-            "next_offsets": {str(queue): at for queue, at in self.next_offsets.items()},
-            "oldest": _iso(self.oldest),
-            "newest": _iso(self.newest),
-            "op_version": self.op_version,
-            "begin": self.begin,
-            "parked": None if parked is None else _parked_value(parked),
-        }
+        values = plain(self)
+        del values["summary"]
+        parked = None if self.parked is None else _parked_value(self.parked)
+        return {**self.summary.to_dict(), **values, "parked": parked}
 
 
 class Topics:
@@ -162,11 +150,11 @@ class Topics:
             check_spelling(topic, names)
             if topic in names:
                 raise TopicExistsError("topic", topic, "it is there already; alter it instead")
-            self._store.check_body_schema(topic, settings.body_schema)
+            self._store.tables.check_body_schema(topic, settings.body_schema)
             return known.with_settings(topic, settings)
 
         self._swap(created)
-        self._store.create_topic(topic)
+        self._store.tables.create_topic(topic)
         return settings
 
     def alter(  # noqa: PLR0913 - each is one setting
@@ -203,12 +191,12 @@ class Topics:
             )
             _check_queues(before, after, force=force)
             if not isinstance(body, Keep):
-                self._store.check_body_schema(topic, after.body_schema)
+                self._store.tables.check_body_schema(topic, after.body_schema)
             return known.with_settings(topic, after)
 
         settings = self._swap(altered).settings[topic]
         if not isinstance(body, Keep):
-            self._store.create_topic(topic)
+            self._store.tables.create_topic(topic)
         return settings
 
     def delete(self, topic: str, *, apply: bool = False) -> TopicDeletion:
@@ -223,7 +211,7 @@ class Topics:
 
         Raises: TopicInUseError, TopicNotFoundError, InvalidNameError, StorageError.
         """
-        topic = self._checked(_own_topic(topic), self._store.topic_register().read())
+        topic = self._checked(_own_topic(topic), self._store.tables.topic_register().read())
         return delete_topic(self._store, topic, self._clock, apply=apply)
 
     def rebuild(self, topic: str, *, apply: bool = False) -> TopicRebuild:
@@ -245,7 +233,7 @@ class Topics:
 
     def all(self) -> tuple[TopicSummary, ...]:
         """All topics by name, system topics too. Commits: 0. Raises: StorageError."""
-        known, parked = self._store.topic_register().read(), self._parked()
+        known, parked = self._store.tables.topic_register().read(), self._parked()
         names = sorted({*self._store.topics(), *known.settings})
         return tuple(self._summary(name, known, parked) for name in names)
 
@@ -255,10 +243,10 @@ class Topics:
         Reads: state/topics, state/publisher, state/maintenance, the topic's log and two of its
         files. Commits: 0. Raises: TopicNotFoundError, InvalidNameError, StorageError.
         """
-        known, parked = self._store.topic_register().read(), self._parked()
+        known, parked = self._store.tables.topic_register().read(), self._parked()
         name = self._checked(stored_topic(topic), known)
         summary = self._summary(name, known, parked)
-        log = self._store.topic_log(name, self._store.op_log().table.table_id)
+        log = self._store.tables.topic_log(name, self._store.tables.op_log().table.table_id)
         is_there = log.table.exists()
         ranges = log.table.ranges("op_version") if is_there else []
         return TopicDescription(
@@ -289,7 +277,7 @@ class Topics:
         )
 
     def _files(self, topic: str) -> list[DataFile]:
-        table = self._store.table_at(f"topics/{topic}")
+        table = self._store.tables.table_at(f"topics/{topic}")
         return table.files() if table.exists() else []
 
     def _settings(self, topic: str, known: RegisteredTopics) -> TopicSettings:
@@ -303,13 +291,13 @@ class Topics:
         return topic
 
     def _parked(self) -> Mapping[str, ParkedTopic]:
-        value = self._store.register("publisher").read().value
-        return Progress.from_value(value, self._store.op_log().table).parked if value else {}
+        value = self._store.tables.register("publisher").read().value
+        return Progress.from_value(value, self._store.tables.op_log().table).parked if value else {}
 
     def _swap(self, change: Callable[[RegisteredTopics], RegisteredTopics]) -> RegisteredTopics:
         """What is known after a change; where another operator was faster, it is asked again."""
-        change(self._store.topic_register().read())
-        register = self._store.topic_register(create=True)
+        change(self._store.tables.topic_register().read())
+        register = self._store.tables.topic_register(create=True)
         for _ in range(self._store.config.commit_attempts):
             try:
                 after = change(register.read())
@@ -352,7 +340,7 @@ def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
     return log.next_offsets(range(max([queue_nums, *(high + 1 for high in highs)])))
 
 
-def _edge(table: Table, ranges: list[FileRange], *, newest: bool) -> datetime | None:
+def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
     """When the first or the last message was stored: later claims are published later."""
     known = [one for one in ranges if one.high is not None]
     if not known:
@@ -370,7 +358,3 @@ def _parked_value(parked: ParkedTopic) -> dict[str, Any]:
         "since": timestamp(parked.since_ms).isoformat(),
         "attempts": parked.attempts,
     }
-
-
-def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat()

@@ -16,7 +16,7 @@ from txmq.hooks import EndContext, Hooks
 from txmq.lifecycle import ClaimKind
 from txmq.message.message import LocalTransactionState
 from txmq.message.names import namespace_of, unwrapped
-from txmq.store.resolution import Resolution, Resolver
+from txmq.store.resolution import EndReader, Resolution
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -35,10 +35,10 @@ class CheckHooks:
 
     def __init__(self, hooks: Hooks, store: Store) -> None:
         """Open nothing yet."""
-        self._hooks, self._store = hooks, store
+        self._hooks = hooks
         self._untold: deque[pa.Table] = deque()
         self._telling = threading.Lock()
-        self._resolver: Resolver | None = None
+        self._ends = EndReader(store.tables.logs())
 
     def written(self, claims: pa.Table) -> None:
         """Remember the ends among durable `claims`, as OP, until `tell`."""
@@ -69,18 +69,11 @@ class CheckHooks:
 
     def _found(self, transaction_ids: Sequence[str]) -> Mapping[str, Resolution]:
         try:
-            return self._looker().resolutions_of(transaction_ids) if transaction_ids else {}
+            return self._ends.ends_of(transaction_ids)
         except TxmqError as error:
             # The claims are written; hooks may not stop the next ones.
             logger.warning("hooks are told of ends without their state: %s", error)
             return {}
-
-    def _looker(self) -> Resolver:
-        if self._resolver is None:
-            op = self._store.op_log()
-            settled = self._store.settled_log(op.table.table_id)
-            self._resolver = Resolver(self._store.half_log(), op, settled)
-        return self._resolver
 
 
 def _context(row: Mapping[str, Any], found: Resolution | None) -> EndContext:

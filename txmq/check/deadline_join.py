@@ -1,4 +1,4 @@
-"""The deadline join: a row comes out when its deadline passes unanswered (DESIGN section 5).
+"""The deadline join: a row comes out when its deadline passes unanswered (decision 0007).
 
 One left outer stream-stream join on Spark Structured Streaming, with every guard that was seen
 to be needed. It knows nothing of checks; a delay service can use it too. It is a fast eye, not the
@@ -46,7 +46,7 @@ def join_session(spark: SparkSession) -> SparkSession:
 def changes(session: SparkSession, location: str, from_version: int) -> DataFrame:
     """The rows appended to a Delta table by `from_version` and all later commits, as a stream.
 
-    Only for new checkpoints, and with a version of now: an old one may be cleaned (DESIGN 9).
+    Only for new checkpoints, and with a version of now: an old one may be cleaned.
     `_commit_timestamp` is the modification time of the commit file: the store's clock.
     """
     from pyspark.sql import functions as sql

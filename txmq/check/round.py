@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ import pyarrow as pa
 
 from txmq.check.claims import Actions, RoundResult, actions_of, claims_of, late_claims, result_of
 from txmq.check.contexts import CheckHooks
-from txmq.check.standing import CheckStandings
+from txmq.check.standing import StandingReader
 from txmq.clock import Clock
 from txmq.columns import Groups
 from txmq.fail_points import FailPoint, reached
@@ -25,6 +23,7 @@ from txmq.lifecycle import ClaimSource
 from txmq.listeners.askers import GroupListeners
 from txmq.listeners.protocol import CheckListener
 from txmq.listeners.remote_asker import remote_asker
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ from txmq.store.register import Register, Registered
 logger = logging.getLogger(__name__)
 
 LEASE_POLL_S = 0.05
-REOPEN_AFTER_COMMITS = 100
 
 
 def _never() -> bool:
@@ -61,18 +59,17 @@ class CheckRound:
         hooks: Hooks | None = None,
     ) -> None:
         """`listeners` by producer group; no thread is started yet. Raises: ListenerError."""
-        session, config = uuid.uuid4(), store.config
+        config = store.config
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
-        self._half = store.half_log()
-        self._standings = CheckStandings(store)
+        logs = store.tables.logs()
+        self._half, self._standings = logs.half, StandingReader(logs, config)
         self._hooks = CheckHooks(hooks or Hooks(), store)
         remote = partial(remote_asker, store, clock)
         self._listeners = GroupListeners(listeners, config, spark, remote)
-        self._lease = CheckLease(store.register("check_lease"), str(session), config.check_lease_s)
-        self._app_id = f"txmq-check/{session}"
-        self._numbers = itertools.count(1)
-        self._queue_id = session.int % config.half_queues
+        self._claims = ClaimWriter(logs.op, "check", config.half_queues)
+        holder, register = str(self._claims.session), store.tables.register("check_lease")
+        self._lease = CheckLease(register, holder, config.check_lease_s)
         self._unwritten: list[pa.Table] = []
 
     def limit_of(self, producer_group: str) -> int:
@@ -98,7 +95,8 @@ class CheckRound:
 
         Reads: settled, op, half (heads of those asked). Writes: op.
         Commits: one to op and two to the lease; without due rows none, or one for late answers.
-        Raises: StorageError; rows that could not be written go first next time.
+        Raises: StorageError; rows that could not be written go first next time, in a commit of
+        their own.
         Source: RocketMQ R61, R72, R75, R78, R81; differs: only a question that was asked counts.
         """
         with self._lock:
@@ -167,15 +165,12 @@ class CheckRound:
     def _write(self, claims: pa.Table) -> None:
         """One commit, none without rows; what could not be written is kept for the next call."""
         self._unwritten += [claims] if claims.num_rows else []
-        if not self._unwritten:
-            return
-        number, op = next(self._numbers), self._standings.op
-        rows = pa.concat_tables(self._unwritten)
-        op.append_table(rows, self._queue_id, app_id=self._app_id, number=number)
-        self._unwritten.clear()
-        self._hooks.written(rows)
-        if number % REOPEN_AFTER_COMMITS == 0:
-            op.table.reopen()
+        while self._unwritten:
+            # Each table as it was: the writer knows it again if its commit landed unseen.
+            rows = self._unwritten[0]
+            self._claims.append_table(rows)
+            del self._unwritten[0]
+            self._hooks.written(rows)
 
     def _late_claims(self) -> pa.Table:
         return late_claims(self._listeners.late_answers(), self._clock.now_ms())

@@ -1,4 +1,4 @@
-"""What to do with a transaction whose deadline passed unanswered: pure rules (DESIGN section 5)."""
+"""What to do with a transaction whose deadline passed unanswered: pure rules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folding once more: where transactions stand right before they are asked. Reads only.
+"""Reads where transactions stand right before they are asked: none is asked after its end.
 
-Columns for the many; each rule is asked once a case (`grouping.Cases`), and transactions that
-several claims contend for go through the fold one by one.
+Columns for the many; each rule is asked once for each distinct row (`columns.DistinctRows`), and
+transactions that several claims contend for go through the fold one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from txmq.check.due import milliseconds_of
 from txmq.check.rules import CheckStanding, believable_next_check_ms
-from txmq.columns import Cases, Integers, flags, integers
+from txmq.columns import DistinctRows, Integers, flags, integers
 from txmq.lifecycle import (
     FINAL_STATES,
     PENDING,
@@ -29,9 +29,8 @@ from txmq.lifecycle import (
     fold,
 )
 from txmq.store.config import Config
-from txmq.store.op import OpLog
-from txmq.store.settled import SettledLog, last_facts
-from txmq.store.store import Store
+from txmq.store.logs import Logs
+from txmq.store.settled import last_facts
 
 ARMING_KINDS = (ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value)
 # The fields of CheckStanding, and why the last look brought no end.
@@ -53,7 +52,7 @@ _NONE_MS = np.iinfo(np.int64).min
 Flags = npt.NDArray[np.bool_]
 
 
-def check_standing(row: Mapping[str, Any]) -> CheckStanding:
+def standing_of_row(row: Mapping[str, Any]) -> CheckStanding:
     """One row of STANDINGS, as the rules want it."""
     state, next_ms = TransactionState(row["state"]), row["next_check_ms"]
     return CheckStanding(
@@ -77,17 +76,15 @@ class _Standings:
         return Standing(_STATES[self.state[place]], int(self.life[place]))
 
 
-class CheckStandings:
+class StandingReader:
     """Settled standings, the claims after them, and the counted checks of the current life.
 
     Not safe for several threads.
     """
 
-    def __init__(self, store: Store, config: Config | None = None) -> None:
-        """Handles of our own."""
-        self.op: OpLog = store.op_log()
-        self._config = config or store.config
-        self.settled: SettledLog = store.settled_log(self.op.table.table_id)
+    def __init__(self, logs: Logs, config: Config) -> None:
+        """Open nothing yet."""
+        self._logs, self._config = logs, config
 
     def of(self, owners: pa.Table, clock_ms: int) -> pa.Table:
         """STANDINGS of the transactions of `owners`, in its order.
@@ -99,15 +96,10 @@ class CheckStandings:
         Reads: settled, op (files that may hold these ids; the change feed only for those that
         several claims contend for). Commits: 0.
         """
-        self.refresh()
+        self._logs.refresh_claims()
         ids = owners["transaction_id"].combine_chunks()
-        facts = last_facts(self.settled.facts_of(ids))
-        return self.folded(owners, facts, self.op.rows_about(ids), clock_ms)
-
-    def refresh(self) -> None:
-        """Move to what is there now; settled first, so that its mark is not beyond the claims."""
-        self.settled.table.refresh()
-        self.op.table.refresh()
+        facts = last_facts(self._logs.settled.facts_of(ids))
+        return self.folded(owners, facts, self._logs.op.rows_about(ids), clock_ms)
 
     def unsettled(self, claims: pa.Table) -> pa.Table:
         """Those of a kind that a claim beyond the settled mark has too.
@@ -116,7 +108,8 @@ class CheckStandings:
         """
         if not claims.num_rows:
             return claims
-        beyond = self.op.between(self.settled.mark, self.op.table.version)
+        settled, op = self._logs.settled, self._logs.op
+        beyond = op.between(settled.mark, op.table.version)
         return claims.filter(pc.is_in(_kind_key(claims), value_set=_kind_key(beyond)))
 
     def folded(self, owners: pa.Table, facts: pa.Table, rows: pa.Table, clock_ms: int) -> pa.Table:
@@ -149,8 +142,8 @@ class CheckStandings:
         self, standings: _Standings, ids: pa.Array, places: Integers, groups: dict[int, str]
     ) -> None:
         names = ids.take(pa.array(places)).to_pylist()
-        mark, version = self.settled.mark, self.op.table.version
-        claims = self.op.claims_between(mark, version, names)
+        settled, op = self._logs.settled, self._logs.op
+        claims = op.claims_between(settled.mark, op.table.version, names)
         found = [
             fold(claims[name], Halves(groups[place], 0, 0), standings.standing(place))[0]
             for name, place in zip(names, places.tolist(), strict=True)
@@ -180,9 +173,9 @@ def _settled(facts: pa.Table, ids: pa.Array) -> _Standings:
 
 def _folded_alone(claims: pa.Table) -> list[Standing]:
     """Where the only claim about each transaction leads to."""
-    cases = Cases.of(claims.select(["kind", "producer_group", "owner", "life"]))
-    after = [_after(case) for case in cases.rows.to_pylist()]
-    return [after[place] for place in cases.place.tolist()]
+    distinct = DistinctRows.of(claims.select(["kind", "producer_group", "owner", "life"]))
+    after = [_after(case) for case in distinct.rows.to_pylist()]
+    return [after[place] for place in distinct.place.tolist()]
 
 
 def _after(case: Mapping[str, Any]) -> Standing:
@@ -244,10 +237,10 @@ def _next_checks_ms(last: pa.Table, count: int, clock_ms: int, config: Config) -
         "armed_ms": milliseconds_of(named["op_timestamp"]),
         "owner": named["owner"],
     }
-    cases = Cases.of(pa.table(columns))
-    at_ms = [_next_check_ms(case, clock_ms, config) for case in cases.rows.to_pylist()]
+    distinct = DistinctRows.of(pa.table(columns))
+    at_ms = [_next_check_ms(case, clock_ms, config) for case in distinct.rows.to_pylist()]
     latest = np.full(count, _NONE_MS, dtype=np.int64)
-    each_ms = np.array(at_ms, dtype=np.int64)[cases.place]
+    each_ms = np.array(at_ms, dtype=np.int64)[distinct.place]
     np.maximum.at(latest, integers(named["place"], 0), each_ms)
     return latest
 

@@ -1,14 +1,12 @@
-"""`txmq dead-letters …`: what consumers could not handle; `txmq inbox-table`: what they handled."""
+"""`txmq dead-letters …`: list, show, replay and purge what consumers could not handle."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from txmq.admin.dead_letters import (
@@ -16,24 +14,24 @@ from txmq.admin.dead_letters import (
     DeadLetter,
     DeadLetters,
     PurgeResult,
-    ReplayResult,
-    ReplayTarget,
     groups_with_dead_letters,
 )
+from txmq.admin.replay import ReplayResult, ReplayTarget
 from txmq.cli.shared import (
     AsJson,
     Location,
     console,
     list_console,
     location_and,
+    pairs,
     print_json,
     print_result,
+    rows_view,
 )
 from txmq.clock import SystemClock, timestamp
 from txmq.message.names import shown_name
 from txmq.store.opening import open_store
 from txmq.store.store import Store
-from txmq.user_data.database_inbox import INBOX_TABLE, inbox_table_ddl
 
 SHOWN_LETTERS = 50
 ConsumerGroup = Annotated[
@@ -44,9 +42,9 @@ MessageIds = Annotated[
 ]
 OlderThan = Annotated[
     float | None,
-    typer.Option("--older-than-h", min=0.0, help="Those that are so many hours here."),
+    typer.Option("--older-than-h", min=0.0, help="Those that are older than so many hours."),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="All that are there.")]
+Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
 Why = Annotated[str, typer.Option("--reason", help="Why; it is kept, with your user name.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it; without this it is shown only.")]
 
@@ -55,10 +53,9 @@ dead_letters_app = typer.Typer(
 )
 
 
-def add_consumer_commands(app: typer.Typer) -> None:
-    """Put these commands into the app."""
+def add_dead_letter_commands(app: typer.Typer) -> None:
+    """Add the commands to the app."""
     app.add_typer(dead_letters_app, name="dead-letters")
-    app.command("inbox-table")(inbox_table)
 
 
 @dead_letters_app.command("list")
@@ -81,13 +78,13 @@ def list_dead_letters(
     if group is None:
         _list_groups(store, as_json=as_json)
         return
-    found = DeadLetters(store, group)
-    letters = found.all(max_count=limit if as_json else limit or SHOWN_LETTERS)
-    total = found.count()
+    dead_letters = DeadLetters(store, group)
+    letters = dead_letters.all(max_count=limit if as_json else limit or SHOWN_LETTERS)
+    total = dead_letters.count()
     if as_json:
-        listed = [one.to_dict() for one in letters]
-        audit = [dict(entry) for entry in found.audit()]
-        print_json({"total": total, "dead_letters": listed, "audit": audit})
+        values = [letter.to_dict() for letter in letters]
+        audit = [dict(entry) for entry in dead_letters.audit()]
+        print_json({"total": total, "dead_letters": values, "audit": audit})
     else:
         list_console().print(_list_view(letters, total))
 
@@ -96,7 +93,7 @@ def list_dead_letters(
 def show(
     location: Location,
     message_id: Annotated[
-        str | None, typer.Argument(help="Its id, as list shows it.", show_default=False)
+        str | None, typer.Argument(help="Its id, as `list` shows it.", show_default=False)
     ] = None,
     *,
     group: ConsumerGroup,
@@ -104,8 +101,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter, and where it comes from."""
-    location, own_id = location_and(location, message_id, "MESSAGE_ID")
-    letter = DeadLetters(open_store(location), group).show(own_id, with_body=body)
+    location, message_id = location_and(location, message_id, "MESSAGE_ID")
+    letter = DeadLetters(open_store(location), group).show(message_id, with_body=body)
     print_result(letter, _letter_view, as_json=as_json)
 
 
@@ -127,8 +124,8 @@ def replay(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Send dead letters again, each once; without --apply only show what would be sent."""
     chosen = _chosen(message_ids, older_than_h, everything=everything)
-    found = DeadLetters(open_store(location), group)
-    result = found.replay(chosen, reason=reason, to=to, apply=apply)
+    dead_letters = DeadLetters(open_store(location), group)
+    result = dead_letters.replay(chosen, reason=reason, to=to, apply=apply)
     print_result(result, _replay_view, as_json=as_json)
 
 
@@ -144,20 +141,10 @@ def purge(  # noqa: PLR0913 - the options of a command
     apply: Apply = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put dead letters away for good; without --apply only show how many."""
+    """Hide dead letters for good; without --apply only show how many."""
     chosen = _chosen(message_ids, older_than_h, everything=everything)
     result = DeadLetters(open_store(location), group).purge(chosen, reason=reason, apply=apply)
     print_result(result, _purge_view, as_json=as_json)
-
-
-def inbox_table(
-    dialect: Annotated[
-        str, typer.Argument(help="postgresql, mysql (MariaDB too) or sqlite.", show_default=False)
-    ],
-    table: Annotated[str, typer.Option("--table", help="Its name.")] = INBOX_TABLE,
-) -> None:
-    """Print the statement that makes the table of a DatabaseInbox."""
-    typer.echo(f"{inbox_table_ddl(dialect, table)};")
 
 
 def _chosen(
@@ -180,59 +167,49 @@ def _list_groups(store: Store, *, as_json: bool) -> None:
     if as_json:
         print_json({"groups": shown})
         return
-    said = {name: f"{count:,} dead letters" for name, count in shown.items()}
-    console().print(_pairs(said) if said else Text("no dead letters"))
+    lines = {name: f"{count:,} dead letters" for name, count in shown.items()}
+    console().print(pairs(lines) if lines else Text("no dead letters"))
 
 
 def _list_view(letters: tuple[DeadLetter, ...], total: int) -> RenderableType:
-    table = Table(box=None, header_style="bold")
     columns = ("message", "from", "since", "sent back", "reason", "keys", "")
-    for place, column in enumerate(columns):
-        table.add_column(column, no_wrap=place == 0, overflow="fold")
-    for one in letters:
-        row = (
-            one.message_id,
-            one.origin_topic or "",
-            one.store_timestamp.isoformat(timespec="seconds"),
-            one.reconsume_times or "",
-            one.reason or "",
-            one.keys or "",
-            "sent again" if one.is_replayed else "",
+    rows = [
+        (
+            letter.message_id,
+            letter.origin_topic or "",
+            letter.store_timestamp.isoformat(timespec="seconds"),
+            letter.reconsume_times or "",
+            letter.reason or "",
+            letter.keys or "",
+            "sent again" if letter.is_replayed else "",
         )
-        table.add_row(*map(Text, row))
-    left = f", {total - len(letters):,} more" if total > len(letters) else ""
-    return Group(*([table] if letters else []), Text(f"{total:,} dead letters{left}"))
+        for letter in letters
+    ]
+    more = f", {total - len(letters):,} more" if total > len(letters) else ""
+    return rows_view(columns, rows, f"{total:,} dead letters{more}")
 
 
 def _letter_view(letter: DeadLetter) -> RenderableType:
-    return _pairs(letter.to_dict())
+    return pairs(letter.to_dict())
 
 
-def _replay_view(found: ReplayResult) -> RenderableType:
-    said = {topic: f"{count:,} messages" for topic, count in found.topics.items()}
-    if found.skipped:
-        said["sent again before"] = f"{found.skipped:,}"
+def _replay_view(result: ReplayResult) -> RenderableType:
+    lines = {topic: f"{count:,} messages" for topic, count in result.topics.items()}
+    if result.skipped:
+        lines["sent again before"] = f"{result.skipped:,}"
     done, dry = "sent again", "dry run, nothing was written; with --apply they are sent again"
     return Group(
-        Text(f"{found.consumer_group}: {found.messages:,} dead letters", style="bold"),
-        _pairs({**said, "reason": found.reason}),
-        Text(done if found.is_written else dry, style="bold"),
+        Text(f"{result.consumer_group}: {result.messages:,} dead letters", style="bold"),
+        pairs({**lines, "reason": result.reason}),
+        Text(done if result.is_written else dry, style="bold"),
     )
 
 
-def _purge_view(found: PurgeResult) -> RenderableType:
-    done = f"purged; {found.files:,} files left the table"
-    dry = "dry run, nothing was written; with --apply they are put away for good"
+def _purge_view(result: PurgeResult) -> RenderableType:
+    done = f"purged; {result.files:,} files left the table"
+    dry = "dry run, nothing was written; with --apply they are hidden for good"
     return Group(
-        Text(f"{found.consumer_group}: {found.messages:,} dead letters", style="bold"),
-        _pairs({"reason": found.reason}),
-        Text(done if found.is_written else dry, style="bold"),
+        Text(f"{result.consumer_group}: {result.messages:,} dead letters", style="bold"),
+        pairs({"reason": result.reason}),
+        Text(done if result.is_written else dry, style="bold"),
     )
-
-
-def _pairs(values: Mapping[str, Any]) -> RenderableType:
-    table = Table(show_header=False, box=None)
-    for name, value in values.items():
-        text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-        table.add_row(Text(f"  {name}"), Text("" if text is None else str(text)))
-    return table

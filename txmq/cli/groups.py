@@ -1,8 +1,7 @@
-"""`txmq groups`, `lag`, `consume` and `offsets reset`: consumer groups by hand."""
+"""`txmq groups`, `lag`, `consume` and `offsets reset`: look at consumer groups and move them."""
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.admin.consumer_groups import ConsumerGroups, GroupSummary, OffsetsReset
+from txmq.admin.found_message import body_values
 from txmq.cli.shared import AsJson, Location, list_console, location_and, print_json, print_result
 from txmq.clock import timestamp
 from txmq.consumer.group import group_names
@@ -44,22 +44,23 @@ FromWhere = Annotated[
 
 
 def add_group_commands(app: typer.Typer) -> None:
-    """Make the commands part of `txmq`."""
+    """Add the commands to the app."""
     app.command()(groups)
     app.command()(lag)
     app.command()(consume)
-    offsets = typer.Typer(help="Where consumer groups stand.", no_args_is_help=True)
+    offsets = typer.Typer(help="The offsets of consumer groups.", no_args_is_help=True)
     offsets.command()(reset)
     app.add_typer(offsets, name="offsets")
 
 
 def groups(location: Location, *, as_json: AsJson = False) -> None:
-    """List consumer groups: what they read, who lives, how far they are behind."""
-    found = ConsumerGroups(open_store(location)).list()
+    """List consumer groups: what they read, which members live, how far they are behind."""
+    summaries = ConsumerGroups(open_store(location)).list()
     if as_json:
-        print_json({"count": len(found), "groups": [one.to_dict() for one in found]})
+        values = [summary.to_dict() for summary in summaries]
+        print_json({"count": len(summaries), "groups": values})
     else:
-        list_console().print(_groups_view(found))
+        list_console().print(_groups_view(summaries))
 
 
 def lag(
@@ -68,21 +69,21 @@ def lag(
     group: Annotated[str | None, typer.Option("--group", help="Of this group only.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show for each queue of each group what it has not consumed yet, from the tables."""
+    """Show for each queue of each group how many messages it has not consumed yet."""
     store = open_store(location)
     lags = ConsumerLag(store)
     if group is None:
-        found = lags.of_all()
+        queues = lags.of_all()
     else:
-        own = stored_name(group)
-        if own not in group_names(store):
-            raise ConsumerGroupNotFoundError(own)
-        found = lags.of_group(own)
-    total = sum(one.lag for one in found)
+        stored = stored_name(group)
+        if stored not in group_names(store):
+            raise ConsumerGroupNotFoundError(stored)
+        queues = lags.of_group(stored)
+    total = sum(queue.lag for queue in queues)
     if as_json:
-        print_json({"lag": total, "queues": [one.to_dict() for one in found]})
+        print_json({"lag": total, "queues": [queue.to_dict() for queue in queues]})
     else:
-        list_console().print(_lag_view(found, total))
+        list_console().print(_lag_view(queues, total))
 
 
 def consume(  # noqa: PLR0913 - the options of a command
@@ -91,9 +92,9 @@ def consume(  # noqa: PLR0913 - the options of a command
     *,
     group: Annotated[
         str | None,
-        typer.Option("--group", help="As a member of this group, which goes on from here."),
+        typer.Option("--group", help="Read as a member of this group."),
     ] = None,
-    wanted: Annotated[
+    filter_text: Annotated[
         str, typer.Option("--filter", help="`A || B`, or `sql:amount > 5 AND country = 'DE'`.")
     ] = ALL,
     from_where: FromWhere = "first",
@@ -105,44 +106,48 @@ def consume(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Print messages, one JSON object a line.
 
-    Without --group nothing is remembered and no consumer is disturbed. With it the messages count
-    as consumed by the group once they are printed.
+    Without --group no offset is stored and no consumer group is affected. With it the messages
+    count as consumed by the group once they are printed.
     """
-    location, own = location_and(location, topic, "TOPIC")
+    location, topic = location_and(location, topic, "TOPIC")
     start = _start(from_where)
-    store, message_filter = open_store(location), parse_filter(wanted)
-    found = (
-        islice(_peeked(store, own, start, message_filter, follow=follow), max_count)
+    store, message_filter = open_store(location), parse_filter(filter_text)
+    messages = (
+        islice(_peeked(store, topic, start, message_filter, follow=follow), max_count)
         if group is None
-        else _consumed(store, own, group, start, message_filter, follow=follow, count=max_count)
+        else _consumed(store, topic, group, start, message_filter, follow=follow, count=max_count)
     )
-    for message in found:
+    for message in messages:
         typer.echo(json.dumps(_values(message, with_body=with_body)))
 
 
 def reset(  # noqa: PLR0913 - the options of a command
     location: Location,
-    group: Annotated[str | None, typer.Argument(help="Whose.", show_default=False)] = None,
+    group: Annotated[
+        str | None, typer.Argument(help="The consumer group.", show_default=False)
+    ] = None,
     *,
-    topic: Annotated[str, typer.Option("--topic", help="Of which topic.")],
+    topic: Annotated[str, typer.Option("--topic", help="The topic.")],
     to: Annotated[
         str,
-        typer.Option("--to", metavar="first|last|ISO-TIME|OFFSET", help="Where to go on."),
+        typer.Option(
+            "--to", metavar="first|last|ISO-TIME|OFFSET", help="Where the group continues."
+        ),
     ],
     queue_id: Annotated[
-        int | None, typer.Option("--queue-id", help="Of one queue; needed with an offset.")
+        int | None, typer.Option("--queue-id", help="This queue only; needed with an offset.")
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Write it; else only show it.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Also while members live.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a group go on elsewhere in a topic. Shows what would change, unless --apply is given."""
-    location, own = location_and(location, group, "GROUP")
+    """Move a group to another place in a topic; without --apply only show what would change."""
+    location, group = location_and(location, group, "GROUP")
     where, moment = _target(to, queue_id)
-    found = ConsumerGroups(open_store(location)).reset_offsets(
-        own, topic, where, moment=moment, queue_id=queue_id, apply=apply, force=force
+    result = ConsumerGroups(open_store(location)).reset_offsets(
+        group, topic, where, moment=moment, queue_id=queue_id, apply=apply, force=force
     )
-    print_result(found, _reset_view, as_json=as_json)
+    print_result(result, _reset_view, as_json=as_json)
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -152,14 +157,15 @@ def _peeked(
     store: Store, topic: str, start: StartPoint, message_filter: MessageFilter, *, follow: bool
 ) -> Iterator[ReceivedMessage]:
     stored = stored_topic(topic)
-    # A name that is mistyped would wait for ever, or show nothing.
+    # Refuses a mistyped topic, which would wait for ever or show nothing.
     store.topic_location(stored)
-    wanted = None if message_filter.is_all else message_filter
-    peek = TopicPeek(store, stored, start, message_filter=wanted)
+    peek = TopicPeek(
+        store, stored, start, message_filter=None if message_filter.is_all else message_filter
+    )
     yield from peek.follow() if follow else peek.messages()
 
 
-def _consumed(  # noqa: PLR0913 - what a member is told
+def _consumed(  # noqa: PLR0913 - the options of a command
     store: Store,
     topic: str,
     group: str,
@@ -176,10 +182,10 @@ def _consumed(  # noqa: PLR0913 - what a member is told
     ) as consumer:  # fmt: skip
         left, committed_s = count, time.monotonic()
         while left is None or left > 0:
-            found = consumer.poll(min(left or POLL_MESSAGES, POLL_MESSAGES), timeout_s=POLL_S)
-            yield from found
-            left = None if left is None else left - len(found)
-            is_over = not found and not follow
+            messages = consumer.poll(min(left or POLL_MESSAGES, POLL_MESSAGES), timeout_s=POLL_S)
+            yield from messages
+            left = None if left is None else left - len(messages)
+            is_over = not messages and not follow
             if is_over or left == 0 or time.monotonic() - committed_s > COMMIT_INTERVAL_S:
                 consumer.commit()
                 committed_s = time.monotonic()
@@ -202,14 +208,7 @@ def _values(message: ReceivedMessage, *, with_body: bool) -> dict[str, Any]:
         "born_timestamp": message.born_timestamp.isoformat(),
         "store_timestamp": message.store_timestamp.isoformat(),
     }
-    return {**values, **(_body(message.body) if with_body else {})}
-
-
-def _body(body: bytes) -> dict[str, str]:
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
+    return {**values, **(body_values(message.body) if with_body else {})}
 
 
 def _start(text: str) -> StartPoint:
@@ -235,50 +234,50 @@ def _where(text: str, option: str) -> tuple[ConsumeFromWhere, datetime | None]:
     except ValueError:
         problem = "must be first, last, or a time such as 2026-07-01T12:00:00Z"
         raise typer.BadParameter(problem, param_hint=option) from None
-    # A person at a terminal means the clock on the wall.
+    # A time without a zone is local time, as a person at a terminal means it.
     return ConsumeFromWhere.TIMESTAMP, moment if moment.tzinfo else moment.astimezone()
 
 
 # --- showing -------------------------------------------------------------------------------------
 
 
-def _groups_view(found: Sequence[GroupSummary]) -> RenderableType:
+def _groups_view(summaries: Sequence[GroupSummary]) -> RenderableType:
     table = Table(box=None, header_style="bold")
     for name in ("group", "mode", "topics", "members"):
         table.add_column(name)
     table.add_column("lag", justify="right")
-    for one in found:
+    for summary in summaries:
         topics = ", ".join(
             shown_name(topic) if text == ALL else f"{shown_name(topic)} [{text}]"
-            for topic, text in sorted(one.subscription.items())
+            for topic, text in sorted(summary.subscription.items())
         )
-        members = ", ".join(one.members) or "none lives"
-        row = (shown_name(one.group), one.mode.value, topics, members, f"{one.lag:,}")
+        members = ", ".join(summary.members) or "none lives"
+        row = (shown_name(summary.group), summary.mode.value, topics, members, f"{summary.lag:,}")
         table.add_row(*map(Text, row))
-    return table if found else Text("no consumer group has ever read here")
+    return table if summaries else Text("no consumer group has ever read here")
 
 
-def _lag_view(found: Sequence[QueueLag], total: int) -> RenderableType:
+def _lag_view(queues: Sequence[QueueLag], total: int) -> RenderableType:
     table = Table(box=None, header_style="bold", caption=f"{total:,} messages behind")
     table.add_column("group")
     table.add_column("topic")
     for name in ("queue", "next offset", "end offset", "lag"):
         table.add_column(name, justify="right")
     table.add_column("read by")
-    for one in found:
-        numbers = (one.queue_id, one.next_offset, one.end_offset, one.lag)
-        names = (shown_name(one.group), shown_name(one.topic))
-        row = (*names, *(f"{number:,}" for number in numbers), one.owner or "nobody")
+    for queue in queues:
+        numbers = (queue.queue_id, queue.next_offset, queue.end_offset, queue.lag)
+        names = (shown_name(queue.group), shown_name(queue.topic))
+        row = (*names, *(f"{number:,}" for number in numbers), queue.owner or "nobody")
         table.add_row(*map(Text, row))
-    return table if found else Text("no consumer group has ever read here")
+    return table if queues else Text("no consumer group has ever read here")
 
 
-def _reset_view(found: OffsetsReset) -> RenderableType:
-    done = "written" if found.is_written else "dry run: add --apply to write it"
+def _reset_view(result: OffsetsReset) -> RenderableType:
+    done = "written" if result.is_written else "dry run: add --apply to write it"
     table = Table(box=None, header_style="bold", caption=done)
     for name in ("queue", "before", "after"):
         table.add_column(name, justify="right")
-    for queue, after in sorted(found.after.items()):
-        before = found.before.get(queue)
+    for queue, after in sorted(result.after.items()):
+        before = result.before.get(queue)
         table.add_row(str(queue), "-" if before is None else f"{before:,}", f"{after:,}")
     return table

@@ -34,12 +34,12 @@ SHOWN_BODY_BYTES = 4_096
 
 ProducerGroup = Annotated[str, typer.Option("--group", help="The producer group that sends.")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", help="In which the names are meant (R94).")
+    str | None, typer.Option("--namespace", help="The namespace of the names (R94).")
 ]
 
 
 def add_message_commands(app: typer.Typer) -> None:
-    """Make the commands part of `txmq`."""
+    """Add the commands to the app."""
     app.command()(produce)
     app.command()(message)
     app.command()(recall)
@@ -84,34 +84,34 @@ def produce(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Send messages without a local transaction and print their ids.
 
-    Without --body and --file each line of standard input is a body, as it is but for its end.
+    Without --body and --file each line of standard input is a body, without its line end.
     """
     location, topic = location_and(location, topic, "TOPIC")
     form = _Form(
         topic=topic,
         tags=tag,
         keys=tuple(key or ()),
-        properties=_pairs(properties or []),
+        properties=_properties(properties or []),
         sharding_key=sharding_key,
         delay_level=delay_level,
         delay_s=delay_s,
         deliver_timestamp=None if deliver_at is None else _moment(deliver_at),
     )
-    # What is wrong with the options is told before anything is read or sent.
+    # Wrong options are refused before anything is read or sent.
     form.message(b"")
     store = open_store(location)
     with (
         TransactionProducer(store, producer_group=group, namespace=namespace) as producer,
         _Sent(as_json=as_json) as sent,
     ):
-        for batch in _batches(form.message(each) for each in _bodies(body, file)):
+        for batch in _batches(form.message(content) for content in _bodies(body, file)):
             sent.add(producer.send(batch, queue_id=queue_id).message_ids)
 
 
 def message(  # noqa: PLR0913 - the options of a command
     location: Location,
     *,
-    message_id: Annotated[str | None, typer.Option("--id", help="Of one message.")] = None,
+    message_id: Annotated[str | None, typer.Option("--id", help="The id of one message.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="One of its keys.")] = None,
     transaction_id: Annotated[
         str | None, typer.Option("--transaction", help="All messages of a transaction.")
@@ -127,39 +127,40 @@ def message(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """Show where messages are: half, scheduled, visible, dead letter; and their trace."""
-    if sum(each is not None for each in (message_id, key, transaction_id)) != 1:
+    if sum(option is not None for option in (message_id, key, transaction_id)) != 1:
         raise typer.BadParameter("give one of the three", param_hint="--id / --key / --transaction")
     if topic is not None and key is None:
         raise typer.BadParameter("goes with --key only", param_hint="--topic")
     query = MessageQuery(open_store(location))
     if message_id is not None:
-        found: Sequence[FoundMessage] = [query.by_id(message_id, with_body=with_body)]
+        messages: Sequence[FoundMessage] = [query.by_id(message_id, with_body=with_body)]
     elif transaction_id is not None:
-        found = query.by_transaction(transaction_id, max_count=max_count, with_body=with_body)
+        messages = query.by_transaction(transaction_id, max_count=max_count, with_body=with_body)
     else:
-        own = None if topic is None else wrapped(stored_name(topic), namespace)
-        found = query.by_key(key or "", topic=own, max_count=max_count, with_body=with_body)
+        stored = None if topic is None else wrapped(stored_name(topic), namespace)
+        messages = query.by_key(key or "", topic=stored, max_count=max_count, with_body=with_body)
     if as_json:
-        print_json({"count": len(found), "messages": [one.to_dict() for one in found]})
+        values = [message.to_dict() for message in messages]
+        print_json({"count": len(messages), "messages": values})
     else:
-        console().print(messages_view(found))
+        console().print(_messages_view(messages))
 
 
 def recall(
     location: Location,
     message_id: Annotated[
-        str | None, typer.Argument(help="Of a delayed message.", show_default=False)
+        str | None, typer.Argument(help="The id of a delayed message.", show_default=False)
     ] = None,
     *,
     group: ProducerGroup = CLI_GROUP,
     namespace: Namespace = None,
 ) -> None:
-    """Take a delayed message back before it is due."""
-    location, own_id = location_and(location, message_id, "MESSAGE_ID")
+    """Recall a delayed message before it is due."""
+    location, message_id = location_and(location, message_id, "MESSAGE_ID")
     store = open_store(location)
     with TransactionProducer(store, producer_group=group, namespace=namespace) as producer:
-        producer.recall(own_id)
-    say(f"{own_id} is recalled")
+        producer.recall(message_id)
+    say(f"{message_id} is recalled")
 
 
 # --- produce -------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def recall(
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What all messages of one call share."""
+    """The values that all messages of one call share."""
 
     topic: str
     tags: str | None
@@ -193,7 +194,7 @@ class _Form:
 
 
 class _Sent:
-    """Prints the ids of what is acknowledged, also where a later batch fails."""
+    """Prints the ids of acknowledged messages, also those before a batch that fails."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -210,10 +211,10 @@ class _Sent:
         self._show_progress()
 
     def _show_progress(self) -> None:
-        own = console(stderr=True)
-        # Ids on the same terminal are progress enough, and few messages need none.
-        if self._status is None and own.is_terminal and not sys.stdout.isatty():
-            self._status = own.status("")
+        stderr = console(stderr=True)
+        # Ids that are printed on the same terminal show enough progress.
+        if self._status is None and stderr.is_terminal and not sys.stdout.isatty():
+            self._status = stderr.status("")
             self._status.start()
         if self._status is not None:
             self._status.update(f"{self._count:,} messages")
@@ -238,30 +239,30 @@ def _bodies(given: Sequence[str] | None, files: Sequence[Path] | None) -> Iterat
 
 
 def _batches(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    """Several messages a commit; a person at a terminal sees each sent at once."""
-    most = 1 if sys.stdin.isatty() else BATCH_MESSAGES
+    """Batches of one commit; a line that a person types is sent at once."""
+    max_messages = 1 if sys.stdin.isatty() else BATCH_MESSAGES
     batch: list[Message] = []
     size_bytes = 0
-    for each in messages:
-        batch.append(each)
-        size_bytes += each.body_size_bytes
-        if len(batch) >= most or size_bytes >= BATCH_BYTES:
+    for message in messages:
+        batch.append(message)
+        size_bytes += message.body_size_bytes
+        if len(batch) >= max_messages or size_bytes >= BATCH_BYTES:
             yield batch
             batch, size_bytes = [], 0
     if batch:
         yield batch
 
 
-def _pairs(texts: Iterable[str]) -> dict[str, str]:
-    found = {}
+def _properties(texts: Iterable[str]) -> dict[str, str]:
+    properties: dict[str, str] = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if not separator:
             raise typer.BadParameter("must be NAME=VALUE", param_hint="--property")
-        if name in found:
+        if name in properties:
             raise typer.BadParameter(f"{name} is given twice", param_hint="--property")
-        found[name] = value
-    return found
+        properties[name] = value
+    return properties
 
 
 def _moment(text: str) -> datetime:
@@ -275,40 +276,44 @@ def _moment(text: str) -> datetime:
 # --- message -------------------------------------------------------------------------------------
 
 
-def messages_view(found: Sequence[FoundMessage]) -> RenderableType:
+def _messages_view(messages: Sequence[FoundMessage]) -> RenderableType:
     """Each message as lines of a name and a value."""
-    count = "1 message" if len(found) == 1 else f"{len(found):,} messages"
-    return Group(*chain.from_iterable(_view(one) for one in found), Text(count))
+    count = "1 message" if len(messages) == 1 else f"{len(messages):,} messages"
+    return Group(*chain.from_iterable(map(_message_view, messages)), Text(count))
 
 
-def _view(found: FoundMessage) -> Iterator[RenderableType]:
-    yield Text(f"{found.message_id}: {found.where}", style="bold")
+def _message_view(message: FoundMessage) -> Iterator[RenderableType]:
+    yield Text(f"{message.message_id}: {message.where}", style="bold")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-    for name, value in _facts(found).items():
+    for name, value in _facts(message).items():
         table.add_row(name, Text(str(value)))
     yield table
 
 
-def _facts(found: FoundMessage) -> dict[str, Any]:
+def _facts(message: FoundMessage) -> dict[str, Any]:
     facts: dict[str, Any] = {
-        "topic": shown_name(found.topic),
-        "group": shown_name(found.producer_group),
-        "tag": found.tags,
-        "keys": found.keys,
-        "sharding key": found.sharding_key,
-        "properties": ", ".join(f"{name}={value}" for name, value in found.properties.items()),
-        "born": _time(found.born_timestamp),
-        "kind": None if found.ordinary is None else _kind(is_ordinary=found.ordinary),
-        "transaction": None if found.state is None else f"{found.state.value} by {found.source}",
-        "half": "there" if found.is_half else "removed",
-        "delivery": found.delivery,
-        "due": None if found.due is None else _time(found.due),
+        "topic": shown_name(message.topic),
+        "group": shown_name(message.producer_group),
+        "tag": message.tags,
+        "keys": message.keys,
+        "sharding key": message.sharding_key,
+        "properties": ", ".join(f"{name}={value}" for name, value in message.properties.items()),
+        "born": _time(message.born_timestamp),
+        "kind": None if message.ordinary is None else _kind(is_ordinary=message.ordinary),
+        "transaction": None
+        if message.state is None
+        else f"{message.state.value} by {message.source}",
+        "half": "there" if message.is_half else "removed",
+        "delivery": message.delivery,
+        "due": None if message.due is None else _time(message.due),
     }
-    for name, places in (("in", found.places), ("dead letter in", found.dead_letters)):
-        facts.update({f"{name} {shown_name(one.topic)}": _place(one) for one in places})
-    facts.update({f"trace {at}": _trace(one) for at, one in enumerate(found.trace, 1)})
-    if found.body is not None:
-        facts["body"] = _shown_body(found.body)
+    for name, places in (("in", message.places), ("dead letter in", message.dead_letters)):
+        facts.update({f"{name} {shown_name(place.topic)}": _place(place) for place in places})
+    facts.update(
+        {f"trace {number}": _trace(record) for number, record in enumerate(message.trace, 1)}
+    )
+    if message.body is not None:
+        facts["body"] = _shown_body(message.body)
     return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
@@ -317,21 +322,21 @@ def _kind(*, is_ordinary: bool) -> str:
 
 
 def _place(place: MessagePlace) -> str:
-    at = f"queue {place.queue_id}, offset {place.queue_offset:,}"
-    return f"{at}, since {_time(place.store_timestamp)}"
+    position = f"queue {place.queue_id}, offset {place.queue_offset:,}"
+    return f"{position}, since {_time(place.store_timestamp)}"
 
 
 def _trace(record: TraceRecord) -> str:
-    said = [record.trace_type.value, "ok" if record.success else record.error or "not as asked"]
+    words = [record.trace_type.value, "ok" if record.success else record.error or "not as asked"]
     if record.asked is not None:
-        said.append(f"asked {record.asked.value}")
+        words.append(f"asked {record.asked.value}")
     if record.state is not None:
-        said.append(f"is {record.state.value} by {record.source}")
+        words.append(f"is {record.state.value} by {record.source}")
     if record.from_check:
-        said.append("from check")
+        words.append("from check")
     if record.cost_ms is not None:
-        said.append(f"{record.cost_ms:,.1f} ms")
-    return ", ".join(said)
+        words.append(f"{record.cost_ms:,.1f} ms")
+    return ", ".join(words)
 
 
 def _shown_body(body: bytes) -> str:

@@ -1,29 +1,32 @@
-"""What the commands share: where the store is, and how results are printed."""
+"""What all commands share: how the store is named, and how results are printed."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 LOCATION_VARIABLE = "TXMQ_LOCATION"
 PIPED_WIDTH = 240
 
 
 class Result(Protocol):
-    """What has plain values, for JSON."""
+    """A result that can be printed as JSON."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The plain values."""
+        """Plain values, for JSON."""
         ...
 
 
-Found = TypeVar("Found", bound=Result)
+Shown = TypeVar("Shown", bound=Result)
 
 Location = Annotated[
     str,
@@ -34,39 +37,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def location_and(location: str, word: str | None, what: str) -> tuple[str, str]:
-    """The store and one word more; a word alone is that one, and the environment has the store."""
+    """The store and one more argument.
+
+    A single argument is the second one; then the environment variable names the store.
+    """
     return (_location_of_environment(what), location) if word is None else (location, word)
-
-
-def print_json(values: dict[str, Any], indent: int | None = 2) -> None:
-    """One JSON document."""
-    typer.echo(json.dumps(values, indent=indent))
-
-
-def print_result(found: Found, view: Callable[[Found], RenderableType], *, as_json: bool) -> None:
-    """What a command found, for a program or for a person."""
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        console().print(view(found))
-
-
-def say(text: str) -> None:
-    """One line as it is."""
-    console().print(text, markup=False, soft_wrap=True)
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Made for each use, so that it writes to the stream of the moment."""
-    return Console(stderr=stderr, highlight=False)
-
-
-def list_console() -> Console:
-    """For tables: what reads a pipe wants each row on one line."""
-    made = console()
-    if not made.is_terminal:
-        made.width = max(made.width, PIPED_WIDTH)
-    return made
 
 
 def _location_of_environment(what: str) -> str:
@@ -75,3 +50,78 @@ def _location_of_environment(what: str) -> str:
         problem = f"missing, unless {LOCATION_VARIABLE} names the store"
         raise typer.BadParameter(problem, param_hint=what)
     return location
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+def print_json(values: dict[str, Any], indent: int | None = 2) -> None:
+    """Print one JSON document."""
+    typer.echo(json.dumps(values, indent=indent))
+
+
+def print_result(result: Shown, view: Callable[[Shown], RenderableType], *, as_json: bool) -> None:
+    """Print the result of a command, for a program or for a person."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        console().print(view(result))
+
+
+def say(text: str) -> None:
+    """Print one line as it is."""
+    console().print(text, markup=False, soft_wrap=True)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on the stream of the moment; make a new one for each use."""
+    return Console(stderr=stderr, highlight=False)
+
+
+def list_console() -> Console:
+    """A console for tables: programs that read a pipe expect each row on one line."""
+    wide = console()
+    if not wide.is_terminal:
+        wide.width = max(wide.width, PIPED_WIDTH)
+    return wide
+
+
+# --- parts of views -------------------------------------------------------------------------------
+
+
+def pairs(values: Mapping[str, Any]) -> RenderableType:
+    """A table of names and values; None is shown as nothing."""
+    table = Table(show_header=False, box=None)
+    for name, value in values.items():
+        table.add_row(Text(f"  {name}"), Text(_text(value)))
+    return table
+
+
+def titled_pairs(title: str, values: Mapping[str, Any]) -> RenderableType:
+    """A title above a table of names and values."""
+    return Group(Text(title), pairs(values)) if values else Text(f"{title}: none")
+
+
+def rows_view(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], summary: str
+) -> RenderableType:
+    """A table and a line below it. The first column holds an id or a name, which never wraps."""
+    table = Table(box=None, header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, no_wrap=place == 0, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return Group(*([table] if table.row_count else []), Text(summary))
+
+
+def moment(at: datetime | None) -> str:
+    """A time in milliseconds, with Z for UTC; nothing for None."""
+    if at is None:
+        return ""
+    return at.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""`txmq topics …` and `txmq rebuild-topic`: make, look, alter, delete, rebuild."""
+"""`txmq topics …` and `txmq rebuild-topic`: create, list, describe, alter, delete, rebuild."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from txmq.admin.rebuild_compare import TopicRebuild
 from txmq.admin.topic_deletion import TopicDeletion
-from txmq.admin.topic_rebuild import TopicRebuild
 from txmq.admin.topics import KEEP, TopicDescription, Topics, TopicSummary
 from txmq.cli.shared import (
     AsJson,
@@ -21,8 +20,10 @@ from txmq.cli.shared import (
     console,
     list_console,
     location_and,
+    pairs,
     print_json,
     print_result,
+    rows_view,
 )
 from txmq.errors import ConfigError
 from txmq.message.names import shown_name
@@ -45,7 +46,7 @@ topics_app = typer.Typer(no_args_is_help=True, help="Topics: make, look, alter, 
 
 
 def add_topic_commands(app: typer.Typer) -> None:
-    """Put these commands into the app."""
+    """Add the commands to the app."""
     app.add_typer(topics_app, name="topics")
     app.command("rebuild-topic")(rebuild_topic)
 
@@ -76,19 +77,19 @@ def create(  # noqa: PLR0913 - the options of a command
 @topics_app.command("list")
 def list_topics(location: Location, *, as_json: AsJson = False) -> None:
     """List all topics, those of txmq itself too."""
-    found = Topics(open_store(location)).all()
+    topics = Topics(open_store(location)).all()
     if as_json:
-        print_json({"topics": [one.to_dict() for one in found]})
+        print_json({"topics": [summary.to_dict() for summary in topics]})
     else:
-        list_console().print(_list_view(found))
+        list_console().print(_list_view(topics))
 
 
 @topics_app.command("describe")
 def describe(location: Location, topic: TopicName = None, *, as_json: AsJson = False) -> None:
     """Show all about one topic: settings, size, queues, oldest and newest message."""
     location, name = location_and(location, topic, "TOPIC")
-    found = Topics(open_store(location)).describe(name)
-    print_result(found, _description_view, as_json=as_json)
+    description = Topics(open_store(location)).describe(name)
+    print_result(description, _description_view, as_json=as_json)
 
 
 @topics_app.command("alter")
@@ -126,19 +127,19 @@ def alter(  # noqa: PLR0913 - the options of a command
 def delete(
     location: Location, topic: TopicName = None, *, apply: Apply = False, as_json: AsJson = False
 ) -> None:
-    """Take a topic and its messages away; without --apply only show what would go."""
+    """Remove a topic and its messages; without --apply only show what would go."""
     location, name = location_and(location, topic, "TOPIC")
-    found = Topics(open_store(location)).delete(name, apply=apply)
-    print_result(found, _deletion_view, as_json=as_json)
+    result = Topics(open_store(location)).delete(name, apply=apply)
+    print_result(result, _deletion_view, as_json=as_json)
 
 
 def rebuild_topic(
     location: Location, topic: TopicName = None, *, apply: Apply = False, as_json: AsJson = False
 ) -> None:
-    """Set a topic right by what half and settled say; without --apply only show what is wrong."""
+    """Repair a topic from half and settled; without --apply only show what is wrong."""
     location, name = location_and(location, topic, "TOPIC")
-    found = Topics(open_store(location)).rebuild(name, apply=apply)
-    print_result(found, _rebuild_view, as_json=as_json)
+    result = Topics(open_store(location)).rebuild(name, apply=apply)
+    print_result(result, _rebuild_view, as_json=as_json)
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -154,8 +155,8 @@ def _body_of(path: Path) -> Mapping[str, Any]:
     return body
 
 
-def _check_one_of(one: bool, other: bool, hint: str) -> None:  # noqa: FBT001 - two of a kind
-    if one and other:
+def _check_one_of(first: bool, second: bool, hint: str) -> None:  # noqa: FBT001 - two of a kind
+    if first and second:
         raise typer.BadParameter("give one of both", param_hint=hint)
 
 
@@ -166,102 +167,95 @@ def _show_settings(topic: str, settings: TopicSettings, *, as_json: bool) -> Non
     if as_json:
         print_json({"topic": topic, **settings.to_value()})
     else:
-        console().print(Group(Text(topic, style="bold"), _pairs(_settings(settings))))
+        console().print(Group(Text(topic, style="bold"), pairs(_settings(settings))))
 
 
 def _settings(settings: TopicSettings) -> dict[str, str]:
-    hours = settings.reserved_time_h
     return {
         "kind": settings.kind.value,
         "queues": f"{settings.queue_nums:,}",
-        "messages are kept": "for ever" if hours is None else f"{hours:,g} h",
+        "messages are kept": _kept_time(settings),
         "bodies": "any bytes" if settings.body is None else "with a schema",
     }
 
 
-def _list_view(found: tuple[TopicSummary, ...]) -> RenderableType:
-    table = Table(box=None, header_style="bold")
+def _list_view(topics: tuple[TopicSummary, ...]) -> RenderableType:
     columns = ("topic", "kind", "queues", "kept", "messages", "bytes", "")
-    for place, column in enumerate(columns):
-        table.add_column(column, no_wrap=place == 0, overflow="fold")
-    for one in found:
-        hours = one.settings.reserved_time_h
-        kept = "for ever" if hours is None else f"{hours:,g} h"
-        kind, queues = one.settings.kind.value, f"{one.settings.queue_nums:,}"
-        row = (
-            shown_name(one.topic),
-            kind,
-            queues,
-            kept,
-            f"{one.rows:,}",
-            f"{one.size_bytes:,}",
-            _notes(one),
+    rows = [
+        (
+            shown_name(summary.topic),
+            summary.settings.kind.value,
+            f"{summary.settings.queue_nums:,}",
+            _kept_time(summary.settings),
+            f"{summary.rows:,}",
+            f"{summary.size_bytes:,}",
+            _notes(summary),
         )
-        table.add_row(*map(Text, row))
-    return Group(*([table] if found else []), Text(f"{len(found):,} topics"))
+        for summary in topics
+    ]
+    return rows_view(columns, rows, f"{len(topics):,} topics")
 
 
-def _notes(one: TopicSummary) -> str:
-    notes = ["of txmq itself"] if one.is_system else []
-    notes += ["parked"] if one.is_parked else []
+def _kept_time(settings: TopicSettings) -> str:
+    hours = settings.reserved_time_h
+    return "for ever" if hours is None else f"{hours:,g} h"
+
+
+def _notes(summary: TopicSummary) -> str:
+    notes = ["of txmq itself"] if summary.is_system else []
+    notes += ["parked"] if summary.is_parked else []
     return ", ".join(notes)
 
 
-def _description_view(found: TopicDescription) -> RenderableType:
-    one = found.summary
-    origin = "made by an operator" if one.is_registered else "made by its first message"
-    said = {
-        **_settings(one.settings),
-        "messages": f"{one.rows:,} in {found.files:,} files, {one.size_bytes:,} bytes",
-        "oldest": _text(found.oldest),
-        "newest": _text(found.newest),
-        "complete up to": f"op version {found.op_version}",
+def _description_view(description: TopicDescription) -> RenderableType:
+    summary = description.summary
+    origin = "made by an operator" if summary.is_registered else "made by its first message"
+    files = f"in {description.files:,} files, {summary.size_bytes:,} bytes"
+    lines = {
+        **_settings(summary.settings),
+        "messages": f"{summary.rows:,} {files}",
+        "oldest": _text(description.oldest),
+        "newest": _text(description.newest),
+        "complete up to": f"op version {description.op_version}",
     }
-    if found.begin is not None:
-        said["may be gone up to"] = f"op version {found.begin}"
-    queues = {f"queue {queue}": f"next offset {at:,}" for queue, at in found.next_offsets.items()}
-    parts = [Text(f"{shown_name(one.topic)}: {origin}", style="bold"), _pairs({**said, **queues})]
-    if found.parked is not None:
-        where = f"parked from op version {found.parked.from_version}"
-        parts.append(Text(f"{where}: {found.parked.reason}", style="red"))
+    if description.begin is not None:
+        lines["may be gone up to"] = f"op version {description.begin}"
+    for queue, offset in description.next_offsets.items():
+        lines[f"queue {queue}"] = f"next offset {offset:,}"
+    parts = [Text(f"{shown_name(summary.topic)}: {origin}", style="bold"), pairs(lines)]
+    if description.parked is not None:
+        where = f"parked from op version {description.parked.from_version}"
+        parts.append(Text(f"{where}: {description.parked.reason}", style="red"))
     return Group(*parts)
 
 
-def _deletion_view(found: TopicDeletion) -> RenderableType:
-    size = f"{found.rows:,} messages, {found.size_bytes:,} bytes"
-    if found.is_written:
-        return Text(f"{shown_name(found.topic)} is deleted: {size}", style="bold")
-    return Text(
-        f"dry run, nothing was written; with --apply {shown_name(found.topic)} goes: {size}"
-    )
+def _deletion_view(result: TopicDeletion) -> RenderableType:
+    size = f"{result.rows:,} messages, {result.size_bytes:,} bytes"
+    topic = shown_name(result.topic)
+    if result.is_written:
+        return Text(f"{topic} is deleted: {size}", style="bold")
+    return Text(f"dry run, nothing was written; with --apply {topic} goes: {size}")
 
 
-def _rebuild_view(found: TopicRebuild) -> RenderableType:
-    said = {
-        "messages": f"{found.rows:,} up to op version {found.op_version}",
-        "missing": f"{found.missing:,}",
-        "extra": f"{found.extra:,}",
-        "different": f"{found.different:,}",
-        "mark and next offsets": "wrong" if found.marks_differ else "right",
-        "kept from the topic itself": f"{found.kept:,}",
-        "not published yet": f"{found.unpublished:,}",
+def _rebuild_view(result: TopicRebuild) -> RenderableType:
+    lines = {
+        "messages": f"{result.rows:,} up to op version {result.op_version}",
+        "missing": f"{result.missing:,}",
+        "extra": f"{result.extra:,}",
+        "different": f"{result.different:,}",
+        "mark and next offsets": "wrong" if result.marks_differ else "right",
+        "kept from the topic itself": f"{result.kept:,}",
+        "not published yet": f"{result.unpublished:,}",
     }
-    return Group(Text(shown_name(found.topic), style="bold"), _pairs(said), _what_follows(found))
+    return Group(Text(shown_name(result.topic), style="bold"), pairs(lines), _what_follows(result))
 
 
-def _what_follows(found: TopicRebuild) -> Text:
-    if not found.is_needed:
+def _what_follows(result: TopicRebuild) -> Text:
+    if not result.is_needed:
         return Text("nothing is wrong: nothing to write", style="bold green")
-    if found.is_written:
+    if result.is_written:
         return Text("rebuilt in one commit", style="bold")
     return Text("dry run, nothing was written; with --apply it is rebuilt", style="bold")
-
-
-def _pairs(values: Mapping[str, str]) -> RenderableType:
-    table = Table(show_header=False, box=None)
-    for name, value in values.items():
-        table.add_row(Text(f"  {name}"), Text(value))
-    return table
 
 
 def _text(value: object) -> str:

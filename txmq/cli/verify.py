@@ -1,33 +1,99 @@
-"""`txmq verify`: which engines read the store, and how they are compared."""
+"""`txmq verify`: check every promise by one engine or by both, and show what is broken."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from txmq.cli.shared import AsJson, ConfigFile, Location, print_result
+from txmq.store.opening import open_store
 from txmq.store.store import Store
 from txmq.verify import (
     BusinessReport,
+    BusinessResult,
+    InvariantResult,
     MarkerPlace,
     VerifyComparison,
     VerifyReport,
+    marker_places,
     verify_business,
     verify_by_spark,
 )
 from txmq.verify import verify as verify_store
 
+EXIT_VIOLATIONS = 1
+EXIT_BUSINESS_VIOLATIONS = 3
+SHOWN_VIOLATIONS = 5
+_BUSINESS_HELP = (
+    "Compare the messages of a producer group with its local transactions (I12), by their markers: "
+    "GROUP=delta:LOCATION for a Delta table, GROUP=database:VARIABLE for a database whose URL that "
+    "environment variable holds, with :TABLE behind it where the marker table is not txmq_marker. "
+    "Once for each group. The plain engine compares, also with --engine spark or both."
+)
+
 
 class VerifyEngine(enum.StrEnum):
-    """Who verifies; two checkers share no code, so each finds the other's mistakes."""
+    """Which engine verifies; the two share no code, so each finds mistakes of the other."""
 
     PLAIN = "plain"
     SPARK = "spark"
     BOTH = "both"
 
 
+def add_verify_command(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command()(verify)
+
+
+def verify(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    config: ConfigFile = None,
+    *,
+    as_json: AsJson = False,
+    drained: Annotated[
+        bool,
+        typer.Option(
+            "--drained/--running",
+            help="Running: what is not published yet is open. Drained: it is lost.",
+        ),
+    ] = True,
+    engine: Annotated[
+        VerifyEngine,
+        typer.Option("--engine", help="Who reads: plain needs no Spark; both must agree."),
+    ] = VerifyEngine.PLAIN,
+    business: Annotated[
+        list[str] | None, typer.Option("--business", metavar="GROUP=PLACE", help=_BUSINESS_HELP)
+    ] = None,
+) -> None:
+    """Check every promise in docs/invariants.md.
+
+    Exit code 1 if txmq breaks one or the engines differ; 3 if it keeps all of them, but a listener,
+    a producer or an operator said what the local transaction does not; 2 if something cannot be
+    read.
+    """
+    places = marker_places(business or [])
+    store = open_store(location, config)
+    checker = Verification(store, places, drained=drained)
+    report = checker.both() if engine is VerifyEngine.BOTH else checker.one(engine)
+    print_result(report, _view, as_json=as_json)
+    if not report.is_txmq_clean:
+        raise typer.Exit(EXIT_VIOLATIONS)
+    if not report.is_business_clean:
+        raise typer.Exit(EXIT_BUSINESS_VIOLATIONS)
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
 class Verification:
-    """One store before the engines; Spark is started only for its own."""
+    """Runs the engines on one store; starts Spark only for the Spark engine."""
 
     def __init__(self, store: Store, places: Mapping[str, MarkerPlace], *, drained: bool) -> None:
         """Read nothing yet."""
@@ -36,21 +102,21 @@ class Verification:
     def one(self, engine: VerifyEngine) -> VerifyReport:
         """The report of one engine."""
         if engine is VerifyEngine.PLAIN:
-            return self._plain()
-        # What is wrong with the option is told before Spark starts.
+            return self._plain_report()
+        # A wrong --business option is refused before Spark starts.
         business = self._business()
         return replace(self._spark(None), business=business)
 
     def both(self) -> VerifyComparison:
-        """The second one reads the versions that the first one read."""
-        plain = self._plain()
+        """The reports of both; the second engine reads the versions that the first one read."""
+        plain = self._plain_report()
         return VerifyComparison(plain, self._spark(plain.versions))
 
     def _limits(self) -> dict[str, int]:
-        settings = self._store.config.check_settings().items()
-        return {group: own.transaction_check_max for group, own in settings}
+        groups = self._store.config.check_settings().items()
+        return {group: settings.transaction_check_max for group, settings in groups}
 
-    def _plain(self) -> VerifyReport:
+    def _plain_report(self) -> VerifyReport:
         return verify_store(
             self._store.location,
             drained=self._drained,
@@ -75,3 +141,111 @@ class Verification:
             check_limits=self._limits(),
             versions=versions,
         )
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+def _view(report: VerifyReport | VerifyComparison) -> RenderableType:
+    return (
+        _comparison_view(report) if isinstance(report, VerifyComparison) else _report_view(report)
+    )
+
+
+def _report_view(report: VerifyReport) -> RenderableType:
+    """What was checked and what is broken; the last line counts the violations."""
+    table = Table("", "promise", "violations", box=None, header_style="bold")
+    for result in report.results:
+        style = "red" if result.violation_count else "green"
+        table.add_row(
+            result.invariant, result.promise, Text(f"{result.violation_count:,}", style=style)
+        )
+    broken = [_broken(result) for result in report.results if result.violation_count]
+    unseen = [Text(f"{name} is not checked: {why}") for name, why in report.not_checked.items()]
+    business = [_business(report.business)] if report.business else []
+    return Group(*_read(report), table, *unseen, *broken, *business, _last_line(report))
+
+
+def _comparison_view(comparison: VerifyComparison) -> RenderableType:
+    """Both reports and their differences; the last line says whether both find nothing."""
+    table = Table("differs", "plain", "spark", box=None, header_style="bold red")
+    for difference in comparison.differences:
+        table.add_row(*map(Text, (difference.what, difference.plain, difference.spark)))
+    count = len(comparison.differences)
+    agreement = f"{count:,} differences between the engines" if count else "both engines agree"
+    style = "bold green" if comparison.is_clean else "bold red"
+    summary = f"{comparison.plain.violation_count:,} violations, {agreement}"
+    return Group(
+        _report_view(comparison.plain),
+        _report_view(comparison.spark),
+        *([table] if count else []),
+        Text(f"{summary}{_business_count(comparison.plain.business)}", style=style),
+    )
+
+
+def _read(report: VerifyReport) -> list[RenderableType]:
+    counts = report.counts
+    kind = "drained" if report.drained else "running"
+    read = (
+        f"{counts['transactions']:,} transactions, {counts['messages']:,} messages, "
+        f"{counts['claims']:,} claims, {counts['visible_messages']:,} visible, "
+        f"{counts['dead_letters']:,} dead letters, {counts['not_published_yet']:,} on their way"
+    )
+    by = f"by the {report.engine} engine in {report.duration_s:,.1f} s"
+    lines = [f"{report.location} ({kind}), read {by}", read, *_delays(report), *report.notes]
+    lines += [f"not checked: topics/{name}" for name in report.unread]
+    return [Text(line) for line in lines]
+
+
+def _delays(report: VerifyReport) -> list[str]:
+    names = ("scheduled", "delivered", "recalled", "overdue")
+    counts = {name: report.counts[name] for name in names}
+    if not any(counts.values()):
+        return []
+    delayed = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+    late = report.lateness
+    if late.max_s is None:
+        return [f"delayed: {delayed}"]
+    return [f"delayed: {delayed}; late by {late.p99_s:.3f} s (p99), {late.max_s:.3f} s (longest)"]
+
+
+def _broken(result: InvariantResult) -> RenderableType:
+    lines = [f"{result.invariant}: {result.promise}"]
+    shown = result.violations[:SHOWN_VIOLATIONS]
+    lines += [f"  {violation.row_id} {violation.detail}" for violation in shown]
+    hidden = result.violation_count - len(shown)
+    lines += [f"  and {hidden:,} more"] if hidden else []
+    return Text("\n".join(lines), style="red")
+
+
+def _business(business: BusinessReport) -> RenderableType:
+    """Shown apart from txmq's promises: a listener, producer or operator caused these faults."""
+    title = "messages beside local transactions (I12); what differs is no fault of txmq's"
+    return Group(Text(title), *map(_business_result, business.results))
+
+
+def _business_result(result: BusinessResult) -> RenderableType:
+    counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in result.counts.items() if n)
+    lines = [f"  {result.producer_group}, {result.place}: {counts or 'nothing to compare'}"]
+    shown = result.violations[:SHOWN_VIOLATIONS]
+    lines += [f"    {violation.transaction_id} {violation.detail}" for violation in shown]
+    hidden = result.violation_count - len(shown)
+    lines += [f"    and {hidden:,} more"] if hidden else []
+    return Text("\n".join(lines), style="red" if shown else "green")
+
+
+def _business_count(business: BusinessReport | None) -> str:
+    if business is None:
+        return ""
+    faults = ", ".join(f"{fault.value} {n:,}" for fault, n in business.fault_counts.items())
+    by_fault = f" ({faults})" if faults else ""
+    return f"; {business.violation_count:,} between messages and local transactions{by_fault}"
+
+
+def _last_line(report: VerifyReport) -> RenderableType:
+    count = report.violation_count
+    text = f"{count:,} violation" if count == 1 else f"{count:,} violations"
+    return Text(
+        f"{text}{_business_count(report.business)}",
+        style="bold green" if report.is_clean else "bold red",
+    )

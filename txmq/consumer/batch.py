@@ -11,6 +11,7 @@ from txmq.consumer.positions import QueueMessage, first_offsets
 from txmq.consumer.rules import ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.message.received import ReceivedMessage
+from txmq.results import Sum
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ Handler = Callable[[ReceivedMessage], ConsumeStatus | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumeResult:
+class ConsumeResult(Sum):
     """How many messages a handler was given.
 
     Attributes:
@@ -28,10 +29,6 @@ class ConsumeResult:
 
     consumed: int = 0
     sent_back: int = 0
-
-    def __add__(self, other: ConsumeResult) -> ConsumeResult:
-        """The sum of two results."""
-        return ConsumeResult(self.consumed + other.consumed, self.sent_back + other.sent_back)
 
 
 class Batch:
@@ -47,7 +44,12 @@ class Batch:
         self._waiting, self._handler, self._replays = deque(messages), handler, replays
         self._failed: list[tuple[TopicQueue, FailedMessage]] = []
         self._left: dict[TopicQueue, ReceivedMessage] = {}
-        self.result = ConsumeResult()
+        self._consumed, self._sent_back = 0, 0
+
+    @property
+    def result(self) -> ConsumeResult:
+        """The counts so far."""
+        return ConsumeResult(self._consumed, self._sent_back)
 
     @property
     def is_done(self) -> bool:
@@ -62,7 +64,7 @@ class Batch:
             self._left.setdefault(queue, message)
         else:
             reason = _failure_of(self._handler, message)
-            self.result += ConsumeResult(consumed=1)
+            self._consumed += 1
             if reason is not None:
                 replay = self._replays.get(queue, 0)
                 self._failed.append((queue, FailedMessage(message, reason, replay=replay)))
@@ -72,8 +74,7 @@ class Batch:
     def send_back(self, send: Callable[[Sequence[FailedMessage]], int]) -> None:
         """Have `send` send back the messages that failed; they are durable on return."""
         if self._failed:
-            sent_back = send([failed for _, failed in self._failed])
-            self.result += ConsumeResult(sent_back=sent_back)
+            self._sent_back += send([failed for _, failed in self._failed])
             self._failed = []
 
     def unhandled(self) -> dict[TopicQueue, int]:

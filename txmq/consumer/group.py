@@ -17,8 +17,7 @@ from txmq.errors import StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue
 from txmq.store.store import Store
-
-KIND = "group_"
+from txmq.store.tables import CONSUMER_GROUP
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -29,7 +28,7 @@ class ConsumerGroup(SharedValue[GroupState]):
 
     def __init__(self, name: str, register: Register) -> None:
         """`name` is the stored name; the first member that joins creates the table."""
-        super().__init__(register, f"state/{KIND}{name}", self._read, value_of)
+        super().__init__(register, f"state/{CONSUMER_GROUP}{name}", self._read, value_of)
         self.name = name
 
     @property
@@ -42,7 +41,7 @@ class ConsumerGroup(SharedValue[GroupState]):
             return state_of(value)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             problem = f"cannot be read as a consumer group ({type(error).__name__})"
-            raise StoreFormatError(f"state/{KIND}{self.name}", problem) from error
+            raise StoreFormatError(f"state/{CONSUMER_GROUP}{self.name}", problem) from error
 
 
 def group_in(store: Store, consumer_group: str, *, create: bool = False) -> ConsumerGroup:
@@ -56,12 +55,12 @@ def group_in(store: Store, consumer_group: str, *, create: bool = False) -> Cons
     Raises: InvalidNameError, StorageError.
     """
     name = check_stored_group(consumer_group, "consumer_group")
-    return ConsumerGroup(name, store.group_register(KIND, name, create=create))
+    return ConsumerGroup(name, store.tables.register(CONSUMER_GROUP + name, create=create))
 
 
 def group_names(store: Store) -> list[str]:
     """The stored names of all consumer groups that a member has ever joined."""
-    return store.groups_of(KIND)
+    return store.tables.groups_with(CONSUMER_GROUP)
 
 
 # --- as plain values --------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class TopicOffsets:
 
     def __init__(self, store: Store, topic: str) -> None:
         """Open the table if it exists. Raises: InvalidNameError, StorageError."""
-        table = store.table_at(f"topics/{topic}")
+        table = store.tables.table_at(f"topics/{topic}")
         self._table = table if table.exists() else None
 
     def queue_count(self) -> int:

@@ -147,7 +147,7 @@ class TopicReader:
         self.topic = topic
         self.ends: dict[int, int] = {}
         self._store, self._filter, self._namespace = store, message_filter, namespace
-        self._table: Table = store.table_at(f"topics/{topic}")
+        self._table: Table = store.tables.table_at(f"topics/{topic}")
         self._version, self._is_surely_absent = NONE, False
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
@@ -192,7 +192,7 @@ class TopicReader:
 
     def _is_same_table(self) -> bool:
         """A table that was created anew at the same place has another id."""
-        fresh = self._store.table_at(f"topics/{self.topic}")
+        fresh = self._store.tables.table_at(f"topics/{self.topic}")
         return fresh.exists() and fresh.table_id == self._table.table_id
 
     def _found_table(self) -> bool:
@@ -224,7 +224,7 @@ class TopicReader:
         self.ends = {queue: end_offset(self._table, queue) for queue in queues}
 
     def _forget_all(self) -> None:
-        self._table = self._store.table_at(f"topics/{self.topic}")
+        self._table = self._store.tables.table_at(f"topics/{self.topic}")
         self._version, self._is_surely_absent = NONE, False
         self.ends, self._parts, self._hints = {}, [], {}
         self._indexes.clear()

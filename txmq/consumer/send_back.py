@@ -31,7 +31,7 @@ from txmq.message.names import (
 )
 from txmq.message.reasons import one_line
 from txmq.message.received import ReceivedMessage
-from txmq.producer.once import Letter, SentOnce
+from txmq.producer.once import KeyedMessage, OnceSender
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -122,7 +122,7 @@ class SendBack:
         """Check the name; nothing is opened; 0 commits."""
         self._group = check_stored_group(consumer_group, "consumer_group")
         self._max_times = store.config.max_reconsume_times
-        self._sender = SentOnce(store, self._group, RETRY_GROUP, clock or SystemClock())
+        self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
 
     def send_back(
         self,
@@ -165,17 +165,17 @@ class SendBack:
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
-        letters = [self._letter(message) for message in failed]
-        ids = self._sender.send(letters) if letters else []
-        return [self._result(letter, new_id) for letter, new_id in zip(letters, ids, strict=True)]
+        messages = [self._keyed(message) for message in failed]
+        ids = self._sender.send(messages) if messages else []
+        return [self._result(keyed, new_id) for keyed, new_id in zip(messages, ids, strict=True)]
 
-    def _result(self, letter: Letter, message_id: str) -> SentBack:
-        topic = letter.message.topic
-        times = int(letter.message.properties[RECONSUME_TIMES])
+    def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
+        topic = keyed.message.topic
+        times = int(keyed.message.properties[RECONSUME_TIMES])
         is_dead = topic == dead_letter_topic(self._group)
         return SentBack(shown_name(topic), message_id, times, is_dead)
 
-    def _letter(self, failed: FailedMessage) -> Letter:
+    def _keyed(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
         times = message.reconsume_times if is_retry else 0
         is_dead = failed.delay_level < 0 or times >= self._max_times
@@ -191,7 +191,8 @@ class SendBack:
         )
         key = f"send-back\n{message.message_id}\n{failed.replay}"
         born_ms = milliseconds(message.born_timestamp)
-        return Letter(key, milliseconds(message.store_timestamp), sent, queue_id=0, born_ms=born_ms)
+        time_ms = milliseconds(message.store_timestamp)
+        return KeyedMessage(key, time_ms, sent, queue_id=0, born_ms=born_ms)
 
     def _properties(
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.pinned import PinnedTable
+from txmq.delta.reading import ReadTable
 from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
 
@@ -128,17 +129,17 @@ def clean_log(table: Table, keep_from: int) -> LogCleaned:
     return LogCleaned(len(doomed), gone)
 
 
-def named_by(table: Table, versions: Iterable[int]) -> set[str]:
+def named_by(table: ReadTable, versions: Iterable[int]) -> set[str]:
     """The data files that these commits added or removed."""
     return {path for _, path in _actions_of(table, versions)}
 
 
-def removed_by(table: Table, versions: Iterable[int]) -> list[str]:
+def removed_by(table: ReadTable, versions: Iterable[int]) -> list[str]:
     """The data files that these commits took out, each as often as they did."""
     return [path for kind, path in _actions_of(table, versions) if kind == "remove"]
 
 
-def _actions_of(table: Table, versions: Iterable[int]) -> Iterator[tuple[str, str]]:
+def _actions_of(table: ReadTable, versions: Iterable[int]) -> Iterator[tuple[str, str]]:
     for version in versions:
         yield from _file_actions(table.commit_bytes(version))
 
@@ -155,7 +156,7 @@ def _file_actions(content: bytes | None) -> Iterator[tuple[str, str]]:
                 yield kind, unquote(action[kind]["path"])
 
 
-def _last_checkpoint(table: Table, files: LogFiles) -> int:
+def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
     """Where readers begin: a late writer may have put an older version there than the newest."""
     newest = max(files.checkpoints, default=0)
     try:
@@ -165,7 +166,7 @@ def _last_checkpoint(table: Table, files: LogFiles) -> int:
         return newest
 
 
-def _log_paths(table: Table, base: int) -> list[str]:
+def _log_paths(table: ReadTable, base: int) -> list[str]:
     """Commits, checkpoints and checksums of the versions before `base`, oldest first."""
     found = (_OF_A_VERSION.fullmatch(info.base_name) for info in table.log_folder())
     names = sorted(name[0] for name in found if name and int(name[1]) < base)

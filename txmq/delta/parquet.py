@@ -7,13 +7,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
+
+from txmq.results import plain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter
@@ -198,8 +199,8 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
             continue
         nulls[name] = sum(stats.null_count for stats in found)
         if all(stats.has_min_max for stats in found):
-            low[name] = _plain(min(stats.min for stats in found))
-            high[name] = _plain(max(stats.max for stats in found))
+            low[name] = plain(min(stats.min for stats in found))
+            high[name] = plain(max(stats.max for stats in found))
     return json.dumps(
         {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
     )
@@ -232,7 +233,3 @@ def _column_statistics(metadata: pq.FileMetaData, name: str) -> Iterator[Any]:
         stats = metadata.row_group(group).column(index).statistics
         if stats is not None:
             yield stats
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, date | datetime) else value

@@ -53,12 +53,12 @@ _CLEANED_BEHIND = re.compile(
 _READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
 
 
-class _Look(enum.Enum):
-    """What two file names say of a table since it was pinned."""
+class _Freshness(enum.Enum):
+    """How the pinned version relates to the table, by the names of two commit files."""
 
-    NOTHING_NEW = enum.auto()
-    ANOTHER_TABLE = enum.auto()
-    PERHAPS = enum.auto()
+    NEWEST = enum.auto()
+    OF_ANOTHER_TABLE = enum.auto()
+    UNKNOWN = enum.auto()
 
 
 class PinnedTable:
@@ -97,12 +97,12 @@ class PinnedTable:
         if self._handle is None:
             self._handle = self._opened()
             return self
-        match self._look():
-            case _Look.NOTHING_NEW:
+        match self._freshness():
+            case _Freshness.NEWEST:
                 return self
-            case _Look.ANOTHER_TABLE:
+            case _Freshness.OF_ANOTHER_TABLE:
                 self._handle = self._opened()
-            case _Look.PERHAPS:
+            case _Freshness.UNKNOWN:
                 self._update()
         self._note_newest()
         return self
@@ -114,21 +114,21 @@ class PinnedTable:
             # Fast writers can make delta-rs see a gap; a fresh open succeeds.
             self._handle = self._opened()
 
-    def _look(self) -> _Look:
-        """Two looks at file names spare the millisecond that delta-rs takes to find nothing.
+    def _freshness(self) -> _Freshness:
+        """Two lookups of file names save the millisecond in which delta-rs finds nothing new.
 
-        It also misses a table that was deleted and made anew with as many commits.
+        delta-rs also misses a table that was deleted and made again with as many commits.
         """
         if self._newest_seen is None or self._newest_seen[0] != self.version:
-            return _Look.PERHAPS
+            return _Freshness.UNKNOWN
         try:
-            own, following = self._commit_files(self.version, self.version + 1)
+            pinned, following = self._commit_files(self.version, self.version + 1)
         except OSError:
-            return _Look.PERHAPS
-        if following.type is not pa_fs.FileType.NotFound or own.type is pa_fs.FileType.NotFound:
-            return _Look.PERHAPS
-        is_same = self._newest_seen[1] == (own.size, own.mtime_ns)
-        return _Look.NOTHING_NEW if is_same else _Look.ANOTHER_TABLE
+            return _Freshness.UNKNOWN
+        if following.type is not pa_fs.FileType.NotFound or pinned.type is pa_fs.FileType.NotFound:
+            return _Freshness.UNKNOWN
+        is_same = self._newest_seen[1] == (pinned.size, pinned.mtime_ns)
+        return _Freshness.NEWEST if is_same else _Freshness.OF_ANOTHER_TABLE
 
     def _note_newest(self) -> None:
         self._newest_seen = None
@@ -199,12 +199,20 @@ class PinnedTable:
 
     def _carry_marks_of(self, version: int) -> bool:
         """Whether the commit could be read; what it does not mark stays as it was."""
+        marks = self.marks_of(version)
+        if marks is None:
+            return False
+        self._marks.update({name: marks[name] for name in marks.keys() & self._marks.keys()})
+        return True
+
+    def marks_of(self, version: int) -> dict[str, int] | None:
+        """The marks that the commit of one version carries; None where it was cleaned away."""
         commit = self.commit_bytes(version)
-        for line in (commit or b"").splitlines():
-            mark = json.loads(line).get("txn") if b'"txn"' in line else None
-            if mark is not None and mark["appId"] in self._marks:
-                self._marks[mark["appId"]] = int(mark["version"])
-        return commit is not None
+        if commit is None:
+            return None
+        actions = [json.loads(line) for line in commit.splitlines() if b'"txn"' in line]
+        marks = [action["txn"] for action in actions if "txn" in action]
+        return {mark["appId"]: int(mark["version"]) for mark in marks}
 
     def has_news(self) -> bool:
         """Whether a version after this one exists; one look at one file name."""

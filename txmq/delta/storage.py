@@ -1,58 +1,39 @@
-"""The one door to Delta: open, read, append, compare-and-swap. Nothing above it knows delta-rs.
+"""Writes one of txmq's own Delta tables: create, append once, compare-and-swap, rewrite, remove.
 
-All commits of a path store are made by delta-rs, which creates a log file only if it does not
-exist yet; Spark's default on local disk ends in a plain rename and can overwrite (DESIGN 9).
+delta-rs makes all commits of a store on a path, because it creates a log file only if the file
+does not exist yet. Spark's default log store on a local disk ends in a plain rename, which can
+overwrite the commit of another process.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Field, Schema, WriterProperties
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
-from txmq.delta.files import (
-    LARGE_FILE_BYTES,
-    LARGE_FILE_ROWS,
-    DataFile,
-    FilePart,
-    FileRange,
-    above,
-    covering,
-    not_above,
-    partition_columns,
-    partition_texts,
-    value_bounds,
-    with_partition,
-)
-from txmq.delta.parquet import NewFile, row_group_ranges, write_file
-from txmq.delta.pinned import PinnedTable, Result, pause, read_again, translated
-from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
+from txmq.delta.files import DataFile, partition_columns, partition_texts
+from txmq.delta.parquet import NewFile, write_file
+from txmq.delta.pinned import pause, translated
+from txmq.delta.reading import ReadTable
+from txmq.delta.schemas import TableSchema
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
-    IncompatibleVersionError,
     StorageError,
-    StoreFormatError,
     UnknownCommitError,
 )
 from txmq.fail_points import FailPoint, reached
 
-READ_BUFFER_BYTES = 1 << 20
 REWRITE_MARK = "txmq-rewrite"
-_INSERT = "insert"
 _WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
 
 
-class Table(PinnedTable):
-    """A Delta table at one location and the handle this object reads through.
+class Table(ReadTable):
+    """A Delta table of txmq at one location, read and committed to through the pinned version.
 
     Not safe for several threads: each service and each committing thread holds its own.
     """
@@ -66,19 +47,10 @@ class Table(PinnedTable):
         commit_attempts: int = 20,
     ) -> None:
         """Open nothing yet; the first use does."""
-        super().__init__(schema.name, location, storage_options)
-        self.schema = schema
+        super().__init__(location, schema, storage_options)
         self._attempts = commit_attempts
 
     # --- making ---------------------------------------------------------------------------
-
-    def exists(self) -> bool:
-        """Whether a Delta table is there."""
-        try:
-            return DeltaTable.is_deltatable(self.location, self._options or None)
-        except (DeltaError, OSError) as error:
-            problem = f"cannot be looked up at {self.location} ({type(error).__name__})"
-            raise StorageError(self.name, problem) from error
 
     def create(self, checkpoint_interval: int, extra: Mapping[str, str] | None = None) -> None:
         """Make the table if it is not there (one commit); two makers at once are fine."""
@@ -136,207 +108,6 @@ class Table(PinnedTable):
 
     def _fields(self) -> list[Field]:
         return list(self.handle.schema().fields)
-
-    def _check(self, handle: DeltaTable) -> None:
-        written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)
-        if written is None or not str(written).isdecimal():
-            raise StoreFormatError(
-                self.name, "is a Delta table but not one of txmq; check the location"
-            )
-        if int(str(written)) > SCHEMA_VERSION:
-            problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
-            raise IncompatibleVersionError(self.name, problem)
-
-    # --- reading ---------------------------------------------------------------------------
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The columns of the table as it is: a typed topic has more than its `schema` names."""
-        known = self.schema.columns
-        found = pa.schema(self.handle.schema().to_arrow())
-        return pa.schema([*known, *(column for column in found if column.name not in known.names)])
-
-    def _columns_of(self, names: Sequence[str]) -> pa.Schema:
-        known = self.schema.columns
-        columns = known if set(names) <= set(known.names) else self.columns
-        return pa.schema([columns.field(name) for name in names])
-
-    def files(self) -> list[DataFile]:
-        """All live files."""
-        return self._chosen(lambda actions: np.ones(actions.num_rows, dtype=bool))
-
-    def files_holding(self, column: str, values: pa.Array) -> list[DataFile]:
-        """Live files whose range of `column` covers at least one of `values`, in any order.
-
-        Each value is looked up by itself, so one old id does not widen the range to all files.
-        """
-        if len(values) == 0:
-            return []
-        return self._chosen(lambda actions: covering(actions, column, values))
-
-    def files_beyond(self, column: str, value: int | str) -> list[DataFile]:
-        """Live files that may hold rows with `column` above `value`."""
-        return self._chosen(lambda actions: above(actions, column, value))
-
-    def files_up_to(self, column: str, value: int) -> list[DataFile]:
-        """Live files that may hold rows with `column` at `value` or below."""
-        return self._chosen(lambda actions: not_above(actions, column, value))
-
-    def ranges(self, column: str) -> list[FileRange]:
-        """All live files, each with its smallest and largest value of `column`."""
-        actions = self._actions()
-        bounds = zip(*value_bounds(actions, column), strict=True)
-        files = self._as_files(actions)
-        return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
-
-    def parts(self, columns: Sequence[str]) -> list[FilePart]:
-        """All live files, each with its ranges of `columns`."""
-        actions = self._actions()
-        bounds = {name: value_bounds(actions, name) for name in columns}
-        return [
-            FilePart(
-                file,
-                {name: low[number] for name, (low, _) in bounds.items()},
-                {name: high[number] for name, (_, high) in bounds.items()},
-            )
-            for number, file in enumerate(self._as_files(actions))
-        ]
-
-    def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:
-        """The row groups of a file with their ranges of `columns`; None where the file is gone."""
-        return self._unless_gone(lambda: self._row_groups(part, columns))
-
-    def _row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart]:
-        with self.filesystem.open_input_file(part.file.path) as source:
-            metadata = pq.ParquetFile(source).metadata
-        found = []
-        for number in range(metadata.num_row_groups):
-            low, high = row_group_ranges(metadata, number, columns)
-            found.append(FilePart(part.file, {**part.low, **low}, {**part.high, **high}, number))
-        return found
-
-    def read_part(self, part: FilePart, columns: Sequence[str]) -> pa.Table | None:
-        """The rows of a file or of one of its row groups; None where the file is gone."""
-        schema = self._columns_of(columns)
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        found = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
-        return None if found is None else with_partition(found, part.file, schema)
-
-    def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
-        def looked() -> Result | None:
-            try:
-                return read()
-            except FileNotFoundError:
-                return None
-
-        return read_again(self.name, looked)
-
-    def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
-        actions = self._actions()
-        return self._as_files(actions.filter(pa.array(keep(actions))))
-
-    def _actions(self) -> pa.Table:
-        with translated(self.name):
-            return pa.table(self.handle.get_add_actions(flatten=True))
-
-    def _as_files(self, kept: pa.Table) -> list[DataFile]:
-        partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
-        return [
-            DataFile(
-                path,
-                records or 0,
-                size,
-                dict(zip(self.schema.partition_by, keys, strict=True)),
-                modified_ms,
-            )
-            for path, records, size, modified_ms, *keys in zip(
-                kept["path"].to_pylist(),
-                kept["num_records"].to_pylist(),
-                kept["size_bytes"].to_pylist(),
-                kept["modification_time"].cast(pa.int64()).to_pylist(),
-                *partitions,
-                strict=True,
-            )
-        ]
-
-    def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
-        """The rows of `files`, in the order of the files."""
-        schema = self._columns_of(columns)
-        if not files:
-            return schema.empty_table()
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        return pa.concat_tables(
-            [with_partition(self._stored_again(file, stored), file, schema) for file in files]
-        )
-
-    def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
-        """All rows whose `column` is one of `values`, reading only the files that may hold them."""
-        wanted_columns = columns if column in columns else [column, *columns]
-        files = [f for f in self.files_holding(column, values) if self._holds(f, column, values)]
-        found = self.read(files, wanted_columns)
-        is_wanted = pc.is_in(found[column], value_set=values)
-        # A large transaction fills its files alone; a filter would copy them.
-        if not pc.all(is_wanted, min_count=0).as_py():
-            found = found.filter(is_wanted)
-        return found.select(list(columns))
-
-    def _holds(self, file: DataFile, column: str, wanted: pa.Array) -> bool:
-        """Statistics are a range; of a large file one column is read before all the others are."""
-        if file.num_records < LARGE_FILE_ROWS or len(wanted) > file.num_records // 100:
-            # Many ids: a hash of all of them for each file would cost more than it spares.
-            return True
-        return bool(pc.any(pc.is_in(self.read([file], [column])[column], value_set=wanted)).as_py())
-
-    def changes(self, start: int, end: int, columns: Sequence[str]) -> pa.Table:
-        """Rows appended by the versions `start` to `end`, with `_commit_version`.
-
-        It goes by `end` and not by the handle, as delta-rs's change feed does.
-
-        Raises: StorageError where `end` is not there; delta-rs would clamp it in silence.
-        """
-        schema = pa.schema([self.schema.columns.field(name) for name in columns])
-        full = schema.append(pa.field("_commit_version", pa.int64()))
-        if start > end:
-            return full.empty_table()
-        self._reach(end)
-        wanted = full.append(pa.field("_change_type", pa.string()))
-        found = read_again(
-            self.name,
-            lambda: pa.table(self.handle.load_cdf(start, end, columns=wanted.names)),
-        )
-        rows = found.select(wanted.names).cast(wanted)
-        return rows.filter(pc.equal(rows["_change_type"], _INSERT)).select(full.names)
-
-    def _reach(self, version: int) -> None:
-        if version > self.version and version > self.refresh().version:
-            problem = f"has no version {version}, only {self.version}; was it restored?"
-            raise StorageError(self.name, problem)
-
-    def _stored_again(self, file: DataFile, stored: list[str]) -> pa.Table:
-        return read_again(self.name, lambda: self._stored(file, stored))
-
-    def _stored(self, file: DataFile, stored: list[str], row_group: int | None = None) -> pa.Table:
-        use_threads = file.size_bytes > LARGE_FILE_BYTES
-        with self.filesystem.open_input_file(file.path) as source:
-            parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            if row_group is None:
-                return parquet.read(stored, use_threads=use_threads)
-            return parquet.read_row_group(row_group, stored, use_threads=use_threads)
-
-    def batches(
-        self, file: DataFile, columns: Sequence[str], rows: int
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of one file in its own order, `rows` at a time, with bounded memory."""
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        with self.filesystem.open_input_file(file.path) as source:
-            # Without a buffer size a whole column of a row group is held.
-            reader = pq.ParquetFile(
-                source,
-                pre_buffer=False,
-                buffer_size=READ_BUFFER_BYTES,
-                coerce_int96_timestamp_unit="us",
-            )
-            yield from reader.iter_batches(rows, columns=stored, use_threads=False)
 
     # --- writing ---------------------------------------------------------------------------
 

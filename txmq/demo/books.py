@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS departures (
     flight TEXT NOT NULL, carrier TEXT NOT NULL, topics TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS attempts (number INTEGER PRIMARY KEY, transaction_id TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS commits (transaction_id TEXT PRIMARY KEY, returned_s REAL NOT NULL);
--- A fence has no number: its flights are still to be done, by another transaction.
+-- A fence has no number: another transaction still has to do its flights.
 CREATE VIEW IF NOT EXISTS finished AS
     SELECT transaction_id, number FROM transactions WHERE number IS NOT NULL
     UNION ALL SELECT transaction_id, number FROM attempts;
@@ -38,14 +38,14 @@ _DECISIONS = {
 
 
 class FencedError(Exception):
-    """The check has answered ROLLBACK for this transaction, so it may not be done any more."""
+    """The check has answered ROLLBACK, so this local transaction must not be done any more."""
 
 
 class Books:
     """The tables of one dispatcher, shared by its threads.
 
-    `attempts` and `commits` are notes for the demo itself: what was left without a row on
-    purpose, and when a commit returned.
+    Two tables are notes for the demo itself: `attempts` lists transactions that are left without a
+    row on purpose, `commits` says when each commit returned.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,9 +55,9 @@ class Books:
         self._connection.executescript(_SCHEMA)
 
     def record(self, planned: PlannedTransaction, transaction_id: str, decision: Decision) -> None:
-        """The local transaction: a row that says so and the departures, or nothing of it.
+        """The local transaction: write its decision and its departures, all or nothing.
 
-        Raises: FencedError if the check was first.
+        Raises: FencedError if the check has answered before.
         """
         done = planned.flights if decision is Decision.DONE else ()
         row = (transaction_id, planned.number, decision.value, planned.unknown_checks)
@@ -73,23 +73,23 @@ class Books:
             connection.executemany("INSERT INTO departures VALUES (?, ?, ?, ?, ?)", departures)
 
     def note_attempt(self, planned: PlannedTransaction, transaction_id: str) -> None:
-        """Remember a transaction that is left undone on purpose, so that nobody does it again."""
+        """Note a transaction that is left undone on purpose, so that it is not tried again."""
         with self._writing() as connection:
             row = (planned.number, transaction_id)
             connection.execute("INSERT INTO attempts VALUES (?, ?)", row)
 
     def note_commit(self, transaction_id: str, returned_s: float) -> None:
-        """Remember when `commit()` returned."""
+        """Note when `commit()` returned."""
         with self._writing() as connection:
             row = (transaction_id, returned_s)
             connection.execute("INSERT OR IGNORE INTO commits VALUES (?, ?)", row)
 
     def finished(self) -> set[int]:
-        """Numbers of the plan that need nothing more from a dispatcher."""
+        """The numbers of the plan that a dispatcher need not work on any more."""
         return {number for (number,) in self._rows("SELECT number FROM finished")}
 
     def has_finished(self, number: int) -> bool:
-        """Whether one number of the plan needs nothing more."""
+        """Whether one number of the plan is finished."""
         query = "SELECT 1 FROM finished WHERE number = ?"
         with self._lock:
             return self._connection.execute(query, (number,)).fetchone() is not None
@@ -99,7 +99,7 @@ class Books:
         return dict(self._rows("SELECT transaction_id, number FROM finished"))
 
     def departures(self) -> list[tuple[int, str, str, str]]:
-        """The truth: flight, transaction, carrier and topics of all that was done."""
+        """Flight, transaction, carrier and topics of every departure that was done."""
         query = """SELECT flight_id, transaction_id, carrier, topics FROM departures
             JOIN transactions USING (transaction_id) WHERE decision = 'DONE'"""
         return list(self._rows(query))
@@ -109,7 +109,7 @@ class Books:
         return dict(self._rows("SELECT transaction_id, returned_s FROM commits"))
 
     def answer(self, transaction_id: str, check_times: int) -> LocalTransactionState:
-        """What became of a local transaction; where there is no row, none can come any more."""
+        """The state of a local transaction; writes a fence where it has no row."""
         with self._writing() as connection:
             # The fence: without it a slow dispatcher could still depart after our ROLLBACK.
             fence = "INSERT OR IGNORE INTO transactions (transaction_id, decision) VALUES (?, ?)"
@@ -121,7 +121,7 @@ class Books:
         return _DECISIONS[Decision(decision)]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def _rows(self, query: str) -> list[Any]:
@@ -130,7 +130,7 @@ class Books:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; other processes wait."""
+        """One SQLite transaction; other processes wait for it."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -153,16 +153,16 @@ class DepartureListener:
     def execute_local_transaction(
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
-        """Not here: the dispatchers execute, the broker only asks."""
+        """Not used: the dispatchers execute, the broker only asks."""
         raise NotImplementedError
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
-        """The row of the transaction is the answer."""
+        """Answer from the row of the transaction."""
         books = self._of(int(message.properties[DISPATCHER_PROPERTY]))
         return books.answer(message.transaction_id, message.check_times)
 
     def close(self) -> None:
-        """Let go of all tables."""
+        """Close all tables."""
         with self._lock:
             while self._books:
                 self._books.popitem()[1].close()

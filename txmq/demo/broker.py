@@ -46,7 +46,7 @@ class CarrierCount:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when nothing is counted any more."""
+        """Return when the counting thread has ended."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -60,7 +60,7 @@ class CarrierCount:
         while query.isActive and not self._stopping.wait(LOOK_INTERVAL_S):
             pass
         if not query.isActive:
-            logger.error("the count per carrier ended and is begun again: %s", query.exception())
+            logger.error("the count per carrier ended and starts again: %s", query.exception())
         query.stop()
 
     def _query(self) -> StreamingQuery:
@@ -76,14 +76,14 @@ class CarrierCount:
         )
 
     def _keep(self, counts: DataFrame, _batch_id: int) -> None:
-        """The whole result each time, so that a batch that is run again changes nothing."""
+        """Write the whole result each time, so that a repeated batch changes nothing."""
         write_json(
             self._folder.carriers_file, {row["tags"]: row["count"] for row in counts.collect()}
         )
 
 
 def serve(folder: DemoFolder) -> None:
-    """Run until told to stop."""
+    """Run until SIGTERM or SIGINT."""
     spark = local_session("txmq demo", for_minutes=True)
     store = Store.open(folder.store)
     broker = Broker(store, spark=spark, listeners={GROUP: DepartureListener(folder)})
@@ -103,7 +103,7 @@ def serve(folder: DemoFolder) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The process: 0 when it was told to stop."""
+    """The process; exit code 0 after a signal."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("txmq").setLevel(logging.INFO)
     watch_parent(threading.Event())

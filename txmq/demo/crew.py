@@ -1,4 +1,4 @@
-"""The processes of the demo: dispatchers that are started again after a kill, and the broker."""
+"""The processes of the demo: starts, watches, kills and stops dispatchers and the broker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from txmq.demo.folder import DemoFolder
 from txmq.errors import EnvironmentProblemError
 
 LOOK_INTERVAL_S = 0.5
-
 STOP_WAIT_S = 120.0
 LOG_TAIL_CHARACTERS = 2_000
 
 
 @dataclass(slots=True)
 class Crew:
-    """Starts, watches, kills and stops them; each has a session of its own.
+    """The dispatchers and the broker, each in a session of its own.
 
-    `outages` are the times in which no broker served: from a kill to the next one's readiness.
+    Attributes:
+        outages: when no broker served, each from a kill until the next broker was ready.
     """
 
     folder: DemoFolder
@@ -41,15 +41,15 @@ class Crew:
     # --- dispatchers -------------------------------------------------------------------------
 
     def start_dispatcher(self, number: int) -> None:
-        """Start one, for the first time or again."""
+        """Start a dispatcher, for the first time or after a kill."""
         arguments = [str(self.folder.path), str(number)]
         name = f"dispatcher-{number}"
         self.dispatchers[number] = self._started("txmq.demo.dispatcher", arguments, name)
 
     def tend_dispatchers(self) -> bool:
-        """Start again who was killed, forget who is done; whether any is left.
+        """Restart killed dispatchers and forget those that are done; true while any is left.
 
-        Raises: EnvironmentProblemError if one failed.
+        Raises: EnvironmentProblemError if a dispatcher failed.
         """
         for number, process in list(self.dispatchers.items()):
             match process.poll():
@@ -67,14 +67,14 @@ class Crew:
     # --- the broker --------------------------------------------------------------------------
 
     def start_broker(self) -> None:
-        """Start Spark and the services; `is_serving` says when they are there."""
+        """Start Spark and the services; `is_serving` says when they are ready."""
         arguments = [str(self.folder.path)]
         self.broker = self._started("txmq.demo.broker", arguments, "broker")
 
     def is_serving(self) -> bool:
         """Whether the broker is ready.
 
-        Raises: EnvironmentProblemError if it ended by itself.
+        Raises: EnvironmentProblemError if the broker ended by itself.
         """
         code = self.broker.poll() if self.broker else None
         if code is not None:
@@ -87,11 +87,11 @@ class Crew:
         return ready
 
     def served_s(self) -> float:
-        """For how long this broker has served."""
+        """How long this broker has served."""
         return time.time() - self._ready_s if self.is_serving() and self._ready_s else 0.0
 
     def kill_broker(self, harm: Callable[[DemoFolder, int], None] | None = None) -> None:
-        """`kill -9` of Python and Java together, then a new one; `harm` comes in between."""
+        """Kill -9 Python and Java together, call `harm`, and start a new broker."""
         if self.broker is None:
             return
         _signal_group(self.broker, signal.SIGKILL)
@@ -106,7 +106,7 @@ class Crew:
     # --- the end -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let all finish what they began; who does not is killed."""
+        """Ask all processes to finish; kill those that do not within STOP_WAIT_S."""
         processes = [*self.dispatchers.values(), *([self.broker] if self.broker else [])]
         for process in processes:
             if process.poll() is None:
@@ -141,19 +141,19 @@ class Crew:
 def harm_checkpoints(folder: DemoFolder, kills: int) -> None:
     """Delete all streaming checkpoints, and every second time put an older copy in their place.
 
-    Nothing may depend on them: the tables know by themselves how far they are.
+    No message may depend on them: each table holds its own progress.
     """
-    kept = folder.store / "checkpoints"
+    checkpoints = folder.store / "checkpoints"
     older = folder.path / "checkpoints.older"
-    if kills % 2 and kept.exists():
-        shutil.copytree(kept, older, dirs_exist_ok=True)
-    shutil.rmtree(kept, ignore_errors=True)
+    if kills % 2 and checkpoints.exists():
+        shutil.copytree(checkpoints, older, dirs_exist_ok=True)
+    shutil.rmtree(checkpoints, ignore_errors=True)
     if kills % 2 == 0 and older.exists():
-        shutil.copytree(older, kept)
+        shutil.copytree(older, checkpoints)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To all that the process has started, Java too."""
+    """Signal the process and all that it started, Java too."""
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
@@ -161,7 +161,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def watch_parent(stopping: threading.Event) -> None:
-    """Set `stopping` when the process that started this one has ended, however it did."""
+    """Send SIGTERM to this process when its parent has ended, until `stopping` is set."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -174,7 +174,7 @@ def watch_parent(stopping: threading.Event) -> None:
 
 
 def stop_on_signal(stopping: threading.Event) -> None:
-    """SIGTERM and SIGINT only set the event: what has begun is finished."""
+    """Let SIGTERM and SIGINT only set the event, so that work in progress is finished."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         stopping.set()

@@ -1,6 +1,6 @@
 """A dispatcher of the demo: `python -m txmq.demo.dispatcher FOLDER NUMBER` works off its plan.
 
-It is killed and started again on the way; its own tables tell it where to go on.
+It may be killed and started again; its own tables tell it where to continue.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _STATES = {
 
 
 class PlannedExceptionError(Exception):
-    """The plan wants this transaction to be left by an exception."""
+    """Raised where the plan says that a transaction is left by an exception."""
 
 
 class Departure:
-    """The local transaction of one dispatcher, as a listener has it."""
+    """The local transaction of one dispatcher, as a listener."""
 
     def __init__(self, books: Books) -> None:
         """`books` are the dispatcher's own tables."""
@@ -52,17 +52,17 @@ class Departure:
     def execute_local_transaction(
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
-        """For transactions of one message; `argument` is its place in the plan."""
+        """For transactions of one message; `argument` is the planned transaction."""
         if not isinstance(argument, PlannedTransaction):
             raise TypeError(type(argument).__name__)
         return self.depart(message.transaction_id, argument)
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
-        """Not here: the broker asks its own listener."""
+        """Not used: the broker asks its own listener."""
         raise NotImplementedError
 
     def depart(self, transaction_id: str, planned: PlannedTransaction) -> LocalTransactionState:
-        """Write what the plan wants, then answer, raise or die."""
+        """Write what the plan says, then answer, raise or be killed."""
         course = planned.course
         if course.written is None:
             self._books.note_attempt(planned, transaction_id)
@@ -76,10 +76,10 @@ class Departure:
 
 
 class Dispatcher:
-    """Sends one transaction after the other with several threads."""
+    """Sends the planned transactions with several threads."""
 
     def __init__(self, folder: DemoFolder, number: int, stopping: threading.Event) -> None:
-        """Read the plan and what is done of it already."""
+        """Read the plan, and which part of it is done."""
         self._settings: DemoSettings = folder.settings()
         self._number = number
         self._stopping = stopping
@@ -92,13 +92,13 @@ class Dispatcher:
         )
 
     def run(self) -> None:
-        """Return when the plan is done, or when told to stop."""
+        """Return when the plan is done, or when `stopping` is set."""
         with ThreadPoolExecutor(self._settings.threads) as threads, self._producer:
             for _ in threads.map(self._handle, self._rest):
                 pass
 
     def _handle(self, planned: PlannedTransaction) -> None:
-        """Try again, as a new transaction, what certainly was not done."""
+        """Try a planned transaction until it is done; each try is a new transaction."""
         wait_s = self._settings.due_s(planned.number) - time.time()
         self._stopping.wait(max(0.0, wait_s))
         for _ in range(ATTEMPTS):
@@ -136,7 +136,7 @@ class Dispatcher:
             transaction.prepare()
             state = self._departure.depart(transaction.id, planned)
             if state is LocalTransactionState.UNKNOWN:
-                # Leaving the block by an exception leaves the end to the check service.
+                # An exception that leaves the block leaves the end to the check service.
                 raise PlannedExceptionError(planned.number)
             if state is LocalTransactionState.ROLLBACK:
                 transaction.rollback()
@@ -166,7 +166,7 @@ class Dispatcher:
 def main(arguments: Sequence[str]) -> int:
     """The process: 0 when the plan is done or it was told to stop."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # A broker that restarts needs a processor more than those who send.
+    # A restarting broker needs the processor more than dispatchers do.
     os.nice(NICENESS)
     stopping = threading.Event()
     stop_on_signal(stopping)

@@ -1,4 +1,4 @@
-"""The folder of one demo: its store, the dispatchers' own tables, and the papers in between."""
+"""The folder of one demo: its store, the dispatchers' own tables, and files between processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONSUMER_GROUP = "carrier-count"
 DISPATCHER_PROPERTY = "dispatcher"
 NUMBER_PROPERTY = "plan"
 
-# Short times, so that two minutes show every way a transaction can end.
+# Short times, so that two minutes show every way in which a transaction can end.
 CONFIG = Config(
     transaction_timeout_s=3.0,
     transaction_check_interval_s=3.0,
@@ -32,7 +32,7 @@ CONFIG = Config(
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What the processes of one demo must agree on; `started_s` is the moment of flight 0."""
+    """The settings that all processes of a demo share; `started_s` is the time of flight 0."""
 
     dispatchers: int
     threads: int
@@ -41,7 +41,7 @@ class DemoSettings:
     started_s: float = 0.0
 
     def due_s(self, number: int) -> float:
-        """When a transaction leaves: evenly over the demo's time."""
+        """When a transaction is sent; the transactions are spread evenly over the demo."""
         return self.started_s + self.seconds * number / max(1, self.transactions)
 
 
@@ -58,12 +58,12 @@ class DemoFolder:
 
     @property
     def ready_file(self) -> Path:
-        """There while a broker serves the store."""
+        """A file that exists while a broker serves the store."""
         return self.path / "broker.ready"
 
     @property
     def carriers_file(self) -> Path:
-        """What the streaming consumer counted."""
+        """The counts of the streaming consumer."""
         return self.path / "carriers.json"
 
     @property
@@ -75,37 +75,37 @@ class DemoFolder:
         return self.path / f"dispatcher-{dispatcher}.sqlite"
 
     def log(self, name: str) -> Path:
-        """What a process wrote to its standard output and error."""
+        """The standard output and error of a process."""
         return self.path / f"{name}.log"
 
     def make(self) -> None:
-        """Make the folder, or take one that is empty; nothing that is there is touched.
+        """Make the folder, or use an empty one.
 
-        Raises: StoreExistsError.
+        Raises: StoreExistsError where it holds anything.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if any(self.path.iterdir()):
             raise StoreExistsError(str(self.path), "is not empty; name a new folder for the demo")
 
     def keep_plan(self, dispatcher: int, plan: Iterable[PlannedTransaction]) -> None:
-        """Write the share of one dispatcher."""
+        """Write the part of the plan that one dispatcher works off."""
         write_json(self._plan_file(dispatcher), [asdict(planned) for planned in plan])
 
     def plan(self, dispatcher: int) -> Sequence[PlannedTransaction]:
-        """The share of one dispatcher."""
+        """The part of the plan that one dispatcher works off."""
         values = read_json(self._plan_file(dispatcher), [])
         return [PlannedTransaction.from_dict(planned) for planned in values]
 
     def keep_settings(self, settings: DemoSettings) -> None:
-        """Write what all processes need."""
+        """Write the settings for all processes."""
         write_json(self._settings_file, asdict(settings))
 
     def settings(self) -> DemoSettings:
-        """What all processes need."""
+        """The settings that were written."""
         return DemoSettings(**read_json(self._settings_file, {}))
 
     def carriers(self) -> Mapping[str, int]:
-        """Departures per carrier, as the streaming consumer has counted them so far."""
+        """Departures per carrier that the streaming consumer has counted so far."""
         return dict(read_json(self.carriers_file, {}))
 
     def _plan_file(self, dispatcher: int) -> Path:
@@ -113,14 +113,14 @@ class DemoFolder:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace a file in one step: a reader sees the old one or the new one."""
+    """Replace a file in one step: a reader sees the old content or the new one."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(value), encoding="utf-8")
     os.replace(draft, path)  # noqa: PTH105 - Path.replace does the same and hides that it is atomic
 
 
 def read_json(path: Path, default: Any) -> Any:
-    """The value of a file, or `default` where there is none yet."""
+    """The value of a file, or `default` where the file does not exist yet."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

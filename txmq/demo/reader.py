@@ -1,4 +1,4 @@
-"""The plain reader of the demo: no Spark, new rows of the tables as they come."""
+"""What the demo sees in the store without Spark, and what its dispatchers say they did."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txmq.delta.reading import ReadTable
 from txmq.delta.schemas import HEAD_SEQUENCE
-from txmq.delta.storage import Table
-from txmq.demo.plan import TOPICS
+from txmq.demo.books import Books
+from txmq.demo.folder import DemoFolder
+from txmq.demo.plan import COURSES, DEPARTED, TOPICS, Fate, PlannedTransaction
 from txmq.lifecycle import TransactionState
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.store.settled import NOTHING
@@ -20,6 +21,7 @@ from txmq.store.store import Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
+IN_FLIGHT = "in flight at a kill"
 READ_TOPICS = (*TOPICS, TRANS_CHECK_MAX_TIME_TOPIC)
 _TOPIC_COLUMNS = ("transaction_id", "keys", "tags", "op_version")
 _HALF_COLUMNS = ("transaction_id", "sequence", "keys")
@@ -28,14 +30,14 @@ _ORDER = "op_version"
 
 
 class Tail:
-    """The rows of an append-only table as they come: those of the files that are new.
+    """Follows an append-only table by its new files.
 
-    Compaction writes old rows into new files; where a column says the order of the rows, each
-    comes once all the same.
+    Compaction writes old rows into new files. Where the rows have an `op_version`, each row still
+    comes once.
     """
 
-    def __init__(self, table: Table, columns: Sequence[str]) -> None:
-        """The table may not be there yet."""
+    def __init__(self, table: ReadTable, columns: Sequence[str]) -> None:
+        """The table need not exist yet."""
         self._table = table
         self._columns = columns
         self._seen: set[str] = set()
@@ -43,12 +45,13 @@ class Tail:
         self._is_open = False
 
     def new_rows(self) -> Sequence[Mapping[str, object]]:
-        """What came since the last call."""
+        """The rows since the last call."""
         if not self._has_news():
             return []
-        new = [file for file in self._table.refresh().files() if file.path not in self._seen]
-        self._seen.update(file.path for file in new)
-        rows: pa.Table = self._table.read(new, self._columns)
+        files = self._table.refresh().files()
+        new_files = [file for file in files if file.path not in self._seen]
+        self._seen.update(file.path for file in new_files)
+        rows: pa.Table = self._table.read(new_files, self._columns)
         return self._not_seen(rows.to_pylist())
 
     def _not_seen(self, rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -78,12 +81,12 @@ class Ledger:
 
     @property
     def open_transactions(self) -> int:
-        """Prepared and without an end."""
+        """How many transactions are prepared and have no end."""
         return len(self.heads) - len(self.ends)
 
     def in_state(self, state: TransactionState) -> int:
-        """How many transactions came to this end."""
-        return sum(found is state for found, _ in self.ends.values())
+        """How many transactions ended in this state."""
+        return sum(end is state for end, _ in self.ends.values())
 
     @property
     def visible(self) -> int:
@@ -92,21 +95,21 @@ class Ledger:
 
 
 class PlainReader:
-    """Polls the topics for news, and now and then the logs for the counters."""
+    """Polls the topics, and less often the logs for the counters."""
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        op_table_id = store.op_log().table.table_id
+        op_table_id = store.tables.op_log().table.table_id
         self.ledger = Ledger()
         self._topics = {
-            name: Tail(store.topic_log(name, op_table_id).table, _TOPIC_COLUMNS)
+            name: Tail(store.tables.topic_log(name, op_table_id).table, _TOPIC_COLUMNS)
             for name in READ_TOPICS
         }
-        self._half = Tail(store.half_log().table, _HALF_COLUMNS)
-        self._settled = Tail(store.settled_log(op_table_id).table, _SETTLED_COLUMNS)
+        self._half = Tail(store.tables.half_log().table, _HALF_COLUMNS)
+        self._settled = Tail(store.tables.settled_log(op_table_id).table, _SETTLED_COLUMNS)
 
     def read_topics(self) -> None:
-        """Note when each transaction was seen whole: its last message counts."""
+        """Note when each transaction was last seen with a new message: then it is complete."""
         for name, tail in self._topics.items():
             rows = tail.new_rows()
             now_s = time.time()
@@ -116,7 +119,7 @@ class PlainReader:
             )
 
     def read_logs(self) -> None:
-        """First what ended, then what began: so that nothing ends before it begins."""
+        """Ends are read before halves, but noted after them, so that no end lacks its half."""
         ends = self._settled.new_rows()
         self._note_halves(self._half.new_rows())
         for row in ends:
@@ -134,22 +137,99 @@ Visible = Counter[tuple[str, int, str]]
 
 
 def visible_messages(store: Store) -> tuple[Visible, Counter[str]]:
-    """A fresh look at all topics: (topic, flight, transaction) and departures per carrier."""
-    op_table_id = store.op_log().table.table_id
-    found: Visible = Counter()
+    """Read all topics again: (topic, flight, transaction) and departures per carrier."""
+    op_table_id = store.tables.op_log().table.table_id
+    messages: Visible = Counter()
     carriers: Counter[str] = Counter()
     for name in TOPICS:
-        for row in Tail(store.topic_log(name, op_table_id).table, _TOPIC_COLUMNS).new_rows():
-            found[name, int(str(row["keys"])), str(row["transaction_id"])] += 1
-            carriers[str(row["tags"])] += name == TOPICS[0]
-    return found, carriers
+        for row in Tail(store.tables.topic_log(name, op_table_id).table, _TOPIC_COLUMNS).new_rows():
+            messages[name, int(str(row["keys"])), str(row["transaction_id"])] += 1
+            carriers[str(row["tags"])] += name == DEPARTED
+    return messages, carriers
 
 
-def one_liner(store: Path) -> str:
-    """How anybody reads a topic without txmq."""
-    topic = store / "topics" / TOPICS[0]
-    return (
-        'python -c "from deltalake import DeltaTable; '
-        f"print(DeltaTable('{topic}').to_pandas(columns=['queue_id', 'queue_offset', "
-        "'keys', 'tags', 'transaction_id']))\""
-    )
+# --- what the dispatchers did ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The content of all dispatchers' own tables together."""
+
+    fates: Mapping[str, Fate]
+    messages: Visible
+    carriers: Mapping[str, int]
+    commits: Mapping[str, float]
+
+    @classmethod
+    def read(cls, folder: DemoFolder, plan: Sequence[PlannedTransaction]) -> Truth:
+        """Read the tables of all dispatchers."""
+        fates: dict[str, Fate] = {}
+        commits: dict[str, float] = {}
+        messages: Visible = Counter()
+        carriers: Counter[str] = Counter()
+        for dispatcher in range(folder.settings().dispatchers):
+            books = Books(folder.books(dispatcher))
+            fates |= {key: plan[number].fate for key, number in books.fates().items()}
+            commits |= books.commits()
+            for flight_id, transaction_id, carrier, topics in books.departures():
+                messages.update((topic, flight_id, transaction_id) for topic in topics.split())
+                carriers[carrier] += DEPARTED in topics.split()
+            books.close()
+        return cls(fates, messages, +carriers, commits)
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """The difference between what the dispatchers did and what is visible, both ways."""
+
+    missing: Visible
+    surplus: Visible
+
+    @classmethod
+    def of(cls, done: Visible, visible: Visible) -> Exactness:
+        """Compare counts, so that a message that is visible twice is one too many."""
+        return cls(done - visible, visible - done)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether each message is visible once, and nothing else is visible."""
+        return not self.missing and not self.surplus
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One fate: how many transactions were planned to have it, and how they ended."""
+
+    name: str
+    planned: int | None
+    planned_state: TransactionState | None
+    states: Mapping[TransactionState, int]
+    sources: Mapping[str, int]
+
+    @property
+    def is_as_planned(self) -> bool:
+        """Whether all of them ended as their fate demands."""
+        if self.planned_state is None:
+            return True
+        return dict(self.states) == ({self.planned_state: self.planned} if self.planned else {})
+
+
+def outcomes(
+    plan: Sequence[PlannedTransaction], fates: Mapping[str, Fate], ledger: Ledger
+) -> list[Outcome]:
+    """Planned and real ends: one outcome for each fate, and one for transactions cut by a kill."""
+    planned = Counter(transaction.fate for transaction in plan)
+    ends: dict[str, Counter[TransactionState]] = {}
+    sources: dict[str, Counter[str]] = {}
+    for transaction_id in ledger.heads:
+        fate = fates.get(transaction_id, IN_FLIGHT)
+        state, source = ledger.ends.get(transaction_id, (TransactionState.PENDING, "nobody"))
+        ends.setdefault(fate, Counter())[state] += 1
+        sources.setdefault(fate, Counter())[source] += 1
+    rows: list[tuple[str, int | None, TransactionState | None]] = [
+        (fate, planned[fate], COURSES[fate].state) for fate in Fate
+    ]
+    return [
+        Outcome(name, count, state, ends.get(name, Counter()), sources.get(name, Counter()))
+        for name, count, state in [*rows, (IN_FLIGHT, None, None)]
+    ]

@@ -1,8 +1,9 @@
 """The demo: a day at three airports, with crashes, and messages that tell the truth.
 
-Dispatcher processes write departures into their own tables and send messages in transactions; a
-seeded share of them is killed, leaves by an exception or does not know. The broker settles it
-all, and is killed too. At the end the topics are compared with the dispatchers' own tables.
+Dispatcher processes write departures into their own tables and send messages in transactions. A
+seeded share of the transactions is cut by a kill, left by an exception, or answered UNKNOWN. The
+broker, which settles all of them, is killed too. At the end the topics are compared with the
+dispatchers' own tables.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from rich.console import Console
 from txmq.demo.crew import Crew, harm_checkpoints
 from txmq.demo.folder import CONFIG, DemoFolder, DemoSettings
 from txmq.demo.plan import DEPARTED, PlannedTransaction, load_flights, make_plan
-from txmq.demo.reader import PlainReader
-from txmq.demo.report import Demo, Truth, tell
-from txmq.demo.view import LiveView, Snapshot
+from txmq.demo.reader import PlainReader, Truth
+from txmq.demo.screen import Demo, LiveView, Snapshot, tell
 from txmq.errors import TxmqError
 from txmq.store.store import Store
 
@@ -65,16 +65,16 @@ def main(  # noqa: PLR0913 - the options of a command
     Args:
         location: the folder; a new one below ./demo-store if left out.
         flights: departures, at most 336,776.
-        seed: the same one gives the same story.
-        dispatchers: processes that send.
-        seconds: over which the departures are spread.
-        kills: dispatchers that get kill -9, half of them before their local transaction.
-        broker_kills: times the broker gets kill -9, Python and Java.
-        lose_checkpoints: while the broker is dead, delete all streaming checkpoints; the second
+        seed: the same seed gives the same plan.
+        dispatchers: how many processes send.
+        seconds: the time over which the departures are spread.
+        kills: how many dispatchers get kill -9, half of them before their local transaction.
+        broker_kills: how often the broker gets kill -9, Python and Java together.
+        lose_checkpoints: while the broker is dead, delete all streaming checkpoints; every second
             time put an older copy in their place.
     """
     console = Console()
-    chosen = Options(
+    options = Options(
         flights=flights,
         seed=seed,
         dispatchers=dispatchers,
@@ -85,7 +85,7 @@ def main(  # noqa: PLR0913 - the options of a command
     )
     folder = DemoFolder(Path(location) if location else _new_folder())
     try:
-        return 0 if run(console, folder, chosen) else 1
+        return 0 if run(console, folder, options) else 1
     except KeyboardInterrupt:
         _tell_interrupted(console, folder)
         return INTERRUPTED
@@ -95,7 +95,7 @@ def main(  # noqa: PLR0913 - the options of a command
 
 
 def run(console: Console, folder: DemoFolder, options: Options) -> bool:
-    """Run the demo; whether all is as it must be."""
+    """Run the demo; true if every promise was kept."""
     plan = make_plan(load_flights(options.flights), seed=options.seed, kills=options.kills)
     folder.make()
     for number in range(options.dispatchers):
@@ -109,7 +109,7 @@ def run(console: Console, folder: DemoFolder, options: Options) -> bool:
 
 
 class _Run:
-    """One demo on its way."""
+    """A running demo."""
 
     def __init__(
         self, folder: DemoFolder, options: Options, plan: Sequence[PlannedTransaction]
@@ -129,7 +129,7 @@ class _Run:
             self.crew.stop()
 
     def play(self, view: LiveView) -> None:
-        """From the start of Spark until nothing is open any more."""
+        """Run from the start of Spark until no transaction is open."""
         self.crew.start_broker()
         self._until(view, "starting Spark", self.crew.is_serving, BROKER_START_S)
         settings = DemoSettings(
@@ -149,7 +149,7 @@ class _Run:
     def _until(
         self, view: LiveView, phase: str, done: Callable[[], bool], limit_s: float | None
     ) -> None:
-        """Show what happens until it is done, or for as long as it may take."""
+        """Show progress until `done`, or until the limit has passed."""
         deadline_s = time.monotonic() + limit_s if limit_s else None
         while not done():
             if deadline_s is not None and time.monotonic() > deadline_s:
@@ -183,15 +183,15 @@ class _Run:
         return phase
 
     def _all_departed(self) -> bool:
-        """Tend the crew, and kill the broker when its time has come."""
+        """Restart killed dispatchers, and kill the broker when it is time."""
         busy = self.crew.tend_dispatchers()
         self._kill_broker_in_time()
         return not busy
 
     def _kill_broker_in_time(self, *, has_all: bool = False) -> None:
-        """Evenly over the flights, and never one that has hardly begun.
+        """Kill the broker at even shares of the flights, but never soon after its start.
 
-        Once all have departed there is nothing to wait for: many may have been rolled back.
+        Once all flights have departed the share is not awaited: many may have been rolled back.
         """
         is_enough = self.crew.broker_kills >= self._options.broker_kills
         if is_enough or self.crew.served_s() < SERVES_AT_LEAST_S:
@@ -201,7 +201,7 @@ class _Run:
             self.crew.kill_broker(harm_checkpoints if self._options.lose_checkpoints else None)
 
     def _is_drained(self, truth: Truth) -> bool:
-        """Nothing is open, and both consumers have seen all that was done."""
+        """Whether no transaction is open and both consumers have seen every message."""
         self._kill_broker_in_time(has_all=True)
         ledger = self.reader.ledger
         return (

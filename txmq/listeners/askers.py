@@ -1,6 +1,6 @@
 """Asking the listeners of all groups together, whichever form each has.
 
-The common form is columns: heads in, OUTCOMES out (docs/decisions/0010-the-set-form.md).
+The common form is columns: heads in, OUTCOMES out (decision 0010).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class HttpListener:
         return pa.concat_tables([OUTCOMES.empty_table(), *parts])
 
     def _post(self, heads: pa.Table) -> pa.Table:
-        body = {"heads": [_plain(row) for row in heads.to_pylist()]}
+        body = {"heads": [_json_head(row) for row in heads.to_pylist()]}
         # A redirect would carry the secret elsewhere.
         with self._session.post(
             self._url, json=body, headers=self._headers(), timeout=self._timeout_s,
@@ -131,7 +131,7 @@ def _bounded(response: Any) -> bytes | None:
     return bytes(content)
 
 
-def _plain(head: Mapping[str, Any]) -> dict[str, Any]:
+def _json_head(head: Mapping[str, Any]) -> dict[str, Any]:
     """A head as JSON has it."""
     return {name: _json_value(name, value) for name, value in head.items()}
 

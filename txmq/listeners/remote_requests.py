@@ -13,6 +13,7 @@ from typing import Any
 from txmq.message.names import check_stored_group
 from txmq.store.register import Register, SharedValue
 from txmq.store.store import Store
+from txmq.store.tables import REMOTE
 
 MEMBER_SILENCE_MAX_S = 3600.0
 
@@ -149,15 +150,12 @@ def _from_value(value: Mapping[str, Any]) -> Requests:
     )
 
 
-KIND = "remote_"
-
-
 def requests_in(store: Store, producer_group: str, *, create: bool = False) -> RemoteRequests:
     """Questions to the live producers of a group."""
     name = check_stored_group(producer_group)
-    return RemoteRequests(store.group_register(KIND, name, create=create))
+    return RemoteRequests(store.tables.register(REMOTE + name, create=create))
 
 
 def remote_groups(store: Store) -> list[str]:
     """Producer groups whose producers have ever answered checks."""
-    return store.groups_of(KIND)
+    return store.tables.groups_with(REMOTE)

@@ -18,6 +18,7 @@ from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
 from txmq.fail_points import FailPoint, reached
+from txmq.results import Sum
 
 FILES_OF_A_CLASS = 8
 SMALLEST_CLASS_BYTES = 128 * 1024
@@ -25,17 +26,11 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
+class Compacted(Sum):
     """How many files became how many."""
 
     files_before: int = 0
     files_after: int = 0
-
-    def __add__(self, other: Compacted) -> Compacted:
-        """The sum of two."""
-        return Compacted(
-            self.files_before + other.files_before, self.files_after + other.files_after
-        )
 
 
 def size_class(size_bytes: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -25,6 +24,8 @@ from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.deliveries import are_ended
 from txmq.publish.progress import Progress
+from txmq.results import Sum
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
@@ -39,7 +40,7 @@ _FINAL = pa.array([state.value for state in FINAL_STATES])
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(Sum):
     """What one call took away: expired transactions, and days of each log."""
 
     expired: int = 0
@@ -47,16 +48,6 @@ class Retained:
     op_days: tuple[date, ...] = ()
     schedule_days: tuple[date, ...] = ()
     settled_days: tuple[date, ...] = ()
-
-    def __add__(self, other: Retained) -> Retained:
-        """The sum of two."""
-        return Retained(
-            self.expired + other.expired,
-            self.half_days + other.half_days,
-            self.op_days + other.op_days,
-            self.schedule_days + other.schedule_days,
-            self.settled_days + other.settled_days,
-        )
 
 
 def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) -> bool:
@@ -70,10 +61,10 @@ def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) ->
 
 def published_up_to(store: Store) -> int:
     """Every topic has its messages up to this version of the op log, also those that are parked."""
-    value = store.register("publisher").read().value
+    value = store.tables.register("publisher").read().value
     if not value:
         return NOTHING
-    progress = Progress.from_value(value, store.op_log().table)
+    progress = Progress.from_value(value, store.tables.op_log().table)
     return min(
         [progress.low_water_version, *(one.from_version for one in progress.parked.values())]
     )
@@ -85,12 +76,11 @@ class Retention:
     def __init__(self, store: Store, clock: Clock) -> None:
         """Handles of our own."""
         self._store, self._clock = store, clock
-        self._half, self._op = store.half_log().table, store.op_log()
-        self._settled_log = store.settled_log(self._op.table.table_id)
-        self._settled, self._schedule = self._settled_log.table, store.schedule_log()
+        self._logs = store.tables.logs()
+        self._half, self._op = self._logs.half.table, self._logs.op
+        self._settled, self._schedule = self._logs.settled.table, self._logs.schedule
         self._reserved_ms = store.config.file_reserved_time_h * 3_600_000
-        self._app_id = f"txmq-retention/{uuid.uuid4()}"
-        self._numbers = itertools.count(1)
+        self._claims = ClaimWriter(self._op, "retention", store.config.half_queues)
         self._expired: set[tuple[str, int]] = set()
 
     def run(self) -> Retained:
@@ -102,8 +92,8 @@ class Retention:
         state/maintenance, and one to op for 50,000 expired transactions. Raises: StorageError,
         SourceRestoredError.
         """
-        for log in (self._half, self._op.table, self._settled, self._schedule):
-            log.refresh()
+        self._logs.refresh()
+        self._schedule.refresh()
         half_days, op_days = self._days(self._half), self._days(self._op.table)
         due_days, settled_days = self._due_days(), self._days(self._settled)
         if not (half_days or op_days or due_days or settled_days):
@@ -157,8 +147,7 @@ class Retention:
         new = [row for row in old if (row["transaction_id"], row["life"]) not in self._expired]
         rows = [self._expiry(row) for row in new]
         for chunk in _chunks(rows):
-            number = next(self._numbers)
-            self._op.append(chunk, 0, app_id=self._app_id, number=number)
+            self._claims.append(chunk)
         reached(FailPoint.EXPIRY_CLAIMED)
         self._expired.update((row["transaction_id"], row["life"]) for row in new)
         if rows:
@@ -211,7 +200,7 @@ class Retention:
 
     def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
         rows = self._schedule.table.read(files, ("transaction_id", "sequence"))
-        return bool(are_ended(rows, self._settled_log, version).all())
+        return bool(are_ended(rows, self._logs.settled, version).all())
 
     def _logs_before_settled(self) -> list[Table]:
         """A fact says what became of a delayed message for as long as the schedule shows it."""
@@ -232,7 +221,7 @@ class Retention:
         return tuple(gone)
 
     def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
-        register = self._store.register("maintenance")
+        register = self._store.tables.register("maintenance")
         seen = register.read()
         known = seen.value.get(key, "")
         if known < day.isoformat():

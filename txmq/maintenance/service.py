@@ -1,4 +1,4 @@
-"""Maintenance: keeps every table small while everything runs; it alone cleans (DESIGN section 8).
+"""Maintenance: keeps every table small while everything runs; it alone cleans (decision 0011).
 
 Compaction, checkpoints, log clean-up with the data files that it sets free, retention, and what
 killed processes left behind. Each step is one that any reader and any writer may meet at any time,
@@ -24,6 +24,7 @@ from txmq.maintenance.compaction import Compacted, compact
 from txmq.maintenance.orphans import remove_checkpoints, sweep
 from txmq.maintenance.retention import Retained, Retention, published_up_to
 from txmq.maintenance.topic_retention import TopicRetention
+from txmq.results import Sum, plain
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ _TOPICS = "topics/"
 
 
 @dataclass(frozen=True, slots=True)
-class MaintenanceResult:
+class MaintenanceResult(Sum):
     """What one round did; `failed` names what it could not look after, and why."""
 
     compacted: Compacted = field(default_factory=Compacted)
@@ -48,37 +49,11 @@ class MaintenanceResult:
     retained: Retained = field(default_factory=Retained)
     failed: Mapping[str, str] = field(default_factory=dict)
 
-    def __add__(self, other: MaintenanceResult) -> MaintenanceResult:
-        """The sum of two."""
-        return MaintenanceResult(
-            self.compacted + other.compacted,
-            self.checkpoints + other.checkpoints,
-            self.commits_cleaned + other.commits_cleaned,
-            self.data_files_removed + other.data_files_removed,
-            self.leftovers_removed + other.leftovers_removed,
-            self.topic_files_removed + other.topic_files_removed,
-            self.retained + other.retained,
-            {**self.failed, **other.failed},
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        days = {
-            name: [day.isoformat() for day in getattr(self.retained, name)]
-            for name in ("half_days", "op_days", "schedule_days", "settled_days")
-        }
-        return {
-            "files_before": self.compacted.files_before,
-            "files_after": self.compacted.files_after,
-            "checkpoints": self.checkpoints,
-            "commits_cleaned": self.commits_cleaned,
-            "data_files_removed": self.data_files_removed,
-            "leftovers_removed": self.leftovers_removed,
-            "topic_files_removed": self.topic_files_removed,
-            "expired": self.retained.expired,
-            **days,
-            "failed": dict(self.failed),
-        }
+        values = plain(self)
+        compacted, retained, failed = (values.pop(n) for n in ("compacted", "retained", "failed"))
+        return {**compacted, **values, **retained, "failed": failed}
 
 
 class Maintenance:
@@ -197,9 +172,9 @@ class Maintenance:
         return result + self._attempt("checkpoints", removed)
 
     def _all_tables(self) -> Iterator[tuple[str, Table]]:
-        for path in self.store.table_paths():
+        for path in self.store.tables.table_paths():
             if path not in self._tables:
-                self._tables[path] = self.store.table_at(path)
+                self._tables[path] = self.store.tables.table_at(path)
             yield path, self._tables[path]
 
     def _attempt(self, name: str, work: Callable[[], MaintenanceResult]) -> MaintenanceResult:

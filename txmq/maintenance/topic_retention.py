@@ -40,7 +40,7 @@ class TopicRetention:
     def __init__(self, store: Store, clock: Clock) -> None:
         """Nothing is read yet."""
         self._store, self._clock = store, clock
-        self._register = store.topic_register()
+        self._register = store.tables.topic_register()
         # A file never changes, so it is read once.
         self._newest_ms: dict[str, int | None] = {}
 
@@ -68,7 +68,7 @@ class TopicRetention:
         return sum(_removed(name, files) for name, files in old.items())
 
     def _old(self, topic: str, reserved_time_h: float, version: int) -> _Old | None:
-        table = self._store.table_at(f"topics/{topic}")
+        table = self._store.tables.table_at(f"topics/{topic}")
         if not table.exists():
             return None
         limit_ms = self._clock.now_ms() - reserved_time_h * _HOUR_MS
@@ -102,7 +102,7 @@ def _removed(topic: str, old: _Old) -> int:
 
 def topic_begins(store: Store) -> dict[str, int]:
     """The op version of each topic up to which its messages may be gone."""
-    return dict(store.register("maintenance").read().value.get(TOPIC_BEGIN, {}))
+    return dict(store.tables.register("maintenance").read().value.get(TOPIC_BEGIN, {}))
 
 
 def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> None:
@@ -110,7 +110,7 @@ def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> No
 
     Raises: CommitRefusedError.
     """
-    register = store.register("maintenance")
+    register = store.tables.register("maintenance")
     seen = register.read()
     known = seen.value.get(TOPIC_BEGIN, {})
     after = {**known, **{name: max(at, known.get(name, at)) for name, at in begins.items()}}

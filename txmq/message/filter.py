@@ -1,9 +1,13 @@
-"""Filters of messages, by tag or by SQL92 over properties: an Arrow mask or a Spark column."""
+"""Filters of messages, by tags (`A || B`) or by SQL92 over properties (R105).
+
+A filter becomes a tree of conditions; Arrow and Spark evaluate only the tree, never its text.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -12,10 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import InvalidFilterError, InvalidFilterTypeError
-from txmq.message.filter_grammar import (
-    ALL,
-    SQL_PREFIX,
-    TAGS,
+from txmq.message.conditions import (
     AllOf,
     Always,
     AnyOf,
@@ -27,14 +28,18 @@ from txmq.message.filter_grammar import (
     Literal,
     Negation,
     PropertyTest,
-    parsed_sql,
-    parsed_tags,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-# So bounded that every engine reads the same finite number.
+SQL_PREFIX = "sql:"
+ALL = "*"
+TAGS = "TAGS"
+MAX_FILTER_CHARACTERS = 8_192
+_OR = "||"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Bounded, so that every engine reads the same finite number.
 NUMBER = r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,2})?"
 _WHOLE_NUMBER = rf"^({NUMBER})\z"
 _Compared = dict[Comparison, Callable[[Any, Any], Any]]
@@ -60,15 +65,15 @@ _SPARK: _Compared = {
 class MessageFilter:
     """Which messages of a topic a consumer wants; `parse_filter` makes it.
 
-    In SQL a property is a text. Compared with a number it counts as one where it is written as one
-    (at most 40 digits before and after the point, an exponent of two digits; read as a 64-bit
-    float), compared with TRUE or FALSE where it is one of these words in any case. Otherwise, and
-    where the property is missing, the comparison is UNKNOWN. A message is wanted where the whole
+    In SQL every property is a text. A comparison with a number reads the text as a number (at most
+    40 digits before and after the point, an exponent of two digits; a 64-bit float); a comparison
+    with TRUE or FALSE reads it as one of these words, in any case. If the text cannot be read so,
+    or the property is missing, the comparison is UNKNOWN. A message is wanted if the whole
     expression is TRUE: neither FALSE nor UNKNOWN.
 
     Attributes:
-        text: the filter in one spelling, which `parse_filter` reads again.
-        condition: what it says.
+        text: the filter in its one spelling, which `parse_filter` reads again.
+        condition: the tree that engines evaluate.
     """
 
     text: str
@@ -77,7 +82,7 @@ class MessageFilter:
     @classmethod
     def tags(cls, text: str) -> MessageFilter:
         """`*`, `A` or `A || B`: by exact text (R105). Raises: InvalidFilterError."""
-        tags = parsed_tags(_checked(text))
+        tags = _parsed_tags(_checked(text))
         if not tags:
             return cls(ALL, Always(value=True))
         return cls(" || ".join(tags), IsOneOf(TAGS, tags))
@@ -86,32 +91,35 @@ class MessageFilter:
     def sql(cls, expression: str) -> MessageFilter:
         """SQL92 over properties: = <> > >= < <= BETWEEN IN IS NULL AND OR NOT and parentheses.
 
-        A property is compared with a number, a 'text' or TRUE and FALSE; TAGS is the message's
-        tag. Names that are no words are written as `"order-id"`. Raises: InvalidFilterError.
+        A property is compared with a number, a 'text', TRUE or FALSE; TAGS is the message's tag.
+        Write names that are not plain words in double quotes: `"order-id"`. The first call loads
+        the parser. Raises: InvalidFilterError.
         """
-        stripped = _checked(expression).strip()
-        return cls(SQL_PREFIX + stripped, parsed_sql(stripped))
+        from txmq.message.filter_grammar import parsed_sql
+
+        stripped = _text(expression).strip()
+        return cls(SQL_PREFIX + stripped, parsed_sql(_checked(stripped)))
 
     @property
     def is_all(self) -> bool:
-        """Whether every message is wanted, so that nobody needs to look."""
+        """Whether every message is wanted, so that no message has to be tested."""
         return self.condition == Always(value=True)
 
     def mask(self, rows: pa.Table) -> pa.Array:
-        """Which rows are wanted, never null; looks at `tags` and `properties`."""
+        """Whether each row is wanted, never null; reads `tags` and `properties`."""
         return pc.fill_null(_ArrowMask(rows).of(self.condition), False)  # noqa: FBT003
 
     def column(self) -> Column:
-        """The same as a Spark column, never null; made of functions alone, so no text is parsed."""
+        """The mask as a Spark column, never null; made of functions, so Spark parses no text."""
         from pyspark.sql import functions
 
         return functions.coalesce(_spark_column(self.condition), functions.lit(False))  # noqa: FBT003
 
 
 def parse_filter(text: str | MessageFilter) -> MessageFilter:
-    """The filter that a text says: tags (`*`, `A`, `A || B`), or SQL behind `sql:`.
+    """The filter of a text: tags (`*`, `A`, `A || B`), or `sql:` and an SQL expression.
 
-    Raises: InvalidFilterError with the position of what is wrong.
+    Raises: InvalidFilterError with the position of the fault.
 
     Example:
         >>> parse_filter("paid||refunded").text
@@ -121,29 +129,69 @@ def parse_filter(text: str | MessageFilter) -> MessageFilter:
     """
     if isinstance(text, MessageFilter):
         return text
-    given = _checked(text)
-    if not given.startswith(SQL_PREFIX):
-        return MessageFilter.tags(given)
+    if not _text(text).startswith(SQL_PREFIX):
+        return MessageFilter.tags(text)
+    expression = text.removeprefix(SQL_PREFIX)
     try:
-        return MessageFilter.sql(given.removeprefix(SQL_PREFIX))
+        return MessageFilter.sql(expression)
     except InvalidFilterError as error:
-        # Counted from the beginning of what was given.
-        rest = given.removeprefix(SQL_PREFIX)
-        skipped = len(SQL_PREFIX) + len(rest) - len(rest.lstrip())
-        raise InvalidFilterError(given, error.problem, error.position + skipped) from None
+        # The parser counts from the first character that is not a space.
+        skipped = len(SQL_PREFIX) + len(expression) - len(expression.lstrip())
+        raise InvalidFilterError(text, error.problem, error.position + skipped) from None
 
 
-def _checked(text: object) -> str:
-    if not isinstance(text, str):
-        raise InvalidFilterTypeError(text, f"must be a str, not {type(text).__name__}", 0)
+def _text(given: object) -> str:
+    if not isinstance(given, str):
+        raise InvalidFilterTypeError(given, f"must be a str, not {type(given).__name__}", 0)
+    return given
+
+
+def _checked(given: object) -> str:
+    """A text that is short enough to read and can be encoded."""
+    text = _text(given)
+    if len(text) > MAX_FILTER_CHARACTERS:
+        problem = f"is {len(text):,} characters long, the limit is {MAX_FILTER_CHARACTERS:,}"
+        raise InvalidFilterError(text, problem, MAX_FILTER_CHARACTERS)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = "is not valid Unicode (a lone surrogate)"
+        raise InvalidFilterError(text, problem, error.start) from None
     return text
+
+
+# --- tags -----------------------------------------------------------------------------------------
+
+
+def _parsed_tags(text: str) -> tuple[str, ...]:
+    """The tags of `A || B`, each once; none for `*`."""
+    control = _CONTROL.search(text)
+    if control:
+        raise InvalidFilterError(text, "must not hold control characters", control.start())
+    if text.strip() == ALL:
+        return ()
+    return tuple(dict.fromkeys(_tags(text)))
+
+
+def _tags(text: str) -> Iterator[str]:
+    position = 0
+    for part in text.split(_OR):
+        tag = part.strip()
+        if not tag:
+            raise InvalidFilterError(text, "has an empty part; write * for all tags", position)
+        if tag == ALL:
+            raise InvalidFilterError(text, "has * beside other tags; write it alone", position)
+        if "|" in tag:
+            raise InvalidFilterError(text, "has a single |; write || between tags", position)
+        yield tag
+        position += len(part) + len(_OR)
 
 
 # --- Arrow ----------------------------------------------------------------------------------------
 
 
 class _ArrowMask:
-    """Conditions over some rows; true, false or null, as SQL has it."""
+    """Evaluates conditions over rows: true, false or null, as in SQL."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -169,8 +217,8 @@ class _ArrowMask:
             case IsNull():
                 return pc.is_null(text)
             case IsOneOf(_, texts):
-                found = pc.is_in(text, value_set=pa.array(texts, pa.string()))
-                return pc.if_else(pc.is_valid(text), found, pa.scalar(None, pa.bool_()))
+                is_one = pc.is_in(text, value_set=pa.array(texts, pa.string()))
+                return pc.if_else(pc.is_valid(text), is_one, pa.scalar(None, pa.bool_()))
             case Compare(name, comparison, literal):
                 return _ARROW[comparison](self._read_as(name, literal), pa.scalar(literal))
 
@@ -193,7 +241,7 @@ class _ArrowMask:
 def _texts(rows: pa.Table, name: str) -> pa.Array:
     if name == TAGS:
         return _whole(rows["tags"])
-    # Spark takes the first of two entries of one name too.
+    # Of two entries with one name Spark takes the first too.
     return pc.map_lookup(_whole(rows["properties"]), pa.scalar(name), "first")
 
 
@@ -202,7 +250,7 @@ def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _numbers(texts: pa.Array) -> pa.Array:
-    """Each text is read once, however many messages have it."""
+    """Read each distinct text once, however many messages have it."""
     encoded = texts.dictionary_encode()
     return _parsed(encoded.dictionary).take(encoded.indices)
 
@@ -210,7 +258,7 @@ def _numbers(texts: pa.Array) -> pa.Array:
 def _parsed(texts: pa.Array) -> pa.Array:
     is_number = pc.match_substring_regex(texts, _WHOLE_NUMBER)
     written = pc.if_else(is_number, texts, pa.scalar(None, texts.type))
-    # Arrow reads no number that begins with a plus.
+    # Arrow cannot read a number that begins with a plus.
     return pc.replace_substring_regex(written, r"^\+", "").cast(pa.float64())
 
 

@@ -1,7 +1,7 @@
 """Names of topics and groups: one allow-list, so that no name ever bends a path or a statement.
 
 Users write names without a dot. The stored form may have one: `tenant.name` is a name inside a
-namespace (see `namespaces`), so no two names can meet.
+namespace (see `wrapped`), so no two names can meet.
 """
 
 from __future__ import annotations

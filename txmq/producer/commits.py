@@ -7,12 +7,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.clock import Clock
-from txmq.delta.storage import Table
 from txmq.errors import (
     AlreadyResolvedError,
     IncompleteTransactionError,
@@ -24,37 +22,47 @@ from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import Message
-from txmq.message.names import namespace_of, wrapped
+from txmq.producer.attempts import attempts_that_count
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
+from txmq.producer.ends import EndCommits, Ends
 from txmq.producer.group_commit import Answer, GroupCommitter, Item
-from txmq.producer.recall import DeliveryLook, recall_problem
-from txmq.producer.results import SendResult
-from txmq.producer.routing import QueueChoice, Routed
+from txmq.producer.recall import RecallCheck, recall_problem
+from txmq.producer.routing import MessageRouter, PlannedSend, RoutedMessage
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
-from txmq.store.op import OpLog, OpRow, end_table
-from txmq.store.resolution import Resolution, Resolver
+from txmq.store.numbered import NumberedCommits
+from txmq.store.op import OpRow
+from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
-
-REOPEN_AFTER_COMMITS = 100
-Ends = Sequence[tuple[str, ClaimKind]]
-_TRIED_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
 class ProducerCommits:
     """All that one producer makes durable; its transactions call it from many threads."""
 
     def __init__(
-        self, store: Store, producer_group: str, clock: Clock, hooks: Hooks | None = None
+        self,
+        store: Store,
+        producer_group: str,
+        clock: Clock,
+        router: MessageRouter,
+        hooks: Hooks | None = None,
     ) -> None:
-        """`producer_group` is the stored name; open nothing yet."""
+        """Open nothing yet.
+
+        Args:
+            store: where halves and ends go.
+            producer_group: the stored name.
+            clock: whose time rows and claims have.
+            router: chooses queues for messages that it accepted without one.
+            hooks: told of sends and ends.
+        """
         self.store = store
         self.producer_group = producer_group
-        self._namespace = namespace_of(producer_group)
         self.hooks = ProducerHooks(hooks or Hooks(), producer_group)
-        self.queues = QueueChoice(store)
+        self._router = router
         self._clock = clock
         # Asked for each message, and made of strings.
         self._delay_levels_s = store.config.delay_levels_s
@@ -64,10 +72,6 @@ class ProducerCommits:
     def now_ms(self) -> int:
         """The producer's clock."""
         return self._clock.now_ms()
-
-    def stored_topic(self, topic: str) -> str:
-        """The name of a topic inside this producer's namespace, as it is stored."""
-        return wrapped(topic, self._namespace)
 
     def check_open(self) -> None:
         """Raise ClosedError where nothing more can be committed."""
@@ -79,20 +83,18 @@ class ProducerCommits:
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        resolver = self._logs.new_resolver()
-        for attempt in itertools.count():
-            transaction_id = key.transaction_id(self.producer_group, attempt)
-            if resolver.resolution(transaction_id).state not in _TRIED_AGAIN:
-                return transaction_id
-        raise AssertionError
+        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.tables.logs())
+        (attempt,) = attempts_that_count([key], ids, reader.ends_of)
+        return attempt.transaction_id
 
     def is_prepared(self, transaction_id: str) -> bool:
         """Whether an earlier try made all halves durable and nobody ended it; 0 commits.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError.
         """
-        resolution = self._logs.new_resolver().resolution(transaction_id)
-        halves = self.store.half_log().halves(transaction_id)
+        logs = self.store.tables.logs()
+        resolution = EndReader(logs).end_of(transaction_id)
+        halves = logs.half.halves(transaction_id)
         if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
             return halves is not None
         if halves is not None and halves.problem:
@@ -100,22 +102,22 @@ class ProducerCommits:
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
     def half_of(
-        self, piece: Piece, *, in_turn: bool = True, ordinary: bool = False
+        self, send: PlannedSend, *, in_turn: bool = True, ordinary: bool = False
     ) -> HalfTransaction:
         """The halves of a transaction that is sent message by message; nothing is written."""
-        messages = [each.message for each in piece.routed]
-        queues = self.queues.queues_of(piece.routed, in_turn=in_turn)
-        origin = self._origin(piece.transaction_id, messages, ordinary=ordinary)
+        messages = [each.message for each in send.routed]
+        queues = self._router.queues_of(send.routed, in_turn=in_turn)
+        origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))
 
     def prepare(
-        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool = True
+        self, transaction_id: str, routed: Sequence[RoutedMessage], *, in_turn: bool = True
     ) -> None:
         """All halves of a transaction: one commit, shared with others.
 
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
-        half = self.half_of(Piece(transaction_id, routed), in_turn=in_turn)
+        half = self.half_of(PlannedSend(transaction_id, routed), in_turn=in_turn)
         with self.hooks.sending(transaction_id, [each.message for each in routed]):
             self.append_halves([[half]])
 
@@ -128,29 +130,30 @@ class ProducerCommits:
         for each in on_their_way:
             each.result()
 
-    def begin_send(self, pieces: Sequence[Piece], *, ordinary: bool) -> Sending:
+    def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
         """Tell the hooks. Raises: SendForbiddenError."""
         if not self.hooks:
             return self.hooks.untold
-        own = {key: [each.message for each in routed] for key, routed in pieces}
+        own = {key: [each.message for each in routed] for key, routed in sends}
         return self.hooks.begin_send(own, ordinary=ordinary)
 
     def prepare_dataframes(
         self,
         transaction_id: str,
         sends: Sequence[DataFrameSend],
-        routed: Sequence[Routed],
+        routed: Sequence[RoutedMessage],
         *,
         in_turn: bool = True,
     ) -> None:
         """All halves of a transaction with DataFrames: one commit of its own."""
         messages = [each.message for each in routed]
         origin = self._origin(transaction_id, messages)
-        queues = self.queues.queues_of(routed, in_turn=in_turn)
-        limits_of = partial(self.queues.send_limits, now_ms=self.now_ms())
+        queues = self._router.queues_of(routed, in_turn=in_turn)
         with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
             self._logs.commit_dataframes(
-                HalfTransaction(origin, messages, queues, len(messages)), sends, limits_of
+                HalfTransaction(origin, messages, queues, len(messages)),
+                sends,
+                self._router.send_limits,
             )
 
     def end(self, end: AskedEnd) -> None:
@@ -189,8 +192,7 @@ class ProducerCommits:
 
     def _recalled(self, transaction_id: str, sequence: int) -> bool:
         """Whether it is recalled already; raises where it cannot be (any more)."""
-        look = DeliveryLook(self.store)
-        standing = look.standing(transaction_id, sequence, self.producer_group)
+        standing = RecallCheck(self.store).standing(transaction_id, sequence, self.producer_group)
         problem = recall_problem(standing)
         if problem:
             own_id = message_id(transaction_id, sequence)
@@ -220,42 +222,35 @@ class ProducerCommits:
         )
 
 
-class Piece(NamedTuple):
-    """One transaction and the messages that are sent in it."""
+class _KeyIds(NamedTuple):
+    """The ids of the attempts under an idempotency key."""
 
-    transaction_id: str
-    routed: Sequence[Routed]
+    producer_group: str
 
+    def known(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
+        return (self.new(key, attempt),)
 
-def send_result(pieces: Sequence[Piece]) -> SendResult:
-    """The addresses of messages that were sent without a local transaction."""
-    ids = [
-        message_id(piece.transaction_id, sequence)
-        for piece in pieces
-        for sequence in range(len(piece.routed))
-    ]
-    return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
+    def new(self, key: IdempotencyKey, attempt: int) -> str:
+        return key.transaction_id(self.producer_group, attempt)
 
 
 class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        session = uuid.uuid4()
-        self._clock = clock
-        self._half, self._op = store.half_log(), store.op_log()
+        self._half = store.tables.half_log()
         self._store, self._producer_group = store, producer_group
-        self.client_id = str(session)
-        self._session = f"txmq-producer/{session}"
+        self._half_commits = NumberedCommits(self._half.table, "producer")
+        self._end_commits = EndCommits(store, producer_group, clock)
+        self._recall_claims = ClaimWriter(
+            store.tables.op_log(), "producer", store.config.half_queues
+        )
+        self.client_id = str(self._end_commits.session)
+        self.queue_id = self._end_commits.queue_id
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
         # commit of either would answer for a lost one of the other.
         self._frame_session = f"txmq-producer/{uuid.uuid4()}"
-        self._recall_session = f"txmq-producer/{uuid.uuid4()}"
-        self._frame_lock = threading.Lock()
-        # One queue a process: a group commit is then one file.
-        self.queue_id = session.int % store.config.half_queues
-        self._resolver: Resolver | None = None
-        self._numbers = itertools.count(1)
+        self._frame_numbers, self._frame_lock = itertools.count(1), threading.Lock()
         self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
             self._commit_halves, "txmq-half"
         )
@@ -263,7 +258,6 @@ class _LogCommits:
             self._commit_ends, "txmq-op"
         )
         # Recalls are few; a thread and a handle of their own keep the ends' look simple.
-        self._recall_op: OpLog | None = None
         self.recalls: GroupCommitter[OpRow, None] = self._committer(
             self._commit_recalls, "txmq-recall"
         )
@@ -284,12 +278,12 @@ class _LogCommits:
         self.recalls.close()
 
     def _commit_halves(self, items: list[Sequence[HalfTransaction]]) -> list[None]:
-        rows = half_table(chain.from_iterable(items))
-        number = next(self._numbers)
+        rows, half = half_table(chain.from_iterable(items)), self._half.table
         reached(FailPoint.HALF_READY)
-        self._half.table.append(rows, app_id=self._session, number=number)
+        self._half_commits.commit(
+            rows, lambda app_id, number: half.append(rows, app_id=app_id, number=number)
+        )
         reached(FailPoint.HALF_COMMITTED)
-        _reopen_sometimes(self._half.table, number)
         return [None] * len(items)
 
     def commit_dataframes(
@@ -299,7 +293,7 @@ class _LogCommits:
         limits_of: Callable[[str], SendLimits],
     ) -> None:
         """All halves of a transaction with DataFrames, one commit; the head is written last."""
-        half = self._store.half_log().table
+        half = self._store.tables.half_log().table
         first = own.rows
         files = [
             file
@@ -314,46 +308,15 @@ class _LogCommits:
         head = half.new_files(half_table([own._replace(message_count=count)]))
         reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
-            number = next(self._numbers)
+            number = next(self._frame_numbers)
             half.append_files([*files, *head], app_id=self._frame_session, number=number)
         reached(FailPoint.FRAMES_COMMITTED)
 
     def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
-        number = next(self._numbers)
         ends = list(chain.from_iterable(items))
-        rows = end_table(
-            ends, producer_group=self._producer_group, queue_id=self.queue_id,
-            now_ms=self._clock.now_ms(),
-        )  # fmt: skip
-        reached(FailPoint.END_READY)
-        self._op.table.append(rows, app_id=self._session, number=number)
-        reached(FailPoint.END_COMMITTED)
-        answers = iter(self._looker().resolutions(ends))
-        reached(FailPoint.END_CONFIRMED)
-        _reopen_sometimes(self._op.table, number)
+        answers = iter(self._end_commits.commit(ends))
         return [list(islice(answers, len(item))) for item in items]
 
     def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
-        if self._recall_op is None:
-            self._recall_op = self._store.op_log()
-        number = next(self._numbers)
-        self._recall_op.append(rows, self.queue_id, app_id=self._recall_session, number=number)
+        self._recall_claims.append(rows)
         return [None] * len(rows)
-
-    def new_resolver(self) -> Resolver:
-        """With handles of its own, for the calling thread."""
-        op = self._store.op_log()
-        settled = self._store.settled_log(op.table.table_id)
-        return Resolver(self._store.half_log(), op, settled)
-
-    def _looker(self) -> Resolver:
-        if self._resolver is None:
-            settled = self._store.settled_log(self._op.table.table_id)
-            self._resolver = Resolver(self._store.half_log(), self._op, settled)
-        return self._resolver
-
-
-def _reopen_sometimes(table: Table, number: int) -> None:
-    # A handle grows with each commit it makes.
-    if number % REOPEN_AFTER_COMMITS == 0:
-        table.reopen()

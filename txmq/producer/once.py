@@ -7,39 +7,39 @@ contradict each other.
 
 from __future__ import annotations
 
-import itertools
 import threading
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
 from txmq.delta.pinned import pause
 from txmq.errors import CommitConflictError, CommitRefusedError, IncompleteTransactionError
 from txmq.fail_points import FailPoint, reached
-from txmq.lifecycle import ClaimKind, ClaimSource, Halves, TransactionState
+from txmq.lifecycle import ClaimKind, Halves, TransactionState
 from txmq.message.ids import MAX_AHEAD_S, keyed_transaction_id, message_id
 from txmq.message.message import Message
-from txmq.store.half import HalfOrigin, HalfTransaction, half_table
-from txmq.store.op import OpRow
-from txmq.store.resolution import Resolution, Resolver
+from txmq.producer.attempts import Attempt, attempts_that_count
+from txmq.producer.ends import EndCommits
+from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
+from txmq.store.numbered import reopen_sometimes
+from txmq.store.resolution import Resolution
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from txmq.store.store import Store
 
-REOPEN_AFTER_COMMITS = 100
 _MARK = "txmq-once/"
-_PREFERRED = {TransactionState.COMMITTED: 0, TransactionState.PENDING: 1}
-_SEND_AGAIN = (TransactionState.ROLLED_BACK, TransactionState.EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class KeyedMessage:
     """A message to a stored topic, and what makes another try the same.
 
     Attributes:
-        key: names what it stands for, among all letters of one scope.
+        key: names what it stands for, among all messages of one scope.
         time_ms: when that came about; the same in every try.
         born_ms: the birth time that its rows show.
     """
@@ -51,10 +51,10 @@ class Letter:
     born_ms: int
 
 
-class SentOnce:
-    """Sends letters of one scope, such as a consumer group; safe for several threads.
+class OnceSender:
+    """Sends messages of one scope, such as a consumer group; safe for several threads.
 
-    A letter is known again for at least a third of `file_reserved_time_h`.
+    A message is known again for at least a third of `file_reserved_time_h`.
 
     Args:
         store: where they go.
@@ -65,125 +65,134 @@ class SentOnce:
 
     def __init__(self, store: Store, scope: str, sender_group: str, clock: Clock) -> None:
         """Open nothing yet."""
-        self._store, self._scope, self._clock = store, scope, clock
-        self._half = store.half_log()
-        self._ids = _DerivedIds(scope, store.config.file_reserved_time_h * 3_600_000 / 3)
-        self._ends = _Ends(store, sender_group, clock)
-        self._lock = threading.Lock()
-        self._session = str(uuid.uuid4())
-        self._queue_id = uuid.uuid4().int % store.config.half_queues
+        self._config, self._scope, self._clock = store.config, scope, clock
         self._sender_group = sender_group
-        self._commits = 0
+        self._half = ScopedHalves(store.tables.half_log(), scope)
+        self._ends = EndCommits(store, sender_group, clock)
+        self._lock = threading.Lock()
 
-    def send(self, letters: Sequence[Letter], *, operator_reason: str | None = None) -> list[str]:
+    def send(
+        self, messages: Sequence[KeyedMessage], *, operator_reason: str | None = None
+    ) -> list[str]:
         """Make all of them durable and committed; their message ids, in the same order.
 
         Those that an earlier try has sent are not sent again; one that it left without an end is
         ended. With `operator_reason` their ends are those of an operator.
 
-        Reads: half, settled, op. Writes: half, op. Commits: one to each, for all letters; none
+        Reads: half, settled, op. Writes: half, op. Commits: one to each, for all messages; none
         where all are sent already.
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
         with self._lock:
-            for attempt in range(self._store.config.commit_attempts):
-                look = self._look(letters)
+            for attempt in range(self._config.commit_attempts):
+                plan = self._plan(messages)
                 try:
-                    self._append(look)
+                    self._append(plan)
                 except CommitRefusedError:
                     # Another process sent something of this scope: look again, then decide.
                     pause(attempt)
                     continue
-                if self._ends.commit(look.open_ids, operator_reason):
-                    return [message_id(each, 0) for each in look.ids]
+                if self._committed(plan.open_ids, operator_reason):
+                    return [message_id(each, 0) for each in plan.ids]
         raise CommitConflictError("half", f"other senders of {self._scope} won all the time")
 
     # --- looking ------------------------------------------------------------------------------
 
-    def _look(self, letters: Sequence[Letter]) -> _Look:
+    def _plan(self, messages: Sequence[KeyedMessage]) -> _SendPlan:
         """What of these is there, as the half log says that will be appended to."""
-        self._half.table.refresh()
-        look = _Look([""] * len(letters))
-        waiting = list(enumerate(letters))
-        for attempt in itertools.count():
-            if not waiting:
-                break
-            waiting = self._look_at(attempt, waiting, look)
-        return look
+        self._half.refresh()
+        halves: dict[str, Halves] = {}
+        attempts = attempts_that_count(messages, self._ids(), partial(self._ends_of, halves))
+        plan = _SendPlan()
+        for message, attempt in zip(messages, attempts, strict=True):
+            plan.add(message, attempt, halves.get(attempt.transaction_id))
+        return plan
 
-    def _look_at(
-        self, attempt: int, waiting: Sequence[tuple[int, Letter]], look: _Look
-    ) -> list[tuple[int, Letter]]:
-        """Settle what can be told by this attempt; the letters that need a next one."""
-        now_ms = self._clock.now_ms()
-        ids = {place: self._ids.known(each, attempt, now_ms) for place, each in waiting}
-        halves = self._half.halves_of([one for several in ids.values() for one in several])
-        ends = self._ends.resolutions_of(list(halves))
-        again = []
-        for place, letter in waiting:
-            found = [one for one in ids[place] if one in halves]
-            # Of several, one that readers see already, or may see yet.
-            found.sort(key=lambda one: _PREFERRED.get(ends[one].state, len(_PREFERRED)))
-            if not found:
-                look.is_new(place, letter, self._ids.new(letter, attempt, now_ms))
-            elif ends[found[0]].state in _SEND_AGAIN:
-                again.append((place, letter))
-            else:
-                look.is_there(place, found[0], halves[found[0]], ends[found[0]])
-        return again
+    def _ids(self) -> _DerivedIds:
+        window_ms = self._config.file_reserved_time_h * 3_600_000 / 3
+        return _DerivedIds(self._scope, window_ms, self._clock.now_ms())
+
+    def _ends_of(
+        self, halves: dict[str, Halves], transaction_ids: Sequence[str]
+    ) -> Mapping[str, Resolution]:
+        """Where those stand that have halves, which are noted; most messages are new."""
+        found = self._half.log.halves_of(transaction_ids)
+        halves.update(found)
+        return self._ends.reader.ends_of(list(found))
 
     # --- writing ------------------------------------------------------------------------------
 
-    def _append(self, look: _Look) -> None:
-        """The new ones, only if nobody appended any of this scope since the look."""
-        halves = [self._half_of(own_id, letter) for own_id, letter in look.new.items()]
-        if not halves:
-            return
-        mark = f"{_MARK}{self._scope}"
-        table = self._half.table
-        reached(FailPoint.HALF_READY)
-        table.swap(half_table(halves), {mark: (table.mark(mark) or 0) + 1})
-        reached(FailPoint.HALF_COMMITTED)
-        self._commits += 1
-        if self._commits % REOPEN_AFTER_COMMITS == 0:
-            # A handle grows with each commit it makes.
-            table.reopen()
+    def _append(self, plan: _SendPlan) -> None:
+        """The new ones. Raises CommitRefusedError where another of this scope was faster."""
+        if plan.new:
+            rows = half_table([self._half_of(*each) for each in plan.new.items()])
+            reached(FailPoint.HALF_READY)
+            self._half.append(rows)
+            reached(FailPoint.HALF_COMMITTED)
 
-    def _half_of(self, transaction_id: str, letter: Letter) -> HalfTransaction:
-        config = self._store.config
+    def _half_of(self, transaction_id: str, keyed: KeyedMessage) -> HalfTransaction:
         origin = HalfOrigin(
             transaction_id,
             self._sender_group,
-            self._queue_id,
-            config.transaction_timeout_s,
-            letter.born_ms,
-            self._session,
+            self._ends.queue_id,
+            self._config.transaction_timeout_s,
+            keyed.born_ms,
+            str(self._ends.session),
             ordinary=True,
-            delay_levels_s=config.delay_levels_s,
+            delay_levels_s=self._config.delay_levels_s,
         )
-        return HalfTransaction(origin, [letter.message], [letter.queue_id], 1)
+        return HalfTransaction(origin, [keyed.message], [keyed.queue_id], 1)
+
+    def _committed(self, transaction_ids: Sequence[str], operator_reason: str | None) -> bool:
+        """End these in one commit; False where the check was first with one of them."""
+        if not transaction_ids:
+            return True
+        ends = [(own_id, ClaimKind.COMMIT) for own_id in transaction_ids]
+        found = self._ends.commit(ends, operator_reason=operator_reason)
+        return all(end.state is TransactionState.COMMITTED for end in found)
+
+
+class ScopedHalves:
+    """The half log for senders of one scope: look into it, then append if no other did meanwhile.
+
+    Not safe for several threads.
+    """
+
+    def __init__(self, half: HalfLog, scope: str) -> None:
+        """Open nothing yet; all senders that may send the same have the same `scope`."""
+        self.log = half
+        self._mark = f"{_MARK}{scope}"
+        self._commits = 0
+
+    def refresh(self) -> None:
+        """Move to the newest version; what is appended next goes by what this shows."""
+        reopen_sometimes(self.log.table, self._commits)
+        self.log.table.refresh()
+
+    def append(self, rows: pa.Table) -> None:
+        """One commit. Raises CommitRefusedError where a sender of this scope was faster."""
+        table = self.log.table
+        table.swap(rows, {self._mark: (table.mark(self._mark) or 0) + 1})
+        self._commits += 1
 
 
 @dataclass(slots=True)
-class _Look:
-    """Where each letter stands: its id, and what is left to do."""
+class _SendPlan:
+    """The id of each message, and what is left to do: append the new ones, end the open ones."""
 
-    ids: list[str]
-    new: dict[str, Letter] = field(default_factory=dict)
+    ids: list[str] = field(default_factory=list)
+    new: dict[str, KeyedMessage] = field(default_factory=dict)
     open_ids: list[str] = field(default_factory=list)
 
-    def is_new(self, place: int, letter: Letter, own_id: str) -> None:
-        self.ids[place] = own_id
-        if own_id not in self.new:
-            self.new[own_id] = letter
-            self.open_ids.append(own_id)
-
-    def is_there(self, place: int, own_id: str, halves: Halves, end: Resolution) -> None:
-        self.ids[place] = own_id
-        if end.state is TransactionState.COMMITTED:
+    def add(self, message: KeyedMessage, attempt: Attempt, halves: Halves | None) -> None:
+        own_id, end = attempt.transaction_id, attempt.end
+        self.ids.append(own_id)
+        if end is not None and end.state is TransactionState.COMMITTED:
             return
-        if halves.problem or end.state is not TransactionState.PENDING:
+        if end is None:
+            self.new.setdefault(own_id, message)
+        elif halves is not None and (halves.problem or end.state is not TransactionState.PENDING):
             raise IncompleteTransactionError(own_id, halves.message_count, halves.found)
         if own_id not in self.open_ids:
             self.open_ids.append(own_id)
@@ -191,7 +200,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _DerivedIds:
-    """The ids of a letter: by the time of what it stands for, or by the window of now.
+    """The ids of a message: by the time of what it stands for, or by the window of now.
 
     Retention and file statistics go by the time in an id, so what is old gets one of now: the
     begin of a window, the same for all that try in that window. The windows beside it are looked
@@ -200,62 +209,22 @@ class _DerivedIds:
 
     scope: str
     window_ms: float
+    now_ms: int
 
-    def new(self, letter: Letter, attempt: int, now_ms: int) -> str:
-        is_of_now = now_ms - self.window_ms <= letter.time_ms <= now_ms + MAX_AHEAD_S * 1000
-        time_ms = letter.time_ms if is_of_now else self._begin_ms(now_ms)
-        return self._id(letter, attempt, time_ms)
+    def new(self, key: KeyedMessage, attempt: int) -> str:
+        latest_ms = self.now_ms + MAX_AHEAD_S * 1000
+        is_of_now = self.now_ms - self.window_ms <= key.time_ms <= latest_ms
+        return self._id(key, attempt, key.time_ms if is_of_now else self._begin_ms(0))
 
-    def known(self, letter: Letter, attempt: int, now_ms: int) -> list[str]:
-        begins_ms = (self._begin_ms(now_ms + step * self.window_ms) for step in (-1, 0, 1))
-        times_ms = dict.fromkeys([letter.time_ms, *begins_ms])
-        return [self._id(letter, attempt, time_ms) for time_ms in times_ms]
+    def known(self, key: KeyedMessage, attempt: int) -> list[str]:
+        begins_ms = map(self._begin_ms, (-1, 0, 1))
+        times_ms = dict.fromkeys([key.time_ms, *begins_ms])
+        return [self._id(key, attempt, time_ms) for time_ms in times_ms]
 
-    def _begin_ms(self, now_ms: float) -> int:
-        return round(now_ms // self.window_ms * self.window_ms)
+    def _begin_ms(self, step: int) -> int:
+        """The begin of the window of now, or of one before or after it."""
+        at_ms = self.now_ms + step * self.window_ms
+        return round(at_ms // self.window_ms * self.window_ms)
 
-    def _id(self, letter: Letter, attempt: int, time_ms: int) -> str:
-        return keyed_transaction_id(self.scope, letter.key, max(time_ms, 0), attempt)
-
-
-class _Ends:
-    """COMMIT claims, and the look at what they led to; not safe for several threads."""
-
-    def __init__(self, store: Store, sender_group: str, clock: Clock) -> None:
-        self._store, self._group, self._clock = store, sender_group, clock
-        self._op = store.op_log()
-        session = uuid.uuid4()
-        self._app_id = f"txmq-producer/{session}"
-        self._queue_id = session.int % store.config.half_queues
-        self._numbers = itertools.count(1)
-        self._resolver: Resolver | None = None
-
-    def resolutions_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
-        """Where these stand now; nothing is read where there are none."""
-        return self._looker().resolutions_of(transaction_ids) if transaction_ids else {}
-
-    def commit(self, transaction_ids: Sequence[str], operator_reason: str | None) -> bool:
-        """End these in one commit; False where the check was first with one of them."""
-        if not transaction_ids:
-            return True
-        rows = list(self._rows(transaction_ids, operator_reason))
-        number = next(self._numbers)
-        reached(FailPoint.END_READY)
-        self._op.append(rows, self._queue_id, app_id=self._app_id, number=number)
-        reached(FailPoint.END_COMMITTED)
-        ends = self._looker().resolutions([(row.transaction_id, row.kind) for row in rows])
-        if number % REOPEN_AFTER_COMMITS == 0:
-            self._op.table.reopen()
-        return all(end.state is TransactionState.COMMITTED for end in ends)
-
-    def _rows(self, transaction_ids: Sequence[str], reason: str | None) -> Iterator[OpRow]:
-        now_ms = self._clock.now_ms()
-        source = ClaimSource.OPERATOR if reason else ClaimSource.PRODUCER
-        for own_id in transaction_ids:
-            yield OpRow(own_id, ClaimKind.COMMIT, self._group, source, now_ms, reason=reason)
-
-    def _looker(self) -> Resolver:
-        if self._resolver is None:
-            settled = self._store.settled_log(self._op.table.table_id)
-            self._resolver = Resolver(self._store.half_log(), self._op, settled)
-        return self._resolver
+    def _id(self, keyed: KeyedMessage, attempt: int, time_ms: int) -> str:
+        return keyed_transaction_id(self.scope, keyed.key, max(time_ms, 0), attempt)

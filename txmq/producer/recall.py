@@ -46,14 +46,12 @@ def recall_problem(standing: MessageStanding) -> str | None:
     return None
 
 
-class DeliveryLook:
-    """Looks with handles of its own. Not safe for several threads."""
+class RecallCheck:
+    """Reads where a message stands, with handles of its own. Not safe for several threads."""
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        self._half, self._op = store.half_log(), store.op_log()
-        self._settled = store.settled_log(self._op.table.table_id)
-        self._schedule = store.schedule_log()
+        self._logs = store.tables.logs()
 
     def standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
         """Where the message stands by all claims that are durable now; 0 commits.
@@ -61,12 +59,9 @@ class DeliveryLook:
         Raises: TransactionNotFoundError, ProducerGroupMismatchError, StorageError.
         """
         ids = pa.array([transaction_id], pa.string())
-        # Settled first, so that its mark is not beyond the claims.
-        self._settled.table.refresh()
-        self._op.table.refresh()
-        self._half.table.refresh()
-        halves = self._half.halves(transaction_id)
-        delayed = delayed_messages(self._half, self._schedule, ids)
+        self._logs.refresh()
+        halves = self._logs.half.halves(transaction_id)
+        delayed = delayed_messages(self._logs.half, self._logs.schedule, ids)
         group = _owner(transaction_id, halves, delayed)
         if group != producer_group:
             raise ProducerGroupMismatchError(transaction_id, group, producer_group)
@@ -77,14 +72,15 @@ class DeliveryLook:
 
     def _committed(self, ids: pa.Array, halves: Halves) -> tuple[TransactionState, Claim | None]:
         """The state of the transaction, and the COMMIT that took effect."""
-        facts = self._settled.facts_of(ids).to_pylist()
+        settled = self._logs.settled
+        facts = settled.facts_of(ids).to_pylist()
         known = [row for row in facts if row["state"] == TransactionState.COMMITTED.value]
         if known:
             row = known[0]
             return TransactionState.COMMITTED, _commit(
                 halves.producer_group, row["op_version"], row["ordinal"]
             )
-        before = self._settled.standings(ids).get(ids[0].as_py(), PENDING)
+        before = settled.standings(ids).get(ids[0].as_py(), PENDING)
         standing, new = fold(self._claims(ids), halves, Standing(before.state, before.life))
         commits = [fact.claim for fact in new if fact.state is TransactionState.COMMITTED]
         return standing.state, commits[0] if commits else None
@@ -92,7 +88,7 @@ class DeliveryLook:
     def _delivery(self, ids: pa.Array, committed: Claim, sequence: int) -> DeliveryState:
         ended = {
             each: DeliveryState(row["state"])
-            for row in self._settled.deliveries_of(ids).to_pylist()
+            for row in self._logs.settled.deliveries_of(ids).to_pylist()
             for each in row["sequences"]
         }
         standing, _ = fold_deliveries(self._claims(ids), committed, {sequence}, ended)
@@ -100,9 +96,9 @@ class DeliveryLook:
 
     def _claims(self, ids: pa.Array) -> list[Claim]:
         """Claims that are not settled yet."""
-        own_id = ids[0].as_py()
-        found = self._op.claims_between(self._settled.mark, self._op.table.version, [own_id])
-        return found[own_id]
+        own_id, op = ids[0].as_py(), self._logs.op
+        claims = op.claims_between(self._logs.settled.mark, op.table.version, [own_id])
+        return claims[own_id]
 
 
 def _commit(producer_group: str, op_version: int, ordinal: int) -> Claim:

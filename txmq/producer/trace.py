@@ -1,16 +1,16 @@
 """Tracing: each send and each end leaves a record in RMQ_SYS_TRACE_TOPIC (R90).
 
-Records are ordinary messages, sent in batches by a thread of its own: tracing holds up no send,
-fails none, and loses records rather than memory.
+Records are ordinary messages, sent in batches by a thread of their own. Tracing never delays or
+fails a send; when too many records wait, it drops records. A record holds no body, only its size.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -21,6 +21,7 @@ from txmq.message.message import KEY_SEPARATOR, Message
 from txmq.message.names import TRACE_TOPIC
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.ordinary import OrdinaryMessages
+from txmq.producer.routing import MessageRouter
 from txmq.producer.trace_records import TraceRecord, encoded, record_of_end, records_of_send
 
 if TYPE_CHECKING:
@@ -30,22 +31,23 @@ logger = logging.getLogger(__name__)
 
 TRACE_GROUP = "rmq_sys_trace"
 QUEUE_SIZE = 10_000
+QUEUE_BYTES = 64 * 1024 * 1024
 BATCH_SIZE = 5_000
 FLUSH_INTERVAL_S = 1.0
 FLUSH_WAIT_S = 60.0
-# Any topic that users may send to; the record then goes to the internal one.
+# Any topic that users may send to; `_message` then replaces it with the internal one.
 _PLACEHOLDER = "trace"
 
 
 class TraceSender(Protocol):
-    """What records are sent by; a producer is one."""
+    """Sends the messages that carry records; a producer can do it."""
 
     def send(self, messages: Sequence[Message]) -> object:
         """Make the messages durable and visible."""
         ...
 
     def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for sends that have begun."""
         ...
 
 
@@ -56,8 +58,9 @@ class TraceHook:
     A producer's `close()` flushes it.
 
     Args:
-        store: whose trace topic.
-        queue_size: records that wait; those beyond it are dropped and counted in a warning.
+        store: the store whose trace topic takes the records.
+        queue_size: records that wait or are being written. Records beyond it, and beyond 64 MiB
+            of text, are dropped and counted in a warning.
         flush_interval_s: how long a record waits for others.
 
     Example:
@@ -76,16 +79,14 @@ class TraceHook:
     ) -> None:
         """Start no thread yet; nothing is read or written."""
         self._clock: Clock = clock or SystemClock()
-        self._queue = _RecordQueue(queue_size, flush_interval_s)
         self._sender = sender or _InternalProducer(store, self._clock)
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._writer = _RecordWriter(self._sender, queue_size, flush_interval_s)
         self._pid = os.getpid()
 
     # --- the hook -----------------------------------------------------------------------------
 
     def before_send(self, context: SendContext) -> None:
-        """Nothing is known yet."""
+        """Nothing to record yet."""
 
     def after_send(self, context: SendContext) -> None:
         """Keep one record for each transaction."""
@@ -95,31 +96,33 @@ class TraceHook:
             self._keep(record)
 
     def end_transaction(self, context: EndContext) -> None:
-        """Keep one record; the check also ends what a trace could not acknowledge."""
+        """Keep one record; the check also ends transactions of the trace itself."""
         if context.producer_group == TRACE_GROUP:
             return
         self._keep(record_of_end(context, self._clock.now_ms()))
+
+    def _keep(self, record: TraceRecord) -> None:
+        if not self._is_of_this_process:
+            raise ClosedError("the trace belongs to the process before the fork; make a new one")
+        self._writer.put(record)
 
     # --- the end ------------------------------------------------------------------------------
 
     @property
     def dropped(self) -> int:
-        """Records that were lost: the queue was full, or the store did not take them."""
-        return self._queue.dropped
+        """Records that were lost: no room in the queue, or the store did not take them."""
+        return self._writer.dropped
 
     def flush(self) -> None:
-        """Return when all that was kept is written or dropped, after a minute at the latest."""
-        if self._pid == os.getpid() and self._thread is not None:
-            self._queue.wait_until_empty(FLUSH_WAIT_S)
+        """Return when all records so far are written or dropped, after a minute at the latest."""
+        if self._is_of_this_process:
+            self._writer.flush(FLUSH_WAIT_S)
 
     def close(self) -> None:
-        """Write what waits and end the thread; later records are dropped."""
-        if self._pid != os.getpid():
-            return
-        self._queue.close()
-        if self._thread is not None:
-            self._thread.join()
-        self._sender.close()
+        """Write the records that wait and end the thread; later records are dropped."""
+        if self._is_of_this_process:
+            self._writer.close()
+            self._sender.close()
 
     def __enter__(self) -> Self:
         """Close at the end of the block."""
@@ -129,103 +132,128 @@ class TraceHook:
         """Close whatever happened."""
         self.close()
 
-    # --- its thread ---------------------------------------------------------------------------
+    @property
+    def _is_of_this_process(self) -> bool:
+        """The thread stays in the process before a fork."""
+        return self._pid == os.getpid()
 
-    def _keep(self, record: TraceRecord) -> None:
-        if self._pid != os.getpid():
-            # The thread stayed in the process before the fork.
-            raise ClosedError("the trace belongs to the process before the fork; make a new one")
-        self._queue.put(record)
-        with self._starting:
+
+class _Mark:
+    """Follows the records that a `flush` or a `close` waits for."""
+
+    def __init__(self, *, is_last: bool = False) -> None:
+        self.is_last = is_last
+        self.reached = threading.Event()
+
+
+class _RecordWriter:
+    """A thread that sends records in batches; it starts with the first record."""
+
+    def __init__(self, sender: TraceSender, max_records: int, interval_s: float) -> None:
+        self.dropped = 0
+        self._sender, self._max_records, self._interval_s = sender, max_records, interval_s
+        # `put` bounds it: a maxsize would not count the batch that is being written.
+        self._queue: queue.SimpleQueue[TraceRecord | _Mark] = queue.SimpleQueue()
+        self._records = self._size_bytes = 0
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def put(self, record: TraceRecord) -> None:
+        """Take the record, or drop it; never waits for the store."""
+        size_bytes = record.size_bytes
+        with self._lock:
+            is_full = (
+                self._records >= self._max_records or self._size_bytes + size_bytes > QUEUE_BYTES
+            )
+            if self._is_closed or is_full:
+                self.dropped += 1
+                return
+            self._records += 1
+            self._size_bytes += size_bytes
+            self._queue.put(record)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="txmq-trace", daemon=True)
                 self._thread.start()
 
-    def _run(self) -> None:
-        told = 0
-        while (batch := self._queue.next_batch(BATCH_SIZE)) is not None:
-            self._send(batch)
-            self._queue.done(len(batch))
-            if self.dropped > told:
-                logger.warning("%d trace records were dropped so far", self.dropped)
-                told = self.dropped
-
-    def _send(self, batch: Sequence[TraceRecord]) -> None:
-        try:
-            self._sender.send([_message(record) for record in batch])
-        except TxmqError as error:
-            self._queue.lost(len(batch))
-            logger.warning("%d trace records could not be written: %s", len(batch), error)
-        except Exception as error:  # noqa: BLE001 - a lost record must not end the tracing
-            self._queue.lost(len(batch))
-            kind = type(error).__name__
-            logger.warning("%d trace records could not be written (%s)", len(batch), kind)
-
-
-class _RecordQueue:
-    """Records between the threads that send and the one that writes; full means dropped."""
-
-    def __init__(self, size: int, interval_s: float) -> None:
-        self.dropped = 0
-        self._size, self._interval_s = size, interval_s
-        self._records: deque[TraceRecord] = deque()
-        self._pending = 0
-        self._is_closed = False
-        self._is_urgent = False
-        self._changed = threading.Condition()
-
-    def put(self, record: TraceRecord) -> None:
-        with self._changed:
-            if self._is_closed or self._pending >= self._size:
-                self.dropped += 1
+    def flush(self, timeout_s: float) -> None:
+        """Wait until the records so far are written or dropped."""
+        mark = _Mark()
+        with self._lock:
+            if self._thread is None or self._is_closed:
                 return
-            self._records.append(record)
-            self._pending += 1
-            self._changed.notify_all()
-
-    def next_batch(self, most: int) -> list[TraceRecord] | None:
-        """Records that waited for each other; None when it is closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._records or self._is_closed)
-            until_s = time.monotonic() + self._interval_s
-            self._changed.wait_for(
-                lambda: self._is_closed or self._is_urgent or len(self._records) >= most,
-                until_s - time.monotonic(),
-            )
-            count = min(most, len(self._records))
-            return [self._records.popleft() for _ in range(count)] if count else None
-
-    def done(self, count: int) -> None:
-        with self._changed:
-            self._pending -= count
-            self._changed.notify_all()
-
-    def lost(self, count: int) -> None:
-        with self._changed:
-            self.dropped += count
-
-    def wait_until_empty(self, timeout_s: float) -> None:
-        with self._changed:
-            self._is_urgent = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._pending, timeout_s)
-            self._is_urgent = False
+            self._queue.put(mark)
+        mark.reached.wait(timeout_s)
 
     def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        """Write the records so far, then end the thread."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._queue.put(_Mark(is_last=True))
+        if self._thread is not None:
+            self._thread.join()
+
+    # --- its thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_last, warned = False, 0
+        while not is_last:
+            batch, mark = self._next_batch()
+            if batch:
+                self._write(batch)
+            if self.dropped > warned:
+                warned = self.dropped
+                logger.warning("%d trace records were dropped so far", warned)
+            if mark is not None:
+                mark.reached.set()
+                is_last = mark.is_last
+
+    def _next_batch(self) -> tuple[list[TraceRecord], _Mark | None]:
+        """Wait for a record, then the interval for others; a mark ends the waiting."""
+        batch: list[TraceRecord] = []
+        until_s: float | None = None
+        while len(batch) < BATCH_SIZE:
+            try:
+                item = self._queue.get(timeout=_seconds_left(until_s))
+            except queue.Empty:
+                break
+            if isinstance(item, _Mark):
+                return batch, item
+            batch.append(item)
+            if until_s is None:
+                until_s = time.monotonic() + self._interval_s
+        return batch, None
+
+    def _write(self, batch: Sequence[TraceRecord]) -> None:
+        lost = 0
+        try:
+            self._sender.send([_message(record) for record in batch])
+        except BaseException as error:  # noqa: BLE001 - without this thread all later records are lost
+            lost = len(batch)
+            # Only txmq's own errors are known to hold nothing of a message.
+            reason = str(error) if isinstance(error, TxmqError) else type(error).__name__
+            logger.warning("%d trace records could not be written: %s", lost, reason)
+        with self._lock:
+            self.dropped += lost
+            self._records -= len(batch)
+            self._size_bytes -= sum(record.size_bytes for record in batch)
+
+
+def _seconds_left(until_s: float | None) -> float | None:
+    return None if until_s is None else max(0.0, until_s - time.monotonic())
 
 
 class _InternalProducer:
-    """Sends for a group that users cannot name; without hooks, so that a trace leaves none."""
+    """Sends for a group that users cannot name; it has no hooks, so a trace leaves no trace."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        self._commits = ProducerCommits(store, TRACE_GROUP, clock)
-        self._ordinary = OrdinaryMessages(self._commits)
+        router = MessageRouter(store, clock=clock)
+        self._commits = ProducerCommits(store, TRACE_GROUP, clock, router)
+        self._ordinary = OrdinaryMessages(self._commits, router)
 
     def send(self, messages: Sequence[Message]) -> object:
-        return self._ordinary.send(self._ordinary.pieces(messages))
+        return self._ordinary.send(self._ordinary.planned(messages))
 
     def close(self) -> None:
         self._commits.close()

@@ -1,13 +1,14 @@
-"""Trace records: what a send or an end leaves behind, as JSON (R90). Pure.
+"""Trace records: the JSON that a send or an end leaves behind (R90). Pure.
 
-RocketMQ's TraceContext and TraceBean without what has no meaning here (region, hosts, offsets).
-A rollback is called a rollback: RocketMQ's message type says commit of both.
+RocketMQ's TraceContext and TraceBean without the fields that mean nothing here (region, hosts,
+offsets). A rollback is recorded as a rollback; RocketMQ's message type says commit for both.
 """
 
 from __future__ import annotations
 
 import enum
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -22,6 +23,10 @@ from txmq.message.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactio
 from txmq.store.topic_settings import TopicKind
 
 MESSAGES_OF_A_RECORD_MAX = 200
+# Of keys, tags, topics and ids. Escaped as JSON it stays below RocketMQ's limit of 4 MiB a body.
+TEXT_OF_A_RECORD_MAX_BYTES = 512 * 1024
+# Python's own objects beside the texts.
+_OBJECTS_OF_A_RECORD_BYTES = 512
 
 
 class TraceType(enum.StrEnum):
@@ -36,14 +41,14 @@ class TraceRecord:
     """One send or one end of one transaction.
 
     Attributes:
-        time_ms: when it was told, in milliseconds since 1970-01-01 UTC.
-        messages: those of a send that is large are spread over several records; those of an end
-            are known only where its producer had them.
-        message_count: of the whole transaction; None where it was not looked up.
-        success: whether what was asked for is what came of it.
+        time_ms: when the record was made, in milliseconds since 1970-01-01 UTC.
+        messages: a large send spreads its messages over several records; an end names messages
+            only if its producer still had them.
+        message_count: of the whole transaction; None if it was not looked up.
+        success: whether the transaction has the state that was asked for.
         error: the type of the error; its text may hold anything.
         asked: COMMIT, ROLLBACK or UNKNOWN.
-        state: the state that came of it; None where it is not known.
+        state: the state that the transaction has; None if it is not known.
         source: who brought that state about.
     """
 
@@ -66,21 +71,31 @@ class TraceRecord:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What it is found by: the transaction, its messages and their keys (R90)."""
+        """The keys that find it: the transaction, its messages and their keys (R90)."""
         first = message_id(self.transaction_id, HEAD_SEQUENCE)
-        ids = [one.message_id for one in self.messages] or [first]
+        ids = [message.message_id for message in self.messages] or [first]
         return tuple(_fitting([self.transaction_id, *ids], self.messages))
+
+    @property
+    def size_bytes(self) -> int:
+        """Its memory, about; texts that it shares with other records are counted too."""
+        texts = (self.transaction_id, self.reason or "", *self.dataframe_topics)
+        return (
+            _OBJECTS_OF_A_RECORD_BYTES
+            + sum(map(sys.getsizeof, texts))
+            + sum(map(_text_bytes, self.messages))
+        )
 
 
 def encoded(record: TraceRecord) -> bytes:
-    """A record as the body of a message; what is None is left out."""
-    found = ((name, getattr(record, name)) for name in _FIELDS)
-    values = {name: value for name, value in found if value is not None}
+    """A record as the body of a message, without the fields that are None."""
+    fields_of_record = ((name, getattr(record, name)) for name in _FIELDS)
+    values = {name: value for name, value in fields_of_record if value is not None}
     return _ENCODER.encode(values).encode()
 
 
 def decoded(body: bytes) -> TraceRecord:
-    """The record that `encoded` wrote; fields of a later version are left out.
+    """The record that `encoded` wrote; ignores fields of a later version.
 
     Raises: InvalidBodyError.
     """
@@ -93,10 +108,10 @@ def decoded(body: bytes) -> TraceRecord:
 
 
 def records_of_send(context: SendContext, time_ms: int) -> Iterator[TraceRecord]:
-    """One record for each transaction of a send, several where it has many messages."""
+    """One record for each transaction of a send, several for one with many messages."""
     by_transaction = {
-        key: list(group)
-        for key, group in groupby(context.messages, lambda one: one.message_id.partition(":")[0])
+        transaction_id: list(messages)
+        for transaction_id, messages in groupby(context.messages, _transaction_id)
     }
     for transaction_id in context.transaction_ids:
         sent = by_transaction.get(transaction_id, [])
@@ -117,7 +132,7 @@ def records_of_send(context: SendContext, time_ms: int) -> Iterator[TraceRecord]
 
 
 def record_of_end(context: EndContext, time_ms: int) -> TraceRecord:
-    """One record; of many messages it names as many as there is room for keys."""
+    """One record; of many messages it names as many as one record has room for."""
     return TraceRecord(
         trace_type=TraceType.END_TRANSACTION,
         time_ms=time_ms,
@@ -137,16 +152,35 @@ def record_of_end(context: EndContext, time_ms: int) -> TraceRecord:
     )
 
 
-def _parts(sent: Sequence[SentMessage]) -> Iterator[list[SentMessage]]:
-    """Messages whose ids fit into the keys of one record."""
-    for first in range(0, len(sent), MESSAGES_OF_A_RECORD_MAX):
-        yield list(sent[first : first + MESSAGES_OF_A_RECORD_MAX])
+def _transaction_id(message: SentMessage) -> str:
+    return message.message_id.partition(":")[0]
+
+
+def _parts(messages: Sequence[SentMessage]) -> Iterator[list[SentMessage]]:
+    """Messages whose ids fit into the keys of one record, and whose texts fit into its body."""
+    part: list[SentMessage] = []
+    size_bytes = 0
+    for message in messages:
+        text_bytes = _text_bytes(message)
+        is_full = len(part) == MESSAGES_OF_A_RECORD_MAX
+        if part and (is_full or size_bytes + text_bytes > TEXT_OF_A_RECORD_MAX_BYTES):
+            yield part
+            part, size_bytes = [], 0
+        part.append(message)
+        size_bytes += text_bytes
+    if part:
+        yield part
+
+
+def _text_bytes(message: SentMessage) -> int:
+    texts = (message.message_id, message.topic, message.tags or "", message.keys or "")
+    return sum(map(sys.getsizeof, texts))
 
 
 def _fitting(ids: Sequence[str], messages: Sequence[SentMessage]) -> Iterator[str]:
     """The ids, then the keys of the messages while there is room, each once."""
     left, seen = MAX_FIELD_BYTES, set()
-    keys = (key for one in messages for key in (one.keys or "").split(KEY_SEPARATOR))
+    keys = (key for message in messages for key in (message.keys or "").split(KEY_SEPARATOR))
     for token in (*ids, *keys):
         size = len(token.encode()) + len(KEY_SEPARATOR)
         if token and token not in seen and size <= left:
@@ -158,7 +192,7 @@ def _fitting(ids: Sequence[str], messages: Sequence[SentMessage]) -> Iterator[st
 def _value(name: str, value: Any) -> Any:
     match name:
         case "messages":
-            return tuple(_message(one) for one in value)
+            return tuple(map(_message, value))
         case "dataframe_topics":
             return tuple(value)
         case "trace_type":

@@ -1,4 +1,4 @@
-"""The delay service: claims DELIVER for what is due in the schedule (DESIGN section 8, R97-R103).
+"""The delay service: claims DELIVER for what is due in the schedule (R97-R103).
 
 Nothing depends on what it remembers: a claim that is written twice counts once, and what was not
 written is found again in the schedule. It needs no Spark and no stream: a delayed message has
@@ -7,10 +7,8 @@ nobody who could answer before its deadline, so there is nothing to join (decisi
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-import uuid
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -24,13 +22,13 @@ from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle
 from txmq.publish.deliveries import are_ended
 from txmq.publish.waiting import WAITING_COLUMNS, DueMessages, chunks, deliver_claims
+from txmq.store.claim_writer import ClaimWriter
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
 CLAIMS_A_COMMIT = 10_000
-REOPEN_AFTER_COMMITS = 100
 PROGRESS_INTERVAL_S = 1.0
 ERROR_PAUSE_S = 1.0
 # A store without delayed messages has no schedule to look into.
@@ -74,7 +72,7 @@ class DelayService:
         self.total = DelayResult()
         self.last_error: TxmqError | None = None
         self._clock: Clock = clock or SystemClock()
-        self._round: _Round | None = None
+        self._round: _DelayRound | None = None
 
     def run_once(self) -> DelayResult:
         """Claim all that is due now, then return. Raises: StorageError."""
@@ -86,7 +84,7 @@ class DelayService:
 
     def _tick(self) -> DelayResult:
         if self._round is None:
-            self._round = _Round(self.store, self._clock)
+            self._round = _DelayRound(self.store, self._clock)
         try:
             result = self._round.tick()
         except BaseException:
@@ -144,18 +142,16 @@ class _Done:
         return self.op_version >= other.op_version and self.due_ms >= other.due_ms
 
 
-class _Round:
+class _DelayRound:
     """The handles of one delay service and what waits within its horizon."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        session = uuid.uuid4()
         self._store, self._clock = store, clock
-        self._op = store.op_log()
-        self._schedule = store.schedule_log()
+        self._logs = store.tables.logs()
+        self._op, self._schedule = self._logs.op, self._logs.schedule
         self._mark_id = mark_id(self._op.table.table_id)
         self._horizon_ms = round(store.config.delay_horizon_s * 1000)
-        self._app_id, self._numbers = f"txmq-delay/{session}", itertools.count(1)
-        self._queue_id = session.int % store.config.half_queues
+        self._claims = ClaimWriter(self._op, "delay", store.config.half_queues)
         self._waiting = DueMessages()
         self._seen = NOTHING
         self._is_begun, self._end_ms = False, 0
@@ -237,8 +233,8 @@ class _Round:
         due = rows.filter(is_due)
         if not due.num_rows:
             return rows
-        settled = self._store.settled_log(self._op.table.table_id)
-        left = due.filter(pa.array(~are_ended(due, settled)))
+        self._logs.settled.table.refresh()
+        left = due.filter(pa.array(~are_ended(due, self._logs.settled)))
         return pa.concat_tables([rows.filter(pc.invert(is_due)), left])
 
     def _mark(self) -> int:
@@ -254,24 +250,18 @@ class _Round:
         commits = 0
         reached(FailPoint.DUE_MESSAGES_FOUND)
         for part in chunks(deliver_claims(due, self._clock.now_ms()), CLAIMS_A_COMMIT):
-            self._append(part)
+            self._claims.append_table(part)
+            self._is_claimed = True
             commits += 1
             reached(FailPoint.DELIVERIES_CLAIMED)
         return DelayResult(due.num_rows, commits, len(self._waiting))
-
-    def _append(self, claims: pa.Table) -> None:
-        number = next(self._numbers)
-        self._op.append_table(claims, self._queue_id, app_id=self._app_id, number=number)
-        self._is_claimed = True
-        if number % REOPEN_AFTER_COMMITS == 0:
-            self._op.table.reopen()
 
     # --- progress -------------------------------------------------------------------------------
 
     def _known(self) -> _Done:
         """What an earlier start has done; a store without any has no register yet."""
-        register = self._store.optional_register(REGISTER)
-        value: dict[str, Any] = {} if register is None else register.read().value
+        register = self._store.tables.register(REGISTER)
+        value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.table_id:
             return _Done()
         return _Done(value["op_version"], value["due_ms"])
@@ -284,7 +274,7 @@ class _Round:
         """Write how far all is claimed: one commit, if anything was; it spares the next start."""
         if not self._is_claimed or not self._done.covers(self._kept):
             return
-        register = self._store.made_register(REGISTER)
+        register = self._store.tables.register(REGISTER, create=True)
         value = {
             "op_table_id": self._op.table.table_id,
             "op_version": self._done.op_version,

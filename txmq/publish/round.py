@@ -22,6 +22,7 @@ from txmq.publish.plan import PayloadEngine, Plan, make_plan
 from txmq.publish.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
 from txmq.publish.settle import settle
 from txmq.publish.spark_engine import SparkEngine, suits_spark
+from txmq.results import Sum
 from txmq.store.topic import TopicLog, offsets_in_order
 from txmq.store.typed import body_schema_in
 
@@ -40,7 +41,7 @@ LARGE_ROUND_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class PublishResult:
+class PublishResult(Sum):
     """What one call did; `refused` counts appends that another publisher was faster with."""
 
     settled: int = 0
@@ -49,17 +50,6 @@ class PublishResult:
     topic_commits: int = 0
     refused: int = 0
     parked: int = 0
-
-    def __add__(self, other: PublishResult) -> PublishResult:
-        """The sum of two."""
-        return PublishResult(
-            self.settled + other.settled,
-            self.published + other.published,
-            self.settled_commits + other.settled_commits,
-            self.topic_commits + other.topic_commits,
-            self.refused + other.refused,
-            self.parked + other.parked,
-        )
 
 
 class EngineChoice:
@@ -88,11 +78,10 @@ class PublishRound:
     def __init__(self, store: Store, clock: Clock, engines: EngineChoice, name: str) -> None:
         """Open the logs; `name` tells the threads of this publisher from others."""
         self._store, self._clock, self._engines, self._name = store, clock, engines, name
-        self._op = store.op_log()
-        self._half = store.half_log()
-        self._settled = store.settled_log(self._op.table.table_id)
-        self._schedule = store.schedule_log()
-        self._register = store.register("publisher")
+        self._logs = store.tables.logs()
+        self._half, self._op = self._logs.half, self._logs.op
+        self._settled, self._schedule = self._logs.settled, self._logs.schedule
+        self._register = store.tables.register("publisher")
         self._topics: dict[str, TopicLog] = {}
         self._span = FIRST_SPAN_VERSIONS
         self._lost_in_a_row = 0
@@ -115,10 +104,7 @@ class PublishRound:
 
     def advance(self, stopping: threading.Event) -> PublishResult:
         """Settle and publish, range after range, up to the op log's version of now."""
-        # In this order, or claims that another publisher settles between the two looks would
-        # seem to have gone.
-        self._settled.table.refresh()
-        self._op.table.refresh()
+        self._logs.refresh_claims()
         self._progress.check_source(self._op.table)
         check_followed(self._op.table, self._settled)
         latest = self._op.table.version
@@ -239,9 +225,9 @@ class PublishRound:
     def _topic(self, name: str) -> TopicLog:
         if name not in self._topics:
             self._check_case(name)
-            topic = self._store.topic_log(name, self._op.table.table_id)
+            topic = self._store.tables.topic_log(name, self._op.table.table_id)
             if not topic.table.exists():
-                self._store.create_topic(name)
+                self._store.tables.create_topic(name)
                 reached(FailPoint.TOPIC_CREATED)
             self._topics[name] = topic
         return self._topics[name]

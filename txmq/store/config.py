@@ -103,25 +103,25 @@ class Config:
         30.0, "another check service may take over after this silence", at_least=1.0
     )
     recheck_interval_s: float = setting(
-        180.0, "how often the check service also looks through the logs", at_least=1.0
+        180.0, "time between two rechecks by the check service", at_least=1.0
     )
     file_reserved_time_h: float = setting(
         72.0, "age at which an ended message may be removed", at_least=1.0
     )
     max_message_size_bytes: int = setting(
-        4 * 1024 * 1024, "body of one message", at_least=1, at_most=512 * 1024 * 1024
+        4 * 1024 * 1024, "largest body of one message", at_least=1, at_most=512 * 1024 * 1024
     )
     max_transaction_size_bytes: int = setting(
-        64 * 1024 * 1024, "bodies of one transaction sent message by message", at_least=1
+        64 * 1024 * 1024, "largest sum of bodies in one transaction", at_least=1
     )
     max_properties_size_bytes: int = setting(
-        32767, "keys, tags and properties of one message", at_least=1, at_most=1_048_576
+        32767, "largest sum of keys, tags and properties", at_least=1, at_most=1_048_576
     )
     half_queues: int = setting(
         4, "partitions of the half and op logs; fixed at creation", at_least=1, at_most=4096
     )
     default_topic_queue_nums: int = setting(
-        8, "queues of a topic that is created on first use", at_least=1, at_most=4096
+        8, "queues of a topic that its first message makes", at_least=1, at_most=4096
     )
     auto_create_topic_enable: bool = setting(
         default=True, doc="a topic is made by its first message (RocketMQ autoCreateTopicEnable)"
@@ -130,7 +130,7 @@ class Config:
         10.0, "a producer follows a change of a topic's settings within this time", at_least=0.0
     )
     reject_transaction_message: bool = setting(
-        default=False, doc="refuse new transactions; open ones still end (R25)"
+        default=False, doc="refuse new transactions; open transactions still end (R25)"
     )
     message_delay_level: str = setting(
         DEFAULT_LEVELS, "pauses that delay_level names, level 1 first (R97)"
@@ -153,7 +153,7 @@ class Config:
         "auto", "who copies bodies: arrow, spark, or auto by size", one_of=PAYLOAD_ENGINES
     )
     payload_engine_spark_bytes: int = setting(
-        4 * 1024**3, "auto: from this many bytes in one round on, Spark copies", at_least=1
+        4 * 1024**3, "with auto, Spark copies rounds of this size or more", at_least=1
     )
     publish_batch_rows: int = setting(
         100_000, "messages of one round; a larger commit is one round", at_least=1
@@ -162,10 +162,10 @@ class Config:
         256 * 1024 * 1024, "a round with more bytes than this is streamed", at_least=1
     )
     publish_drain_s: float = setting(
-        10.0, "how long one micro-batch goes on looking for new claims", at_least=0.0
+        10.0, "how long one micro-batch looks for new claims", at_least=0.0
     )
     publish_poll_interval_s: float = setting(
-        0.005, "time between two looks at the op log while draining", at_least=0.001
+        0.005, "time between two looks at the op log in a micro-batch", at_least=0.001
     )
     publish_threads: int = setting(4, "topics written at the same time", at_least=1, at_most=256)
     park_retry_interval_s: float = setting(
@@ -175,18 +175,18 @@ class Config:
         10_000, "rows that the threads of one process share in a commit", at_least=1
     )
     group_commit_linger_ms: float = setting(
-        20.0, "asynchronous sends gather so long to share a commit; nobody waits for them",
+        20.0, "asynchronous sends wait so long to share a commit; other sends do not wait",
         at_least=0.0, at_most=10_000.0,
     )  # fmt: skip
     back_pressure_for_async_send_num: int = setting(
-        10_000, "sends of a producer that wait for a commit; the next one is held up", at_least=1
+        10_000, "asynchronous sends that wait for a commit; the next one is held up", at_least=1
     )
     local_transaction_threads: int = setting(
-        8, "threads of a producer for local transactions sent asynchronously",
+        8, "threads of a producer for asynchronous local transactions",
         at_least=1, at_most=1024,
     )  # fmt: skip
     commit_attempts: int = setting(
-        20, "tries of one commit against other writers", at_least=1, at_most=1000
+        20, "tries of one commit while other writers are faster", at_least=1, at_most=1000
     )
     maintenance_interval_s: float = setting(
         15.0, "time between two rounds of maintenance", at_least=0.01
@@ -195,11 +195,11 @@ class Config:
         64 * 1024 * 1024, "small files are merged up to this size", at_least=1024 * 1024
     )
     log_reserved_time_s: float = setting(
-        300.0, "age at which a commit of half, op or settled that all have read may be cleaned",
+        300.0, "age at which a commit of half, op or settled may be cleaned, once all have read it",
         at_least=1.0,
     )  # fmt: skip
     topic_log_reserved_time_h: float = setting(
-        24.0, "how long a stream over a topic may stand still and go on", at_least=0.01
+        24.0, "how long a stream over a topic can pause and still go on", at_least=0.01
     )
     orphan_reserved_time_h: float = setting(
         24.0, "age at which a file that no commit names is removed; longer than any sending takes",
@@ -214,18 +214,16 @@ class Config:
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={
-            "doc": "who answers for a producer group: group: package.module:Class, "
-            "or group: {class: txmq:DeltaListener, table: /lake/orders}"
+            "doc": "listeners by producer group: `group: package.module:Class`, "
+            "or `group: {class: txmq:DeltaListener, table: /lake/orders}`"
         },
     )
     groups: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
-        metadata={
-            "doc": "other check settings of a producer group: group: {transaction_check_max: 3}"
-        },
+        metadata={"doc": "check settings by producer group: `group: {transaction_check_max: 3}`"},
     )
     max_reconsume_times: int = setting(
-        16, "tries of a consumer group before a message is a dead letter (R108)",
+        16, "tries of a message in a consumer group before it is a dead letter (R108)",
         at_least=0, at_most=10_000,
     )  # fmt: skip
 

@@ -60,14 +60,19 @@ def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
 
 
 def end_table(
-    ends: Sequence[tuple[str, ClaimKind]], *, producer_group: str, queue_id: int, now_ms: int
+    ends: Sequence[tuple[str, ClaimKind]],
+    *,
+    producer_group: str,
+    now_ms: int,
+    source: ClaimSource = ClaimSource.PRODUCER,
+    reason: str | None = None,
 ) -> pa.Table:
-    """As `op_table`, for ends that one producer asks for at one time."""
+    """As `op_table`, for ends that one group asks for at one time, and without a queue yet."""
     count = len(ends)
     shared = {
-        "queue_id": queue_id,
-        "source": ClaimSource.PRODUCER.value,
+        "source": source.value,
         "producer_group": producer_group,
+        "reason": reason,
         "op_timestamp": timestamp(now_ms),
         "store_date": timestamp(now_ms).date(),
     }

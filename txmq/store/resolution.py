@@ -1,4 +1,4 @@
-"""The one look after a claim was written: which end does the transaction really have?"""
+"""Which end a transaction really has: what a caller is told after its claim was written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from txmq.lifecycle import (
     end_asked_for,
     fold,
 )
-from txmq.store.half import HalfLog
-from txmq.store.op import OpLog
-from txmq.store.settled import SettledLog, last_facts
+from txmq.store.logs import Logs
+from txmq.store.settled import last_facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,48 +40,45 @@ class Resolution:
             raise AlreadyResolvedError(transaction_id, self.state.value, self.source)
 
 
-class Resolver:
-    """Reads the logs for the callers of one commit together; writes nothing."""
+class EndReader:
+    """Reads which end transactions really have, settled or not. Not safe for several threads."""
 
-    def __init__(self, half: HalfLog, op: OpLog, settled: SettledLog) -> None:
-        """`op` must be the log that the claims were appended through: its handle shows them."""
-        self._half, self._op, self._settled = half, op, settled
+    def __init__(self, logs: Logs) -> None:
+        """Open nothing yet."""
+        self._logs = logs
 
-    def resolutions(self, ends: Sequence[tuple[str, ClaimKind]]) -> list[Resolution]:
-        """The end of each transaction that its producer has just claimed one for; 0 commits.
+    def end_of(self, transaction_id: str) -> Resolution:
+        """Where one transaction stands now; 0 commits."""
+        return self.ends_of([transaction_id])[transaction_id]
 
-        Where every claim names the same end, that is the answer; else the settled row decides,
-        or the order of the claims that are not settled yet.
+    def ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
+        """Where these stand now; 0 commits, and 0 reads where there are none."""
+        return self._decided(transaction_ids) if transaction_ids else {}
+
+    def ends_after_claims(self, ends: Sequence[tuple[str, ClaimKind]]) -> list[Resolution]:
+        """The end of each transaction for which these claims were appended just now; 0 commits.
+
+        The claims must have been appended through the op log of these `logs`, whose handle
+        therefore shows them. Where every claim names the same end, that is the answer; else the
+        settled row decides, or the order of the claims that are not settled yet.
         """
-        contested = self._contested([transaction_id for transaction_id, _ in ends])
-        decided = self._decided(contested) if contested else {}
+        decided = self.ends_of(self._contested([transaction_id for transaction_id, _ in ends]))
         return [decided.get(own_id) or _UNCONTESTED[kind] for own_id, kind in ends]
 
-    def resolution(self, transaction_id: str) -> Resolution:
-        """Where one transaction stands now."""
-        return self.resolutions_of([transaction_id])[transaction_id]
-
-    def resolutions_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
-        """Where these stand now, by all that is durable; 0 commits."""
-        self._op.table.refresh()
-        return self._decided(transaction_ids)
-
     def _contested(self, transaction_ids: Sequence[str]) -> list[str]:
-        rows = self._op.rows_about(pa.array(transaction_ids, pa.string()))
+        rows = self._logs.op.rows_about(pa.array(transaction_ids, pa.string()))
         rows = rows.filter(pc.not_equal(rows["kind"], ClaimKind.UNKNOWN.value))
         kinds = rows.group_by("transaction_id").aggregate([("kind", "count_distinct")])
         several = kinds.filter(pc.greater(kinds["kind_count_distinct"], 1))
         return [str(transaction_id) for transaction_id in several["transaction_id"].to_pylist()]
 
     def _decided(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
-        ids = pa.array(transaction_ids, pa.string())
-        self._settled.table.refresh()
-        settled = _settled(last_facts(self._settled.facts_of(ids)))
-        claims = self._op.claims_between(
-            self._settled.mark, self._op.table.version, transaction_ids
-        )
-        self._half.table.refresh()
-        halves = self._half.halves_of(transaction_ids)
+        logs = self._logs
+        logs.refresh()
+        facts = logs.settled.facts_of(pa.array(transaction_ids, pa.string()))
+        settled = _settled(last_facts(facts))
+        claims = logs.op.claims_between(logs.settled.mark, logs.op.table.version, transaction_ids)
+        halves = logs.half.halves_of(transaction_ids)
         return {
             transaction_id: _resolution(
                 settled.get(transaction_id), claims[transaction_id], halves.get(transaction_id)

@@ -2,7 +2,7 @@
 
 A marker is Delta's own transaction identifier: name = transaction id, number 1, put there by the
 very commit that changes the table. A fence has number 2 and comes from the check: Spark skips a
-write whose number is not above what is there, and a write on its way loses to it (DESIGN 9).
+write whose number is not above what is there, and a write on its way loses to it (decision 0012).
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.verify.plain.addresses import RowIds
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, microseconds, positions
 from txmq.verify.plain.fates import of_right_group, readable
 from txmq.verify.plain.fold import DISCARDED, PENDING, STATES
-from txmq.verify.plain.halves import ABSENT, Flags, Integers, positions
-from txmq.verify.plain.picture import Picture, RowIds
-from txmq.verify.plain.tables import microseconds
+from txmq.verify.plain.picture import Picture
 
 _ASKERS = ("check", "recheck")
 _ANSWERS = ("COMMIT", "ROLLBACK")

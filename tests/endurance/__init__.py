@@ -1,0 +1,1 @@
+"""Long stories with kills, one program each; `make endurance` runs them."""

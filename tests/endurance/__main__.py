@@ -1,0 +1,59 @@
+"""The long stories: `python -m tests.endurance [torture] [race] [mix] [groups] [--scale slice]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.endurance.groups.story import GROUPS
+from tests.endurance.harness import Options, Result, Scale, Story, keep
+from tests.endurance.mix.story import MIX
+from tests.endurance.race.story import RACE
+from tests.endurance.torture.story import TORTURE
+
+STORIES = {story.name: story for story in (TORTURE, RACE, MIX, GROUPS)}
+
+
+def main() -> int:
+    """Tell the stories one after the other; 1 where one of them found a fault."""
+    given = _arguments()
+    begin_s = time.monotonic()
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"{time.monotonic() - begin_s:6.0f} s  {text}\n")
+        sys.stdout.flush()
+
+    options = Options(Scale(given.scale), given.seed, not given.without_spark, say)
+    names = STORIES if "all" in given.stories else given.stories
+    results = [_told(STORIES[name], options, given) for name in names]
+    return int(not all(result.is_right for result in results))
+
+
+def _told(story: Story, options: Options, given: argparse.Namespace) -> Result:
+    options.say(f"{story.name}: {story.sentence}")
+    with tempfile.TemporaryDirectory(prefix=f"txmq-{story.name}-") as temporary:
+        result = story.tell(given.folder / story.name if given.folder else Path(temporary), options)
+    options.say(json.dumps(result.numbers, indent=1))
+    options.say(f"{story.name}: {'right' if result.is_right else 'WRONG'}")
+    if given.keep and options.scale is Scale.FULL:
+        keep(story.name, options, result)
+    return result
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.endurance", description=__doc__)
+    parser.add_argument("stories", nargs="*", default="all", choices=[*STORIES, "all"])
+    parser.add_argument("--scale", choices=list(Scale), default=Scale.FULL)
+    parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same kills")
+    parser.add_argument("--without-spark", action="store_true")
+    parser.add_argument("--folder", type=Path, help="where everything stays, to be looked at")
+    parser.add_argument("--keep", action="store_true", help="keep full results in the repository")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What the long stories share: their scale, the form of a result, and where it is kept."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.machine import machine_facts
+
+RESULTS = Path(__file__).parent / "results"
+Say = Callable[[str], None]
+
+
+class Scale(enum.StrEnum):
+    """`full` is what the project promises; `slice` is minutes, for CI."""
+
+    FULL = "full"
+    SLICE = "slice"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a story came to.
+
+    Attributes:
+        is_right: every promise held.
+        numbers: the story's own counts and findings, for JSON.
+    """
+
+    is_right: bool
+    numbers: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Story:
+    """A program with kills that takes long.
+
+    Attributes:
+        tell: runs it in an empty folder; its options are `scale`, `seed`, `with_spark` and `say`.
+    """
+
+    name: str
+    sentence: str
+    tell: Callable[[Path, Options], Result]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a story is told; the same seed gives the same kills."""
+
+    scale: Scale = Scale.FULL
+    seed: int = 1
+    with_spark: bool = True
+    say: Say = field(default=lambda _: None)
+
+
+def kept_result(story: str) -> dict[str, Any] | None:
+    """The result of the last full run that was kept; None where there is none."""
+    path = RESULTS / f"{story}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def keep(story: str, options: Options, result: Result) -> None:
+    """Write the result into the repository, with date and machine."""
+    RESULTS.mkdir(exist_ok=True)
+    told = {
+        "story": story,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine_facts(),
+        "scale": options.scale.value,
+        "seed": options.seed,
+        "is_right": result.is_right,
+        "numbers": result.numbers,
+    }
+    (RESULTS / f"{story}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")

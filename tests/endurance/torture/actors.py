@@ -1,0 +1,150 @@
+"""A process under torture."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tests.endurance.torture.ledger import GROUP, Ledger
+from tests.endurance.torture.orders import TOPICS, Orders
+from txmq.admin.operator import Operator
+from txmq.broker import Broker, run_until_signal
+from txmq.check.recheck import RecheckJob
+from txmq.errors import CommitConflictError, TransactionError
+from txmq.local_spark.session import local_session
+from txmq.maintenance.service import Maintenance
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.delay import DelayService
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
+from txmq.testing import ManualClock
+
+# Without it the fail points of the environment would not be armed.
+__all__ = ["ManualClock", "main"]
+
+PAUSE_S = 0.02
+ORDERS, THREADS = 120, 8
+MANY_ORDERS, MANY_THREADS = 450, 24
+REASON = "torture"
+
+
+class Actor:
+    """One process: what it does is one of its methods."""
+
+    def __init__(self, folder: str, name: str, round_number: int) -> None:
+        """Open the store and the ledger of the folder."""
+        self.folder, self.name = Path(folder), name
+        self.topic = f"round-{round_number}"
+        if name.startswith("creator"):
+            return
+        self.store = Store.open(self.folder / "store")
+        self.ledger = Ledger(self.folder / "ledger.sqlite")
+
+    def creator(self) -> None:
+        """A store that is made, and made again where it was not made to its end."""
+        Store.create(self.folder / "stores" / self.name)
+
+    def producer(self) -> None:
+        self._take(ORDERS, THREADS)
+
+    def busy_producer(self) -> None:
+        self._take(MANY_ORDERS, MANY_THREADS)
+
+    def _take(self, count: int, threads: int) -> None:
+        with TransactionProducer(self.store, producer_group=GROUP) as producer:
+            topics = (*TOPICS, self.topic)
+            orders = Orders(self.store, self.ledger, producer, self.name, topics)
+            happened = orders.take(count, threads)
+        path = self.folder / "happened" / f"{self.name}.json"
+        path.write_text(json.dumps(happened), encoding="utf-8")
+
+    def frame_producer(self) -> None:
+        """Orders of many messages, sent as DataFrames."""
+        frame = local_session(for_minutes=True).range(0, 500, 1, 2)
+        frame = frame.selectExpr("concat('message ', id) AS body")
+        with TransactionProducer(self.store, producer_group=GROUP) as producer:
+            for _ in range(3):
+                transaction = producer.begin_transaction()
+                transaction.send_dataframe(frame, topic=self.topic)
+                transaction.prepare()
+                if self.ledger.pay(transaction.id):
+                    transaction.commit()
+
+    def publisher(self) -> None:
+        publisher = Publisher(self.store, name=self.name)
+        while not self._is_over():
+            publisher.run_once()
+
+    def checker(self) -> None:
+        """Asks, and does what an operator would do about what was given up."""
+        recheck = RecheckJob(self.store, listeners={GROUP: self.ledger})
+        while not self._is_over():
+            recheck.run_once()
+            operate(Operator(self.store))
+
+    def delayer(self) -> None:
+        service = DelayService(self.store)
+        while not self._is_over():
+            service.run_once()
+            # The handle does so once a second; here it is to be died at.
+            service._keep_progress()
+
+    def maintainer(self) -> None:
+        maintenance = Maintenance(self.store)
+        while not self._is_over():
+            failed = maintenance.run_once().failed
+            if failed:
+                raise RuntimeError(str(failed))
+
+    def broker(self) -> None:
+        broker = Broker(
+            self.store,
+            spark=local_session(for_minutes=True),
+            listeners={GROUP: self.ledger},
+            name=self.name,
+        )
+        run_until_signal(broker.start)
+
+    def retirer(self) -> None:
+        """Days go by in which nothing is sent; what is open expires, all else is forgotten."""
+        with TransactionProducer(self.store, producer_group=GROUP) as producer:
+            transaction = producer.begin_transaction()
+            transaction.send(Message(TOPICS[0], b"nobody pays for this"))
+            transaction.prepare()
+        for _ in range(3):
+            Publisher(self.store).run_once()
+            clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
+            clock.advance(5 * 86_400)
+            Maintenance(self.store, clock=clock).run_once()
+
+    def _is_over(self) -> bool:
+        time.sleep(PAUSE_S)
+        return (self.folder / "stop").exists()
+
+
+def operate(operator: Operator) -> None:
+    """Resume each second discarded transaction once, roll back what has halves missing."""
+    for one in operator.discarded():
+        if one.life == 0 and int(one.transaction_id[-1], 16) % 2:
+            _try(
+                lambda own_id=one.transaction_id: operator.resume(own_id, reason=REASON, apply=True)
+            )
+    for one in operator.open_transactions():
+        if one.state.value == "INCOMPLETE":
+            _try(lambda own_id=one.transaction_id: operator.resolve(
+                own_id, LocalTransactionState.ROLLBACK, reason=REASON, apply=True))  # fmt: skip
+
+
+def _try(claim: object) -> None:
+    """Another operator may have been faster."""
+    try:
+        claim()  # type: ignore[operator]
+    except (TransactionError, CommitConflictError):
+        return
+
+
+def main(actor: str, folder: str, name: str, round_number: str) -> None:
+    """Do what the actor does, until it dies or all is done."""
+    getattr(Actor(folder, name, int(round_number)), actor.replace(" ", "_"))()

@@ -1,0 +1,1 @@
+"""Worlds, builders, processes and databases that tests share."""

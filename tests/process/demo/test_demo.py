@@ -1,0 +1,63 @@
+"""The demo from begin to end, small: with kills, with lost checkpoints, and interrupted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from txmq.demo import run as demo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLIGHTS = 300
+
+
+@pytest.mark.timeout(900)
+def test_a_small_demo_ends_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its broker is killed, and loses its checkpoints."""
+    location = tmp_path / "demo"
+    code = demo.main(
+        str(location),
+        flights=FLIGHTS,
+        seconds=6.0,
+        kills=4,
+        broker_kills=1,
+        lose_checkpoints=True,
+    )
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    assert "0 violations" in shown
+    assert "0 missing, 0 too many" in shown
+    assert "txmq status" in shown
+    assert "broker 1" in shown
+    assert (location / "checkpoints.older").is_dir()
+    assert (location / "store" / "topics" / "flight-departed").is_dir()
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
+    location = tmp_path / "demo"
+    arguments = [sys.executable, "-m", "txmq.demo.run", str(location)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 60
+    while not (location / "broker.log").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=120)
+    assert process.returncode == demo.INTERRUPTED
+    assert "nothing runs any more" in shown
+    assert str(location / "store") in shown
+    assert not _running_below(location)
+
+
+def _running_below(location: Path) -> list[str]:
+    """Processes that were started for this demo, where the system can tell."""
+    command = ["ps", "-eo", "args"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [row for row in shown.stdout.splitlines() if str(location) in row]

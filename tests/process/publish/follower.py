@@ -1,0 +1,54 @@
+"""A broker's process without Spark: `python -m tests.process.publish.follower store folder name`.
+
+It publishes until a file named `stop` appears in the folder, then writes what it did.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txmq.delta.storage import Table
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from txmq.delta.parquet import NewFile
+
+
+def switch_off_compare_and_swap() -> None:
+    """Appends still carry their marks, but nobody looks whether these moved meanwhile."""
+    swap, swap_files = Table.swap, Table.swap_files
+
+    def blind(self: Table, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        swap(self.reopen(), rows, marks)
+
+    def blind_files(self: Table, files: list[NewFile], marks: Mapping[str, int]) -> None:
+        swap_files(self.reopen(), files, marks)
+
+    Table.swap, Table.swap_files = blind, blind_files  # type: ignore[method-assign, assignment]
+
+
+def follow(store: Store, folder: Path, name: str) -> None:
+    publisher = Publisher(store, name=name)
+    folder.joinpath(f"{name}.ready").touch()
+    while not folder.joinpath("stop").exists():
+        publisher.run_once()
+    publisher.run_once()
+    folder.joinpath(f"{name}.json").write_text(json.dumps(asdict(publisher.total)))
+
+
+def main(location: str, folder: str, name: str, mode: str) -> None:
+    if mode == "without-compare-and-swap":
+        switch_off_compare_and_swap()
+    follow(Store.open(location), Path(folder), name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

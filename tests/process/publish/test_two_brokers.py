@@ -1,0 +1,108 @@
+"""Two brokers on one store: both work, nothing is doubled; the compare-and-swap makes it so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kit.reading import are_gap_free, topic_rows, wait_until
+from tests.kit.steps import REPOSITORY
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.publish.round import PublishResult
+from txmq.store.config import Config
+from txmq.store.store import Store
+from txmq.verify import VerifyReport, verify
+
+NAMES = ("first", "second")
+TOPICS = ("order-paid", "stock-reserved")
+MESSAGES = 100
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a store that two brokers served."""
+
+    results: list[PublishResult]
+    were_alive: bool
+    rows: int
+    report: VerifyReport
+
+    def total(self, what: str) -> int:
+        return sum(getattr(result, what) for result in self.results)
+
+    def least_share(self, what: str) -> float:
+        return min(getattr(result, what) for result in self.results) / self.total(what)
+
+
+def send_all(store: Store, transactions: int) -> None:
+    with TransactionProducer(store, producer_group="orders-service") as producer:
+
+        def send(number: int) -> None:
+            with producer.begin_transaction() as transaction:
+                for place in range(MESSAGES):
+                    topic = TOPICS[place % len(TOPICS)]
+                    transaction.send(Message(topic, b"%d %d" % (number, place)))
+                transaction.prepare()
+                transaction.commit()
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(send, range(transactions)))
+
+
+def two_brokers(tmp_path: Path, transactions: int, mode: str) -> Outcome:
+    store = Store.create(tmp_path / "store", Config(publish_batch_rows=1))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [
+        sys.executable,
+        "-m",
+        "tests.process.publish.follower",
+        store.location,
+        str(tmp_path),
+    ]
+    brokers = [subprocess.Popen([*command, name, mode], env=environment) for name in NAMES]
+    try:
+        wait_until(lambda: all(tmp_path.joinpath(f"{name}.ready").exists() for name in NAMES))
+        send_all(store, transactions)
+        were_alive = all(broker.poll() is None for broker in brokers)
+        tmp_path.joinpath("stop").touch()
+        codes = [broker.wait(120) for broker in brokers]
+    finally:
+        for broker in brokers:
+            broker.kill()
+            broker.wait()
+    Publisher(store).run_once()
+    results = [
+        PublishResult(**json.loads(tmp_path.joinpath(f"{name}.json").read_text())) for name in NAMES
+    ]
+    rows = [row for topic in TOPICS for row in topic_rows(store, topic)]
+    is_alive = were_alive and codes == [0, 0]
+    return Outcome(results, is_alive, len(rows), verify(store.location))
+
+
+def test_two_brokers_share_the_work_and_double_nothing(tmp_path: Path) -> None:
+    outcome = two_brokers(tmp_path, 20_000 // MESSAGES, "with-compare-and-swap")
+
+    assert outcome.were_alive
+    assert outcome.least_share("settled_commits") >= 0.2
+    assert outcome.least_share("topic_commits") >= 0.2
+    assert outcome.total("refused") >= 50
+    assert outcome.report.is_clean
+    assert outcome.rows == outcome.total("published") == 20_000
+    store = Store.open(tmp_path / "store")
+    assert all(are_gap_free(topic_rows(store, topic)) for topic in TOPICS)
+
+
+def test_without_compare_and_swap_the_same_is_red(tmp_path: Path) -> None:
+    outcome = two_brokers(tmp_path, 50, "without-compare-and-swap")
+
+    assert outcome.were_alive
+    assert not outcome.report.is_clean
+    assert "I3" in outcome.report.broken

@@ -1,0 +1,140 @@
+"""The scripts that a user submits, run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from txmq.local_spark.jars import (
+    cache_folder,
+    fetch_jars,
+    jar_folder,
+    jar_paths,
+    missing_jars,
+    spark_home,
+)
+from txmq.local_spark.java import home_for_spark, java_options, require_java
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
+from txmq.verify import verify
+
+PROJECT = Path(__file__).parents[2]
+START_LIMIT_S = 120
+OPTIONS = "spark.driver.defaultJavaOptions"
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    cache = cache_folder()
+    java_home = home_for_spark(require_java(), cache)
+    if missing_jars(jar_folder(cache)):
+        fetch_jars(cache, java_home)
+    python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(PROJECT)}
+    return {**os.environ, "JAVA_HOME": str(java_home), "SPARK_HOME": str(spark_home()), **python}
+
+
+def spark_options() -> list[str]:
+    """What users pass, but with the jars from the cache in the place of their download."""
+    lines = (PROJECT / "conf" / "spark-defaults.conf").read_text().splitlines()
+    pairs = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
+    kept = [f"{key}={value}" for key, value in pairs if key != "spark.jars.packages"]
+    jars = ",".join(str(path) for path in jar_paths(cache_folder()))
+    # These live for seconds: as `local_session(for_minutes=True)`.
+    quick = f"{OPTIONS}={java_options(for_minutes=True)}"
+    settings = (p for k in [*kept, quick] for p in ("--conf", k))
+    return ["--master", "local[2]", "--jars", jars, *settings]
+
+
+def submit(environment: dict[str, str], job: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [str(spark_home() / "bin" / "spark-submit"), *spark_options()]
+    return started([*command, str(PROJECT / "jobs" / job), *arguments], environment)
+
+
+def run_with_python(
+    environment: dict[str, str], job: str, *arguments: str
+) -> subprocess.Popen[str]:
+    options = {"PYSPARK_SUBMIT_ARGS": shlex.join([*spark_options(), "pyspark-shell"])}
+    command = [sys.executable, str(PROJECT / "jobs" / job), *arguments]
+    return started(command, {**environment, **options})
+
+
+def started(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def send_one(store: Store) -> None:
+    with (
+        TransactionProducer(store, producer_group="shop") as producer,
+        producer.begin_transaction() as transaction,
+    ):
+        transaction.send(Message("order-paid", b"42"))
+        transaction.prepare()
+        transaction.commit()
+
+
+def test_submitted_broker_publishes_what_is_there_and_ends(
+    store: Store, environment: dict[str, str]
+) -> None:
+    send_one(store)
+
+    job = submit(environment, "broker.py", store.location, "--once")
+    said, _ = job.communicate(timeout=START_LIMIT_S)
+
+    assert job.returncode == 0, said
+    assert store.topics() == ["order-paid"]
+
+
+def test_submitted_job_without_a_store_fails_with_the_next_step(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    job = submit(environment, "check_service.py", str(tmp_path / "nothing"), "--once")
+    said, _ = job.communicate(timeout=START_LIMIT_S)
+
+    assert job.returncode != 0
+    assert "txmq init" in said
+
+
+@pytest.mark.parametrize(("run", "code"), [(run_with_python, 0), (submit, 143)])
+def test_terminated_publisher_leaves_a_store_without_violations(
+    run: Callable[..., subprocess.Popen[str]],
+    code: int,
+    store: Store,
+    environment: dict[str, str],
+) -> None:
+    job = run(environment, "publisher.py", store.location)
+    send_one(store)
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while not store.topics() and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=START_LIMIT_S)
+
+    # spark-submit's own process is Java, which ends at once; Python ends between two batches.
+    assert job.returncode == code, said
+    assert verify(store.location).is_clean
+
+
+@pytest.mark.parametrize("run", [run_with_python, submit])
+def test_recheck_job_asks_once_and_ends(
+    run: Callable[..., subprocess.Popen[str]], store: Store, environment: dict[str, str]
+) -> None:
+    send_one(store)
+
+    job = run(environment, "recheck.py", store.location)
+    said, _ = job.communicate(timeout=START_LIMIT_S)
+
+    assert job.returncode == 0, said
+    assert "RecheckResult" in said
+    assert "is_complete=True" in said

@@ -1,0 +1,152 @@
+"""Rows that no part of txmq writes: without effect and counted; nobody is held up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from tests.kit.builders import GROUP, halves, op_row
+from tests.kit.check_world import COMMIT as SAYS_COMMIT
+from tests.kit.check_world import CheckWorld
+from tests.kit.reading import bodies, log_rows, publish, rows_of
+from txmq.check.recheck import RecheckJob
+from txmq.delta.schemas import HALF, OP
+from txmq.errors import InvalidPropertyError
+from txmq.lifecycle import ClaimKind
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.verify import verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from txmq.store.store import Store
+
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+
+
+def append(store: Store, log: str, rows: pa.Table) -> None:
+    write_deltalake(f"{store.location}/{log}", rows, mode="append")
+
+
+def claim(store: Store, *rows: Any) -> None:
+    log = store.tables.op_log()
+    log.append(rows, 0, app_id="test", number=log.table.version + 1)
+
+
+def sell(store: Store, body: bytes) -> None:
+    """What an honest producer does meanwhile."""
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message("order-paid", body))
+        transaction.prepare()
+        transaction.commit()
+
+
+# --- claims ---------------------------------------------------------------------------------
+
+STRANGE_CLAIMS: dict[str, dict[str, Any]] = {
+    "of a wrong group": {"producer_group": "thieves"},
+    "of an unknown kind": {"kind": "EXPLODE"},
+    "without a kind": {"kind": None},
+    "without an id": {"transaction_id": None},
+    "without a group": {"producer_group": None},
+    "of an unknown transaction": {"transaction_id": "nobody's"},
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE_CLAIMS.values(), ids=STRANGE_CLAIMS)
+def test_claim_by_hand_has_no_effect_and_the_honest_end_counts(
+    store: Store, strange: dict[str, Any]
+) -> None:
+    append(store, "half", halves(1))
+    claim(store, op_row(1, ClaimKind.UNKNOWN, life=0))
+    honest = rows_of(f"{store.location}/op")[0]
+    row = {**honest, "kind": "ROLLBACK", "ordinal": 7, **strange}
+    append(store, "op", pa.Table.from_pylist([row], OP.columns))
+    publish(store)
+    assert log_rows(store, "settled") == []
+
+    claim(store, op_row(1))
+    sell(store, b"another")
+    publish(store)
+    assert bodies(store) == [b"another", b"body-0"]
+    report = verify(store.location)
+    assert report.is_clean, report
+    assert report.counts["claims"] == len(log_rows(store, "op"))
+
+
+def test_two_claims_with_one_ordinal_end_it_once_and_alike_for_all(store: Store) -> None:
+    append(store, "half", halves(1))
+    claim(store, op_row(1))
+    row = rows_of(f"{store.location}/op")[0]
+    append(store, "half", halves(2))
+    twins = [{**row, "transaction_id": op_row(2).transaction_id, "kind": kind}
+             for kind in ("ROLLBACK", "COMMIT")]  # fmt: skip
+    append(store, "op", pa.Table.from_pylist(twins, OP.columns))
+    sell(store, b"another")
+    publish(store)
+
+    facts = [fact["transaction_id"] for fact in log_rows(store, "settled")]
+    assert len(facts) == len(set(facts)) == 3
+    assert {b"another", b"body-0"} <= set(bodies(store))
+    assert verify(store.location).is_clean
+
+
+def test_claim_before_its_half_has_no_effect_and_the_next_one_counts(store: Store) -> None:
+    claim(store, op_row(1))
+    publish(store)
+    append(store, "half", halves(1))
+    publish(store)
+    assert log_rows(store, "settled") == []
+
+    claim(store, op_row(1))
+    publish(store)
+    assert bodies(store) == [b"body-0"]
+
+
+# --- halves ---------------------------------------------------------------------------------
+
+
+def changed(rows: pa.Table, **values: Any) -> pa.Table:
+    return pa.Table.from_pylist([{**row, **values} for row in rows.to_pylist()], HALF.columns)
+
+
+def test_half_doubled_with_another_content_is_not_shown_and_holds_up_nobody(store: Store) -> None:
+    append(store, "half", halves(1))
+    append(store, "half", changed(halves(1), body=b"forged"))
+    claim(store, op_row(1))
+    sell(store, b"another")
+    publish(store)
+
+    assert bodies(store) == [b"another"]
+    (fact,) = [fact for fact in log_rows(store, "settled") if fact["state"] == "INCOMPLETE"]
+    assert fact["reason"] == "CONFLICT"
+    report = verify(store.location)
+    assert report.is_clean, report
+
+
+@pytest.mark.parametrize("immunity_s", [-1.0, 0.0, 100.5, float("nan"), float("inf"), None])
+def test_half_with_a_strange_immunity_is_asked_about_like_any_other(
+    tmp_path: Path, immunity_s: float | None
+) -> None:
+    world = CheckWorld(tmp_path)
+    append(world.store, "half", changed(
+        halves(1, producer_group="orders"), check_immunity_time_s=immunity_s))  # fmt: skip
+    fine, listener = world.prepare(), world.listener(SAYS_COMMIT)
+    world.clock.advance(3600)
+    RecheckJob(world.store, listeners={"orders": listener}, clock=world.clock).run_once()
+    publish(world.store)
+
+    assert sorted(listener.asked()) == sorted([op_row(1).transaction_id, *fine])
+    assert bodies(world.store) == [b"body-0"]
+    assert verify(world.store.location).is_clean
+
+
+@pytest.mark.parametrize("immunity", ["-1", "abc", "100.5"])
+def test_message_with_a_strange_immunity_is_refused(immunity: str) -> None:
+    with pytest.raises(InvalidPropertyError, match=IMMUNITY):
+        Message("order-paid", b"42", properties={IMMUNITY: immunity})

@@ -1,0 +1,186 @@
+"""`txmq groups`, `lag`, `consume`, `offsets reset`: output, effects, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.kit.builders import table_versions
+from tests.kit.delay_world import TOPIC, DelayWorld
+from txmq.cli.app import app
+from txmq.consumer.offsets import StartPoint
+from txmq.consumer.peek import TopicPeek
+from txmq.consumer.pull import PullConsumer
+from txmq.consumer.rules import ConsumeFromWhere
+from txmq.message.message import Message
+
+GROUP = "billing"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[DelayWorld]:
+    made = DelayWorld(tmp_path)
+    for number in range(6):
+        tags = "even" if number % 2 == 0 else "odd"
+        made.producer.send(Message(TOPIC, b"%d" % number, tags=tags), queue_id=0)
+    made.publisher.run_once()
+    yield made
+    made.producer.close()
+
+
+@pytest.fixture
+def location(world: DelayWorld) -> str:
+    return world.store.location
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"TXMQ_LOCATION": None})
+
+
+def told(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def lines(*arguments: str) -> list[dict[str, Any]]:
+    result = run("consume", *arguments)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def bodies(*arguments: str) -> list[str]:
+    return [one["body"] for one in lines(*arguments)]
+
+
+def test_consume_prints_each_message_as_a_line_of_json(location: str) -> None:
+    found = lines(location, TOPIC)
+
+    assert [one["body"] for one in found] == list("012345")
+    assert found[0]["topic"] == TOPIC
+    assert [one["queue_offset"] for one in found] == list(range(6))
+
+
+def test_consume_without_a_group_remembers_nothing(world: DelayWorld, location: str) -> None:
+    before = table_versions(world.store)
+    assert bodies(location, TOPIC) == bodies(location, TOPIC)
+    assert table_versions(world.store) == before
+
+
+def test_consume_with_a_group_goes_on_where_it_was(location: str) -> None:
+    assert bodies(location, TOPIC, "--group", GROUP, "--max-count", "4") == list("0123")
+    assert bodies(location, TOPIC, "--group", GROUP) == list("45")
+    assert bodies(location, TOPIC, "--group", GROUP) == []
+
+
+def test_consume_filters_counts_and_hides(location: str) -> None:
+    assert bodies(location, TOPIC, "--filter", "odd") == list("135")
+    assert bodies(location, TOPIC, "--filter", "sql:TAGS = 'even'") == list("024")
+    assert bodies(location, TOPIC, "--max-count", "2") == list("01")
+    assert "body" not in lines(location, TOPIC, "--no-body")[0]
+
+
+def test_consume_begins_where_it_is_told(location: str) -> None:
+    assert bodies(location, TOPIC, "--from", "last") == []
+    assert bodies(location, TOPIC, "--from", "2020-01-01T00:00:00Z") == list("012345")
+    assert bodies(location, TOPIC, "--from", "2200-01-01T00:00:00Z") == []
+
+
+def test_bytes_that_are_no_text_are_printed_as_base64(world: DelayWorld, location: str) -> None:
+    world.producer.send(Message("raw", b"\xff\x00"))
+    world.publisher.run_once()
+
+    assert lines(location, "raw")[0]["body_base64"] == "/wA="
+
+
+def test_follower_gets_what_comes_later(world: DelayWorld) -> None:
+    peek = TopicPeek(world.store, TOPIC, StartPoint(ConsumeFromWhere.LAST_OFFSET))
+    assert list(peek.messages()) == []
+    world.producer.send(Message(TOPIC, b"new"), queue_id=0)
+    world.producer.send(Message(TOPIC, b"other queue"), queue_id=3)
+    world.publisher.run_once()
+
+    assert [one.body for one in peek.messages()] == [b"new", b"other queue"]
+
+
+def test_groups_and_lag_tell_what_the_tables_say(world: DelayWorld, location: str) -> None:
+    with PullConsumer(world.store, consumer_group=GROUP, topics={TOPIC: "even"}) as consumer:
+        consumer.poll(1)
+        consumer.commit()
+        (group,) = told("groups", location)["groups"]
+        found = told("lag", location, "--group", GROUP)
+
+    assert group["subscription"] == {TOPIC: "even"}
+    assert len(group["members"]) == 1
+    assert group["lag"] == found["lag"] == 4
+    behind = [one for one in found["queues"] if one["lag"]]
+    assert [(one["queue_id"], one["next_offset"], one["end_offset"]) for one in behind] == [
+        (0, 2, 6)
+    ]
+    text = run("groups", location).stdout + run("lag", location).stdout
+    assert "billing" in text
+    assert "even" in text
+
+
+def test_store_that_nobody_has_read_says_so(location: str) -> None:
+    assert "no consumer group" in run("groups", location).stdout
+    assert told("lag", location) == {"lag": 0, "queues": []}
+
+
+def test_reset_is_dry_unless_it_is_applied(world: DelayWorld, location: str) -> None:
+    bodies(location, TOPIC, "--group", GROUP)
+    before = table_versions(world.store)
+    dry = told("offsets", "reset", location, GROUP, "--topic", TOPIC, "--to", "first")
+    assert (dry["is_written"], dry["before"]["0"], dry["after"]["0"]) == (False, 6, 0)
+    assert table_versions(world.store) == before
+
+    wet = run("offsets", "reset", location, GROUP, "--topic", TOPIC, "--to", "first", "--apply")
+    assert wet.exit_code == 0
+    assert "written" in wet.stdout
+    assert bodies(location, TOPIC, "--group", GROUP) == list("012345")
+
+
+def test_reset_to_an_offset_of_one_queue(location: str) -> None:
+    bodies(location, TOPIC, "--group", GROUP)
+    asked = ("offsets", "reset", location, GROUP, "--topic", TOPIC, "--to", "4")
+    assert run(*asked).exit_code == 2
+    assert run(*asked, "--queue-id", "0", "--apply").exit_code == 0
+
+    assert bodies(location, TOPIC, "--group", GROUP) == list("45")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("consume", "no-such-topic"),
+        ("consume", TOPIC, "--filter", "a || "),
+        ("consume", TOPIC, "--filter", "sql:1 = 1; DROP TABLE x"),
+        ("consume", TOPIC, "--from", "yesterday"),
+        ("consume", TOPIC, "--group", "../../etc"),
+        ("lag", "--group", "nobody"),
+        ("offsets", "reset", "nobody", "--topic", TOPIC, "--to", "first"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_an_error_and_changes_nothing(
+    world: DelayWorld, location: str, arguments: tuple[str, ...]
+) -> None:
+    before = table_versions(world.store)
+    command = arguments[:2] if arguments[0] == "offsets" else arguments[:1]
+    result = run(*command, location, *arguments[len(command) :])
+
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert table_versions(world.store) == before
+
+
+def test_reset_is_refused_while_a_member_lives(world: DelayWorld, location: str) -> None:
+    asked = ("offsets", "reset", location, GROUP, "--topic", TOPIC, "--to", "first", "--apply")
+    with PullConsumer(world.store, consumer_group=GROUP, topics=TOPIC):
+        assert run(*asked).exit_code == 2
+        assert run(*asked, "--force").exit_code == 0

@@ -1,0 +1,182 @@
+"""Log clean-up: what a reader may still want stays, all else goes with its data files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.kit.builders import halves
+from txmq.delta.log import LogCleaned, LogFiles, clean_log, commit_news, log_files
+from txmq.delta.storage import Table
+from txmq.errors import CommitRefusedError, StorageError
+from txmq.maintenance.compaction import compact
+from txmq.store.store import Store
+
+TARGET_BYTES = 64 * 1024 * 1024
+
+
+@pytest.fixture
+def table(store: Store) -> Table:
+    """Ten commits, compacted, and a checkpoint after it."""
+    made = store.tables.table_at("half")
+    for number in range(10):
+        made.append(halves(number), app_id="producer", number=number + 1)
+    compact(made, TARGET_BYTES)
+    made.checkpoint()
+    return made
+
+
+def names(table: Table, folder: str = "_delta_log") -> list[str]:
+    found = [path for path in Path(table.location, folder).iterdir() if path.is_file()]
+    return sorted(path.name for path in found if not path.name.startswith("_last"))
+
+
+def data_files(table: Table) -> int:
+    return len(list(Path(table.location).glob("*.parquet")))
+
+
+def message_ids(table: Table) -> list[str]:
+    rows = table.read(table.files(), ("message_id",))
+    return sorted(rows["message_id"].to_pylist())
+
+
+def test_commits_before_the_checkpoint_go_with_what_they_removed(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=11)
+
+    assert clean_log(table, table.version) == LogCleaned(commits=11, data_files=0)
+    assert names(table) == [f"{11:020}.checkpoint.parquet", f"{11:020}.json", f"{12:020}.json"]
+    # The commit that removed them is kept, and so are they.
+    assert data_files(table) == 12
+
+
+def test_data_files_go_when_the_commit_that_removed_them_goes(table: Table) -> None:
+    before = message_ids(table)
+    for number in range(20, 23):
+        table.append(halves(number), app_id="producer", number=number)
+    table.checkpoint()
+
+    assert clean_log(table, table.version) == LogCleaned(commits=14, data_files=10)
+    assert data_files(table) == 4
+    assert message_ids(Table(table.location, table.schema))[:10] == before
+
+
+def test_without_a_checkpoint_nothing_goes(store: Store) -> None:
+    table = store.tables.table_at("half")
+    table.append(halves(1), app_id="producer", number=1)
+
+    assert clean_log(table, table.version) == LogCleaned()
+    assert len(names(table)) == 2
+
+
+def test_what_a_reader_has_not_read_yet_is_kept(table: Table) -> None:
+    assert clean_log(table, 10) == LogCleaned()
+    assert table.changes(1, table.version, ("message_id",)).num_rows == 10
+
+
+def test_change_feed_after_the_kept_version_is_whole(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=20)
+    clean_log(table, 11)
+
+    fresh = Table(table.location, table.schema)
+    assert fresh.refresh().changes(12, fresh.version, ("message_id",)).num_rows == 1
+
+
+def test_clean_up_that_was_cut_short_is_finished_by_the_next(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=20)
+    for version in (0, 3, 7):
+        Path(table.location, "_delta_log", f"{version:020}.json").unlink()
+
+    assert clean_log(table, table.version).commits == 8
+    assert len(message_ids(Table(table.location, table.schema))) == 11
+
+
+def test_checkpoint_that_readers_are_pointed_to_is_kept(table: Table) -> None:
+    """A slow writer may point readers to an older checkpoint than the newest."""
+    pointer = Path(table.location, "_delta_log", "_last_checkpoint")
+    older = json.loads(pointer.read_text())
+    table.append(halves(20), app_id="producer", number=20)
+    table.checkpoint()
+    pointer.write_text(json.dumps(older))
+    clean_log(table, table.version)
+
+    assert names(table)[0] == f"{11:020}.checkpoint.parquet"
+    assert len(message_ids(Table(table.location, table.schema))) == 11
+
+
+def test_append_through_a_handle_from_before_the_clean_up_is_made_once(table: Table) -> None:
+    sleeper = Table(table.location, table.schema)
+    sleeper.refresh()
+    for number in range(20, 23):
+        table.append(halves(number), app_id="producer", number=number)
+    table.checkpoint()
+    clean_log(table, table.version)
+
+    version = sleeper.append(halves(30), app_id="sleeper", number=1)
+    assert version == table.refresh().version
+    assert len(message_ids(table)) == 14
+
+
+def test_change_feed_of_what_was_cleaned_is_an_error_and_not_empty(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=20)
+    clean_log(table, table.version)
+    with pytest.raises(StorageError):
+        Table(table.location, table.schema).changes(1, table.version, ("message_id",))
+
+
+def test_mark_through_a_handle_from_before_the_clean_up_is_a_typed_error(table: Table) -> None:
+    """delta-rs reads old commits again for it."""
+    sleeper = Table(table.location, table.schema)
+    sleeper.refresh()
+    for number in range(20, 30):
+        table.append(halves(number), app_id="producer", number=number)
+    table.checkpoint()
+    clean_log(table, table.version)
+    with pytest.raises(CommitRefusedError, match="cleaned"):
+        sleeper.mark("producer")
+
+    assert sleeper.refresh().mark("producer") == 29
+
+
+def test_age_of_the_log_is_told_by_its_files(table: Table) -> None:
+    files = log_files(table)
+
+    assert files.newest_of(lambda _: True) == table.version
+    assert files.newest_of(lambda _: False) == -1
+    assert files.since_checkpoint(table.version) == 0
+
+
+def test_base_is_the_last_checkpoint_that_is_not_beyond() -> None:
+    files = LogFiles({}, (10, 20, 30))
+
+    assert [files.base(version) for version in (5, 10, 19, 20, 99)] == [0, 10, 10, 20, 30]
+
+
+def test_commit_tells_what_it_added_and_under_which_marks(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=11)
+
+    news = commit_news(table, table.version)
+
+    assert news is not None
+    (added,) = news.added
+    assert added.low["transaction_id"] == added.high["transaction_id"]
+    assert table.read_part(added, ("message_id",)) is not None
+    assert (news.has_removed, news.marks["producer"]) == (False, 11)
+
+
+def test_compaction_is_no_news_and_a_removal_is(table: Table) -> None:
+    compaction = commit_news(table, table.version)
+    table.remove(table.files())
+    removal = commit_news(table, table.version)
+
+    assert compaction is not None
+    assert (compaction.added, compaction.has_removed) == ((), False)
+    assert removal is not None
+    assert (removal.added, removal.has_removed) == ((), True)
+
+
+def test_commit_that_was_cleaned_away_tells_nothing(table: Table) -> None:
+    clean_log(table, table.version)
+
+    assert commit_news(table, 0) is None

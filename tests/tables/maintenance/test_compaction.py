@@ -1,0 +1,241 @@
+"""Which small files become one, and that their rows stay what they were."""
+
+from __future__ import annotations
+
+from datetime import date
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tests.kit.builders import halves, transaction_id
+from txmq.delta.files import DataFile
+from txmq.delta.storage import Table
+from txmq.errors import CommitRefusedError
+from txmq.maintenance import compaction
+from txmq.maintenance.compaction import (
+    FILES_OF_A_CLASS,
+    SMALLEST_CLASS_BYTES,
+    Compacted,
+    compact,
+    groups_to_compact,
+    size_class,
+)
+from txmq.store.store import Store
+
+TARGET_BYTES = 64 * 1024 * 1024
+KIB = 1024
+
+
+def file(number: int, size_bytes: int = KIB, queue_id: int = 0) -> DataFile:
+    partition = {"queue_id": queue_id, "store_date": date(2026, 1, 1)}
+    return DataFile(f"part-{number:05}.parquet", 1, size_bytes, partition, number)
+
+
+def files(count: int, size_bytes: int = KIB) -> list[DataFile]:
+    return [file(number, size_bytes) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "number"),
+    [(0, 0), (128 * KIB - 1, 0), (128 * KIB, 1), (1024 * KIB - 1, 1), (1024 * KIB, 2)],
+)
+def test_size_classes_are_eight_times_each_other(size_bytes: int, number: int) -> None:
+    assert size_class(size_bytes) == number
+
+
+def test_seven_small_files_stay_and_eight_become_one() -> None:
+    assert groups_to_compact(files(7), TARGET_BYTES) == []
+    assert groups_to_compact(files(8), TARGET_BYTES) == [files(8)]
+
+
+def test_files_of_other_partitions_and_classes_are_not_mixed() -> None:
+    mixed = [file(n, queue_id=n % 2) for n in range(14)] + files(7, 200 * KIB)
+
+    assert groups_to_compact(mixed, TARGET_BYTES) == []
+
+
+def test_large_files_stay_as_they_are() -> None:
+    assert groups_to_compact(files(20, TARGET_BYTES), TARGET_BYTES) == []
+
+
+def test_merged_files_are_neighbours_in_time() -> None:
+    half_of_target = TARGET_BYTES // 2
+    groups = groups_to_compact(files(9, half_of_target)[::-1], TARGET_BYTES)
+
+    assert [[one.modified_ms for one in group] for group in groups] == [
+        [0, 1], [2, 3], [4, 5], [6, 7],
+    ]  # fmt: skip
+
+
+@given(some.lists(some.integers(1, 2 * TARGET_BYTES), max_size=60))
+def test_compacting_ends_with_few_files_after_few_copies(sizes: list[int]) -> None:
+    live = [file(number, size) for number, size in enumerate(sizes)]
+    copies = 0
+    while groups := groups_to_compact(live, TARGET_BYTES):
+        copies += 1
+        for group in groups:
+            live = [one for one in live if one not in group]
+            size = sum(one.size_bytes for one in group)
+            live.append(file(10_000 + copies * 1_000 + len(live), size))
+    by_class: dict[int, int] = {}
+    for one in live:
+        if one.size_bytes < TARGET_BYTES:
+            by_class[size_class(one.size_bytes)] = by_class.get(size_class(one.size_bytes), 0) + 1
+
+    assert sum(one.size_bytes for one in live) == sum(sizes)
+    assert all(one.size_bytes <= max([TARGET_BYTES, *sizes]) for one in live)
+    # The topmost class may keep what does not fit together.
+    topmost = size_class(TARGET_BYTES - 1)
+    assert all(n < FILES_OF_A_CLASS for number, n in by_class.items() if number < topmost)
+    assert copies <= len(sizes)
+
+
+def test_class_bound_is_the_smallest_class() -> None:
+    assert size_class(SMALLEST_CLASS_BYTES - 1) == 0
+
+
+# --- on real tables ----------------------------------------------------------------------------
+
+
+def filled(store: Store, count: int) -> Table:
+    table = store.tables.table_at("half")
+    for number in range(count):
+        rows = halves(number, producer_group=f"group-{number % 3}")
+        table.append(rows, app_id="producer", number=number + 1)
+    return table
+
+
+def content(table: Table) -> list[dict[str, object]]:
+    table.refresh()
+    rows = table.read(table.files(), table.schema.columns.names)
+    return rows.sort_by("message_id").to_pylist()
+
+
+def test_compacted_table_holds_the_same_rows_in_one_file_and_one_commit(store: Store) -> None:
+    table = filled(store, 10)
+    before, version = content(table), table.version
+
+    assert compact(table, TARGET_BYTES) == Compacted(10, 1)
+    assert content(table) == before
+    assert (table.version, len(table.files())) == (version + 1, 1)
+
+
+def test_compacted_file_is_as_old_as_the_newest_in_it(store: Store) -> None:
+    table = filled(store, 8)
+    newest_ms = max(file.modified_ms for file in table.refresh().files())
+    compact(table, TARGET_BYTES)
+
+    assert [file.modified_ms for file in table.files()] == [newest_ms]
+
+
+def test_change_feed_shows_each_row_once_and_in_its_own_commit(store: Store) -> None:
+    table = filled(store, 9)
+    before = table.changes(0, table.version, ("message_id",))
+    compact(table, TARGET_BYTES)
+    after = table.changes(0, table.version, ("message_id",))
+
+    assert after.sort_by("message_id").equals(before.sort_by("message_id"))
+
+
+def test_compacted_file_is_found_by_its_ids(store: Store) -> None:
+    table = filled(store, 8)
+    compact(table, TARGET_BYTES)
+    found = table.rows_of("transaction_id", _ids(3), ("message_id",))
+
+    assert found.num_rows == 1
+    assert table.files_holding("transaction_id", _ids(5_000)) == []
+
+
+def test_appends_through_an_older_handle_are_not_refused(store: Store) -> None:
+    table = filled(store, 8)
+    other = store.tables.table_at("half").refresh()
+    compact(table, TARGET_BYTES)
+    other.swap(halves(100), {"another": 1})
+
+    assert len(content(table)) == 9
+
+
+def test_second_of_two_compactions_is_refused_and_changes_nothing(store: Store) -> None:
+    table, other = filled(store, 8), store.tables.table_at("half").refresh()
+    old = other.files()
+    compact(table, TARGET_BYTES)
+    before = content(table)
+    with pytest.raises(CommitRefusedError):
+        other.rewrite(old, other.new_files(halves(50)))
+
+    assert content(table) == before
+
+
+def test_compaction_by_another_program_at_the_same_time_doubles_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs accepts both; the later one must be ours, and take itself back."""
+    table = filled(store, 8)
+    before, rewrite = content(table), Table.rewrite
+
+    def late(self: Table, *files: Any) -> None:
+        monkeypatch.undo()
+        DeltaTable(table.location).optimize.compact()
+        rewrite(self, *files)
+
+    monkeypatch.setattr(Table, "rewrite", late)
+    with pytest.raises(CommitRefusedError, match="another program"):
+        compact(table, TARGET_BYTES)
+
+    assert content(table) == before
+
+
+def test_rows_deleted_meanwhile_do_not_come_back(store: Store) -> None:
+    table, other = filled(store, 8), store.tables.table_at("half").refresh()
+    old = other.files()
+    table.remove(table.files()[:1])
+    with pytest.raises(CommitRefusedError):
+        other.rewrite(old, other.new_files(halves(50)))
+
+    assert len(content(table)) == 7
+
+
+def test_two_compactions_by_delta_rs_alone_would_double_every_row(store: Store) -> None:
+    """Why storage keeps a mark: goes red when delta-rs refuses the second by itself."""
+    table = filled(store, 8)
+    first, second = DeltaTable(table.location), DeltaTable(table.location)
+    first.optimize.compact()
+    second.optimize.compact()
+
+    assert len(content(table)) == 16
+
+
+def _ids(number: int) -> object:
+    import pyarrow as pa
+
+    return pa.array([transaction_id(number)])
+
+
+class Part:
+    """Rows of one small file, that count how often their size is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    @property
+    def nbytes(self) -> int:
+        self.asked += 1
+        return 10
+
+    def combine_chunks(self) -> Part:
+        return self
+
+
+def test_size_of_each_file_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [Part() for _ in range(500)]
+    left = iter(parts)
+    table: Any = SimpleNamespace(read=lambda *_: next(left))
+    monkeypatch.setattr(compaction.pa, "concat_tables", lambda found: found[0])
+
+    list(compaction._row_groups(table, [None] * len(parts), []))  # type: ignore[list-item]
+
+    assert [part.asked for part in parts] == [1] * len(parts)

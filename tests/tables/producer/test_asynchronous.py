@@ -1,0 +1,223 @@
+"""Transactions that are sent without waiting: the same promises, in fewer commits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
+from txmq.errors import (
+    AlreadyResolvedError,
+    ClosedError,
+    ListenerError,
+    MessageTooLargeError,
+    NotAcceptedError,
+    StorageError,
+)
+from txmq.listeners.protocol import HalfMessage
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import TransactionProducer
+from txmq.testing import failing_commits
+
+STATES = {b"c": LocalTransactionState.COMMIT, b"r": LocalTransactionState.ROLLBACK,
+          b"u": LocalTransactionState.UNKNOWN}  # fmt: skip
+
+
+class Listener:
+    """Answers by the first byte of the body, and notes what was durable when it was called."""
+
+    def __init__(self) -> None:
+        self.called: list[tuple[str, object]] = []
+        self.threads: set[str] = set()
+
+    def execute_local_transaction(
+        self, message: HalfMessage, argument: object
+    ) -> LocalTransactionState:
+        self.called.append((message.transaction_id, argument))
+        self.threads.add(threading.current_thread().name)
+        if message.body[:1] == b"x":
+            problem = "no money"
+            raise ValueError(problem)
+        return STATES[message.body[:1]]
+
+    def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def world(tmp_path: Path, listener: Listener) -> Iterator[DelayWorld]:
+    made = DelayWorld(tmp_path, local_transaction_threads=3)
+    made.producer.close()
+    made.producer = TransactionProducer(
+        made.store, producer_group=GROUP, listener=listener, clock=made.clock
+    )
+    yield made
+    made.producer.close()
+
+
+def test_each_ends_as_its_local_transaction_did(world: DelayWorld) -> None:
+    bodies = [kind + b"%d" % number for number in range(30) for kind in (b"c", b"r", b"u", b"x")]
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, body)) for body in bodies
+    ]
+    results = [future.result(30) for future in futures]
+    world.publisher.run_once()
+
+    expected = [STATES.get(body[:1], LocalTransactionState.UNKNOWN) for body in bodies]
+    assert [result.local_transaction_state for result in results] == expected
+    shown = {row["message_id"] for row in world.rows()}
+    assert shown == {
+        result.message_id for result in results
+        if result.local_transaction_state is LocalTransactionState.COMMIT
+    }  # fmt: skip
+
+
+def test_listener_gets_its_argument_once_in_its_own_threads(
+    world: DelayWorld, listener: Listener
+) -> None:
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"), number)
+        for number in range(100)
+    ]
+    results = [future.result(30) for future in futures]
+
+    expected = {result.transaction_id: number for number, result in enumerate(results)}
+    assert len(listener.called) == 100
+    assert dict(listener.called) == expected
+    assert listener.threads <= {"txmq-local-0", "txmq-local-1", "txmq-local-2"}
+
+
+def test_half_is_durable_before_the_local_transaction_runs(
+    world: DelayWorld, listener: Listener
+) -> None:
+    seen: list[bool] = []
+
+    def look(message: HalfMessage, _: object) -> LocalTransactionState:
+        seen.append(world.store.tables.half_log().halves(message.transaction_id) is not None)
+        return LocalTransactionState.COMMIT
+
+    listener.execute_local_transaction = look  # type: ignore[method-assign]
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(20)
+    ]
+    assert [future.result(30).local_transaction_state for future in futures]
+    assert seen == [True] * 20
+
+
+def test_without_a_half_there_is_no_local_transaction(
+    world: DelayWorld, listener: Listener
+) -> None:
+    with failing_commits(1, error=OSError("disk"), table="half"):
+        future = world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
+        with pytest.raises(StorageError):
+            future.result(30)
+
+    assert listener.called == []
+
+
+def test_end_that_could_not_be_written_is_told(world: DelayWorld) -> None:
+    with failing_commits(1, error=OSError("disk"), table="op"):
+        future = world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
+        with pytest.raises(StorageError):
+            future.result(30)
+
+
+def test_end_that_another_was_faster_with_is_told(world: DelayWorld, listener: Listener) -> None:
+    def beaten(message: HalfMessage, _: object) -> LocalTransactionState:
+        with TransactionProducer(world.store, producer_group=GROUP, clock=world.clock) as other:
+            other.end_transaction(message.transaction_id, LocalTransactionState.ROLLBACK)
+        return LocalTransactionState.COMMIT
+
+    listener.execute_local_transaction = beaten  # type: ignore[method-assign]
+    future = world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
+
+    with pytest.raises(AlreadyResolvedError):
+        future.result(30)
+
+
+def test_many_share_each_commit(world: DelayWorld) -> None:
+    half = world.store.tables.half_log().table.version
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(2000)
+    ]
+    assert all(future.result(60) for future in futures)
+
+    assert world.store.tables.half_log().table.version - half <= 200
+    assert world.store.tables.op_log().table.version <= 200
+
+
+def test_send_on_its_way_cannot_be_cancelled(world: DelayWorld) -> None:
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(20)
+    ]
+    ordinary = world.producer.send_async(Message(TOPIC, b"ordinary"))
+
+    assert not any(future.cancel() for future in (*futures, ordinary))
+    assert all(future.result(30) for future in futures)
+    assert ordinary.result(30).message_ids
+
+
+def test_close_ends_all_that_is_on_its_way(world: DelayWorld) -> None:
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(300)
+    ]
+    world.producer.close()
+    world.publisher.run_once()
+
+    assert all(future.done() for future in futures)
+    assert len(world.rows()) == 300
+    with pytest.raises(ClosedError):
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
+
+
+def test_callers_wait_where_too_many_are_on_their_way(tmp_path: Path, listener: Listener) -> None:
+    world = DelayWorld(tmp_path, back_pressure_for_async_send_num=5)
+    with TransactionProducer(
+        world.store, producer_group=GROUP, listener=listener, clock=world.clock
+    ) as producer:
+        futures = [
+            producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(100)
+        ]
+        assert len(producer._async._halves._waiting) <= 5
+        assert all(future.result(30) for future in futures)
+    world.producer.close()
+
+
+@pytest.mark.parametrize("step", ["_finish", "_executed"])
+def test_nobody_waits_for_ever_whatever_goes_wrong_in_a_step(
+    world: DelayWorld, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def broken(*_: object) -> None:
+        problem = "a fault of ours"
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(world.producer._async, step, broken)
+    future = world.producer.send_async(Message(TOPIC, b"c"))
+
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        future.result(30)
+
+
+def test_bad_input_is_refused_at_once(world: DelayWorld) -> None:
+    world.store.config = world.store.config.replace(max_message_size_bytes=10)
+    version = world.store.tables.half_log().table.version
+    with pytest.raises(MessageTooLargeError):
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c" * 11))
+    with (
+        TransactionProducer(world.store, producer_group=GROUP) as without,
+        pytest.raises(ListenerError),
+    ):
+        without.send_message_in_transaction_async(Message(TOPIC, b"c"))
+    world.store.config = world.store.config.replace(reject_transaction_message=True)
+    with pytest.raises(NotAcceptedError):
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
+
+    assert world.store.tables.half_log().table.version == version

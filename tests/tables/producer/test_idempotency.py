@@ -1,0 +1,262 @@
+"""A retried job is the same transaction: what its second try finds, does and is told."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.builders import GROUP, table_versions
+from tests.kit.reading import topic_rows
+from txmq.errors import AlreadyResolvedError, IncompleteTransactionError, InvalidMessageError
+from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.ids import IdempotencyKey, check_transaction_id, transaction_time_ms
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.producer import Transaction, TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.op import OpRow
+from txmq.store.store import Store
+from txmq.testing import START_MS, ManualClock
+from txmq.verify import verify
+
+KEY = "orders of hour 7"
+
+
+@pytest.fixture
+def producer(store: Store, clock: ManualClock) -> TransactionProducer:
+    return TransactionProducer(store, producer_group=GROUP, clock=clock)
+
+
+def begun(producer: TransactionProducer, *bodies: bytes, key: str = KEY) -> Transaction:
+    moment = datetime.fromtimestamp(producer.clock.now_ms() // 3_600_000 * 3_600, UTC)
+    transaction = producer.begin_transaction(idempotency_key=key, key_timestamp=moment)
+    for body in bodies or (b"42",):
+        transaction.send(Message("order-paid", body))
+    return transaction
+
+
+def prepared(producer: TransactionProducer, *bodies: bytes, key: str = KEY) -> Transaction:
+    transaction = begun(producer, *bodies, key=key)
+    transaction.prepare()
+    return transaction
+
+
+def shown(store: Store) -> list[bytes]:
+    Publisher(store).run_once()
+    assert verify(store.location).is_clean
+    return [row["body"] for row in topic_rows(store, "order-paid")]
+
+
+# --- the id ------------------------------------------------------------------------------------
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.integers(0, 2**47), st.integers(0, 9))
+def test_id_has_the_time_of_the_key_in_front(
+    group: str, key: str, time_ms: int, attempt: int
+) -> None:
+    made = IdempotencyKey(key, time_ms).transaction_id(group, attempt)
+
+    assert check_transaction_id(made) == made
+    assert transaction_time_ms(made) == time_ms
+
+
+def test_id_tells_groups_keys_times_and_attempts_apart() -> None:
+    ids = {
+        IdempotencyKey(key, time_ms).transaction_id(group, attempt)
+        for key in ("a", "b")
+        for time_ms in (START_MS, START_MS + 1)
+        for group in ("g", "h")
+        for attempt in (0, 1)
+    }
+
+    assert len(ids) == 16
+
+
+# --- the second try ----------------------------------------------------------------------------
+
+
+def test_second_try_uses_the_halves_of_the_first(
+    store: Store, producer: TransactionProducer
+) -> None:
+    first = prepared(producer)
+    before = table_versions(store)
+
+    second = prepared(producer)
+
+    assert second.id == first.id
+    assert table_versions(store) == before
+    second.commit()
+    assert shown(store) == [b"42"]
+
+
+def test_committed_work_is_told_to_be_done(store: Store, producer: TransactionProducer) -> None:
+    prepared(producer).commit()
+    before = table_versions(store)
+    again = begun(producer)
+
+    with pytest.raises(AlreadyResolvedError) as told:
+        again.prepare()
+
+    assert told.value.resolution == "COMMITTED"
+    assert table_versions(store) == before
+    assert shown(store) == [b"42"]
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_after_a_rollback_the_next_attempt_has_an_id_of_its_own(
+    store: Store, producer: TransactionProducer, *, is_settled: bool
+) -> None:
+    first = prepared(producer, b"first")
+    first.rollback()
+    if is_settled:
+        Publisher(store).run_once()
+
+    second = prepared(producer, b"second")
+
+    assert second.id != first.id
+    second.commit()
+    assert shown(store) == [b"second"]
+
+
+def test_attempts_go_on_after_several_rollbacks(
+    store: Store, producer: TransactionProducer
+) -> None:
+    ids = []
+    for _ in range(3):
+        transaction = prepared(producer)
+        ids.append(transaction.id)
+        transaction.rollback()
+
+    prepared(producer, b"at last").commit()
+
+    assert len(set(ids)) == 3
+    assert shown(store) == [b"at last"]
+
+
+def test_rollback_between_begin_and_prepare_is_told(producer: TransactionProducer) -> None:
+    first = prepared(producer)
+    second = begun(producer)
+    first.rollback()
+
+    with pytest.raises(AlreadyResolvedError) as told:
+        second.prepare()
+
+    assert told.value.resolution == "ROLLED_BACK"
+
+
+def test_discarded_work_waits_for_an_operator(
+    store: Store, producer: TransactionProducer, clock: ManualClock
+) -> None:
+    first = prepared(producer)
+    row = OpRow(first.id, ClaimKind.DISCARD, GROUP, ClaimSource.CHECK, clock.now_ms(), life=0)
+    store.tables.op_log().append([row], 0, app_id="check", number=1)
+
+    with pytest.raises(AlreadyResolvedError) as told:
+        begun(producer).prepare()
+
+    assert told.value.resolution == "DISCARDED"
+
+
+def test_retry_after_lost_halves_is_told(store: Store, producer: TransactionProducer) -> None:
+    first = prepared(producer, b"one", b"two")
+    half = store.tables.half_log().table
+    half.handle.delete("sequence = 1")
+
+    with pytest.raises(IncompleteTransactionError) as told:
+        begun(producer, b"one", b"two").prepare()
+
+    assert (told.value.transaction_id, told.value.found) == (first.id, 1)
+
+
+def test_other_keys_and_groups_are_other_transactions(
+    store: Store, producer: TransactionProducer, clock: ManualClock
+) -> None:
+    other_group = TransactionProducer(store, producer_group="other", clock=clock)
+
+    ids = {
+        prepared(producer).id,
+        prepared(producer, key="orders of hour 8").id,
+        prepared(other_group).id,
+    }
+
+    assert len(ids) == 3
+
+
+def test_tries_of_two_processes_at_once_show_one_set_of_messages(
+    store: Store, clock: ManualClock
+) -> None:
+    producers = [TransactionProducer(store, producer_group=GROUP, clock=clock) for _ in range(4)]
+    # Queues that are given in turn would differ between the tries.
+    prepared(producers[0], b"other", key="other").rollback()
+
+    def work(producer: TransactionProducer) -> str:
+        try:
+            prepared(producer, b"one", b"two", b"three").commit()
+        except AlreadyResolvedError as error:
+            return error.resolution
+        return "COMMITTED"
+
+    with ThreadPoolExecutor(4) as pool:
+        ends = list(pool.map(work, producers))
+
+    assert ends == ["COMMITTED"] * 4
+    assert sorted(shown(store)) == [b"one", b"three", b"two"]
+
+
+def test_end_transaction_ends_it_from_another_process(
+    store: Store, producer: TransactionProducer, clock: ManualClock
+) -> None:
+    transaction = prepared(producer)
+
+    with TransactionProducer(store, producer_group=GROUP, clock=clock) as other:
+        other.end_transaction(transaction.id, LocalTransactionState.COMMIT)
+
+    assert shown(store) == [b"42"]
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+NOW = datetime.fromtimestamp(START_MS / 1000, UTC)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"idempotency_key": KEY},
+        {"key_timestamp": NOW},
+        {"idempotency_key": "", "key_timestamp": NOW},
+        {"idempotency_key": " ", "key_timestamp": NOW},
+        {"idempotency_key": "x" * 20_000, "key_timestamp": NOW},
+        {"idempotency_key": 7, "key_timestamp": NOW},
+        {"idempotency_key": KEY, "key_timestamp": NOW.replace(tzinfo=None)},
+        {"idempotency_key": KEY, "key_timestamp": START_MS},
+        {"idempotency_key": KEY, "key_timestamp": NOW + timedelta(hours=2)},
+        {"idempotency_key": KEY, "key_timestamp": NOW - timedelta(hours=73)},
+        {"idempotency_key": KEY, "key_timestamp": datetime(1969, 1, 1, tzinfo=UTC)},
+    ],
+)
+def test_key_that_a_retry_could_not_give_again_is_refused(
+    store: Store, producer: TransactionProducer, arguments: dict[str, Any]
+) -> None:
+    before = table_versions(store)
+
+    with pytest.raises(InvalidMessageError):
+        producer.begin_transaction(**arguments)
+
+    assert table_versions(store) == before
+
+
+def test_time_of_the_key_may_have_any_zone(producer: TransactionProducer) -> None:
+    tokyo = NOW.astimezone(ZoneInfo("Asia/Tokyo"))
+
+    ids = {
+        producer.begin_transaction(idempotency_key=KEY, key_timestamp=moment).id
+        for moment in (NOW, tokyo)
+    }
+
+    assert len(ids) == 1

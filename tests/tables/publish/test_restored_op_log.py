@@ -1,0 +1,91 @@
+"""An op log that was restored to an older version stops the publisher, whatever came after it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from txmq.errors import SourceRestoredError
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
+
+GROUP = "orders"
+
+
+def send(store: Store, count: int) -> None:
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        for number in range(count):
+            with producer.begin_transaction() as transaction:
+                transaction.send(Message("order-paid", b"body-%d" % number))
+                transaction.prepare()
+                transaction.commit()
+
+
+def messages(store: Store) -> int:
+    return sum(file.num_records for file in store.tables.table_at("topics/order-paid").files())
+
+
+@pytest.fixture
+def restored(store: Store, tmp_path: Path) -> Store:
+    """Ten claims were settled and published; the op log then lost the last five."""
+    send(store, 5)
+    backup = tmp_path / "backup"
+    shutil.copytree(f"{store.location}/op", backup)
+    send(store, 5)
+    Publisher(store).run_once()
+    shutil.rmtree(f"{store.location}/op")
+    shutil.copytree(backup, f"{store.location}/op")
+    return store
+
+
+def test_shorter_op_log_stops_the_publisher(restored: Store) -> None:
+    with pytest.raises(SourceRestoredError, match="restore the topics"):
+        Publisher(restored).run_once()
+
+
+def test_claims_that_were_appended_since_do_not_hide_it(restored: Store) -> None:
+    send(restored, 20)
+    with pytest.raises(SourceRestoredError, match="has another commit"):
+        Publisher(restored).run_once()
+    assert messages(restored) == 10
+
+
+def test_it_is_seen_also_where_the_low_water_mark_is_behind(store: Store, tmp_path: Path) -> None:
+    """The low-water mark is written late: what was settled after it tells by itself."""
+    send(store, 5)
+    shutil.copytree(f"{store.location}/op", tmp_path / "op")
+    Publisher(store).run_once()
+    shutil.copytree(f"{store.location}/state/publisher", tmp_path / "publisher")
+    send(store, 5)
+    Publisher(store).run_once()
+    for path, backup in (("op", "op"), ("state/publisher", "publisher")):
+        shutil.rmtree(f"{store.location}/{path}")
+        shutil.copytree(tmp_path / backup, f"{store.location}/{path}")
+    send(store, 20)
+    with pytest.raises(SourceRestoredError, match="has another commit"):
+        Publisher(store).run_once()
+
+
+def test_running_publisher_sees_it_too(store: Store, tmp_path: Path) -> None:
+    send(store, 5)
+    shutil.copytree(f"{store.location}/op", tmp_path / "op")
+    send(store, 5)
+    publisher = Publisher(store)
+    publisher.run_once()
+    shutil.rmtree(f"{store.location}/op")
+    shutil.copytree(tmp_path / "op", f"{store.location}/op")
+    send(store, 20)
+    with pytest.raises(SourceRestoredError):
+        publisher.run_once()
+
+
+def test_op_log_as_it_was_goes_on(store: Store) -> None:
+    for _ in range(3):
+        send(store, 5)
+        Publisher(store).run_once()
+
+    assert messages(store) == 15

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from datetime import date
+from itertools import permutations
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.builders import GROUP, halves, ids, messages, transaction_id
+from txmq.delta.schemas import HALF
+from txmq.lifecycle import CONFLICT, MISSING, Halves
+from txmq.message.message import Message
+from txmq.publish.settle import complete_groups
+from txmq.store.half import (
+    SUMMARY_COLUMNS,
+    HalfOrigin,
+    HalfTransaction,
+    grouped_summaries,
+    half_table,
+    halves_by_id,
+    store_date,
+)
+from txmq.store.store import Store
+from txmq.testing import START_MS
+
+APP = "producer"
+
+
+def append(store: Store, *tables: pa.Table) -> None:
+    log = store.tables.half_log()
+    for number, table in enumerate(tables, 1):
+        log.table.append(table, app_id=f"{APP}-{number}", number=1)
+
+
+def changed(rows: pa.Table, place: int, **values: Any) -> pa.Table:
+    """The same rows but for some values of one of them."""
+    listed = rows.to_pylist()
+    listed[place] = {**listed[place], **values}
+    return pa.Table.from_pylist(listed, schema=HALF.columns)
+
+
+# --- rows -------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_transaction_have_the_columns_of_the_log() -> None:
+    rows = halves(1, messages(3))
+
+    assert rows.schema == HALF.columns
+    assert rows["sequence"].to_pylist() == [0, 1, 2]
+    assert rows["message_id"].to_pylist() == [f"{transaction_id(1)}:{n}" for n in range(3)]
+
+
+def test_only_the_head_says_how_many_messages_there_are() -> None:
+    rows = halves(1, messages(3))
+
+    assert rows["message_count"].to_pylist() == [3, None, None]
+    assert rows["check_immunity_time_s"].to_pylist() == [6.0, None, None]
+
+
+def test_day_of_a_half_is_that_of_its_id_whoever_appends_it_and_when() -> None:
+    before_midnight, midnight = START_MS - 1, START_MS
+
+    assert store_date(transaction_id(1, before_midnight)) == date(2025, 12, 31)
+    assert store_date(transaction_id(1, midnight)) == date(2026, 1, 1)
+    assert halves(1, born_ms=START_MS + 86_400_000)["store_date"][0].as_py() == date(2026, 1, 1)
+
+
+def test_head_of_a_dataframe_transaction_carries_no_message() -> None:
+    origin = HalfOrigin(transaction_id(1), GROUP, 2, 6.0, START_MS)
+
+    rows = half_table([HalfTransaction(origin, (), (), 1_000_000)])
+
+    row = rows.to_pylist()[0]
+    assert row["message_count"] == 1_000_000
+    assert (row["real_topic"], row["body"]) == (None, None)
+
+
+def test_empty_body_is_kept_apart_from_no_body(store: Store) -> None:
+    append(store, halves(1, [Message("orders", b"")]))
+
+    assert store.tables.half_log().rows(ids(transaction_id(1)))["body"].to_pylist() == [b""]
+
+
+# --- what is durable --------------------------------------------------------------------------
+
+
+def test_unknown_transaction_has_no_halves(store: Store) -> None:
+    assert store.tables.half_log().halves(transaction_id(1)) is None
+
+    append(store, halves(1))
+
+    assert store.tables.half_log().halves(transaction_id(2)) is None
+
+
+def test_whole_transaction_is_complete(store: Store) -> None:
+    append(store, halves(1, messages(3)), halves(2))
+
+    found = store.tables.half_log().halves(transaction_id(1))
+
+    assert found == Halves(GROUP, message_count=3, found=3)
+    assert found.problem is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"),
+    [
+        ([0, 1], Halves(GROUP, 3, 2)),
+        ([1, 2], Halves(GROUP, None, 2)),
+        ([0], Halves(GROUP, 3, 1)),
+    ],
+    ids=["tail lost", "head lost", "only head left"],
+)
+def test_lost_half_is_missing(store: Store, kept: list[int], expected: Halves) -> None:
+    append(store, halves(1, messages(3)).take(kept))
+
+    found = store.tables.half_log().halves(transaction_id(1))
+
+    assert found == expected
+    assert expected.problem == MISSING
+
+
+def test_append_made_twice_counts_once(store: Store) -> None:
+    append(store, halves(1, messages(2)), halves(1, messages(2)))
+
+    assert store.tables.half_log().halves(transaction_id(1)) == Halves(GROUP, 2, 2)
+
+
+def test_retried_append_may_differ_in_time_and_queue(store: Store) -> None:
+    append(store, halves(1), halves(1, queue_id=3, born_ms=START_MS + 9))
+
+    assert store.tables.half_log().halves(transaction_id(1)) == Halves(GROUP, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"body": b"other"}, {"body": None}, {"real_topic": "other"}, {"keys": "k"},
+        {"properties": [("a", "b")]}, {"sharding_key": "s"}, {"real_queue_id": 5},
+        {"message_count": 2}, {"tags": "t"}, {"ordinary": True}, {"check_immunity_time_s": 9.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_of_one_place_that_differ_are_a_conflict(
+    store: Store, difference: dict[str, object]
+) -> None:
+    append(store, halves(1), changed(halves(1), 0, **difference))
+
+    found = store.tables.half_log().halves(transaction_id(1))
+
+    assert found is not None
+    assert found.problem == CONFLICT
+
+
+def test_halves_of_two_groups_are_a_conflict_that_all_readers_see_alike() -> None:
+    tables = [halves(1, producer_group=group) for group in ("zebra", "ant", "mole")]
+
+    seen = {
+        halves_by_id(pa.concat_tables(order))[transaction_id(1)] for order in permutations(tables)
+    }
+
+    assert {(found.producer_group, found.problem) for found in seen} == {("ant", CONFLICT)}
+
+
+def test_second_group_in_another_place_is_a_conflict(store: Store) -> None:
+    foreign = changed(halves(1, messages(2)), 1, producer_group="thief")
+    append(store, foreign)
+
+    found = store.tables.half_log().halves(transaction_id(1))
+
+    assert found is not None
+    assert found.problem == CONFLICT
+
+
+def test_conflict_of_one_transaction_does_not_touch_another(store: Store) -> None:
+    append(store, halves(1), changed(halves(1), 0, body=b"other"), halves(2))
+
+    found = store.tables.half_log().halves_of([transaction_id(1), transaction_id(2)])
+
+    assert found[transaction_id(1)].conflicting
+    assert not found[transaction_id(2)].conflicting
+
+
+# --- columns against rows ----------------------------------------------------------------------
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "number": st.integers(1, 3),
+            "sequence": st.integers(0, 2),
+            "producer_group": st.sampled_from([GROUP, GROUP, GROUP, "ant"]),
+            "real_topic": st.sampled_from(["orders", "orders", None]),
+            "message_count": st.none() | st.integers(1, 3),
+            "body": st.sampled_from([b"x", b"x", b"x", b"y"]),
+        }
+    ),
+    max_size=7,
+)
+
+
+def as_table(rows: list[dict[str, Any]]) -> pa.Table:
+    listed = [
+        {
+            **{k: v for k, v in row.items() if k != "number"},
+            "transaction_id": transaction_id(row["number"]),
+        }
+        for row in rows
+    ]
+    return pa.Table.from_pylist(listed, schema=HALF.columns)
+
+
+class Held:
+    """A half log whose rows are in memory."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self.rows = rows
+
+    def rows_of(self, column: str, values: pa.Array, columns: list[str]) -> pa.Table:
+        wanted = set(values.to_pylist())
+        keep = [value in wanted for value in self.rows[column].to_pylist()]
+        return self.rows.filter(pa.array(keep, pa.bool_())).select(list(columns))
+
+
+@given(ROWS)
+def test_quick_look_sees_what_a_look_at_every_row_sees(rows: list[dict[str, Any]]) -> None:
+    from txmq.store.half import HalfLog
+
+    table = as_table(rows)
+    log = HalfLog(Held(table))  # type: ignore[arg-type]
+
+    assert log.halves_of([transaction_id(n) for n in (1, 2, 3)]) == halves_by_id(table)
+
+
+@given(ROWS)
+def test_complete_by_columns_is_complete_by_rows(rows: list[dict[str, Any]]) -> None:
+    table = as_table(rows)
+    places = table.select(["transaction_id", "sequence"]).to_pylist()
+
+    found = complete_groups(table.select(list(SUMMARY_COLUMNS)))
+
+    by_rows = halves_by_id(table)
+    for row in found.to_pylist():
+        seen = by_rows[row["transaction_id"]]
+        assert (seen.problem, seen.producer_group) == (None, row["first_group"])
+    # Columns leave out only what was appended twice, which the rows then decide.
+    named = set(found["transaction_id"].to_pylist())
+    for name, seen in by_rows.items():
+        own = [tuple(place.values()) for place in places if place["transaction_id"] == name]
+        assert (name in named) == (seen.problem is None and len(own) == len(set(own)))
+
+
+def test_summaries_of_nothing_are_empty() -> None:
+    empty = HALF.columns.empty_table().select(list(SUMMARY_COLUMNS))
+
+    assert grouped_summaries(empty).num_rows == 0
+    assert halves_by_id(HALF.columns.empty_table()) == {}

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from txmq.delta.schemas import REGISTER
+from txmq.delta.storage import Table
+from txmq.errors import CommitRefusedError, StoreNotFoundError
+from txmq.store.register import Register, Registered
+from txmq.store.store import Store
+from txmq.testing import START_MS, before_commit, failing_commits
+
+NEW = Registered(0, {})
+
+
+@pytest.fixture
+def register(store: Store) -> Register:
+    return store.tables.register("publisher")
+
+
+@pytest.fixture
+def rival(store: Store) -> Register:
+    return store.tables.register("publisher")
+
+
+def test_new_register_is_empty(register: Register) -> None:
+    assert register.read() == NEW
+
+
+def test_register_that_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(StoreNotFoundError):
+        Register(Table(str(tmp_path / "absent"), REGISTER)).read()
+
+
+def test_swapped_value_is_read_by_all(register: Register, rival: Register) -> None:
+    value = {"mark": 5, "parked": {"orders": {"reason": "Ж\n"}}, "none": None}
+
+    swapped = register.swap(register.read(), value, START_MS)
+
+    assert swapped == register.read() == rival.read() == Registered(1, value)
+
+
+def test_swaps_follow_each_other(register: Register) -> None:
+    seen = register.read()
+    for number in range(1, 6):
+        seen = register.swap(seen, {"number": number}, START_MS)
+
+    assert register.read() == Registered(5, {"number": 5})
+    assert len(register.table.files()) == 1
+
+
+def test_of_two_swaps_of_the_same_value_the_second_is_refused(
+    register: Register, rival: Register
+) -> None:
+    seen, seen_by_rival = register.read(), rival.read()
+    rival.swap(seen_by_rival, {"by": "rival"}, START_MS)
+
+    for _ in range(2):
+        with pytest.raises(CommitRefusedError):
+            register.swap(seen, {"by": "us"}, START_MS)
+
+    assert register.read() == Registered(1, {"by": "rival"})
+
+
+def test_value_that_was_read_again_does_not_revive_an_older_one(
+    register: Register, rival: Register
+) -> None:
+    old = register.read()
+    rival.swap(rival.read(), {"by": "rival"}, START_MS)
+    register.read()
+
+    with pytest.raises(CommitRefusedError):
+        register.swap(old, {"by": "us"}, START_MS)
+
+
+def test_value_can_be_swapped_once_only(register: Register) -> None:
+    seen = register.read()
+    register.swap(seen, {"a": 1}, START_MS)
+
+    with pytest.raises(CommitRefusedError):
+        register.swap(seen, {"a": 2}, START_MS)
+
+
+def test_rival_between_look_and_commit_wins(register: Register, rival: Register) -> None:
+    seen = register.read()
+
+    def overtake() -> None:
+        rival.swap(rival.read(), {"by": "rival"}, START_MS)
+
+    with before_commit(overtake), pytest.raises(CommitRefusedError):
+        register.swap(seen, {"by": "us"}, START_MS)
+
+    assert register.read().value == {"by": "rival"}
+
+
+def test_refused_swap_can_be_made_again_after_a_new_look(register: Register) -> None:
+    seen = register.read()
+    with failing_commits(1), pytest.raises(CommitRefusedError):
+        register.swap(seen, {"a": 1}, START_MS)
+
+    register.swap(register.read(), {"a": 1}, START_MS)
+
+    assert register.read() == Registered(1, {"a": 1})
+
+
+def test_registers_are_apart(store: Store) -> None:
+    one, other = store.tables.register("publisher"), store.tables.register("check_lease")
+
+    one.swap(one.read(), {"a": 1}, START_MS)
+
+    assert other.read() == NEW

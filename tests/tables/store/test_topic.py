@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kit.builders import transaction_id
+from txmq.delta.parquet import write_file
+from txmq.delta.schemas import TOPIC
+from txmq.errors import CommitRefusedError
+from txmq.store.settled import NOTHING
+from txmq.store.store import Store
+from txmq.store.topic import TopicLog, offsets_in_order
+
+OP_ID = "op-table"
+
+
+def visible(*offsets: int, queue: int = 0) -> pa.Table:
+    rows = [
+        {"transaction_id": transaction_id(n), "sequence": 0, "queue_id": queue, "queue_offset": n}
+        for n in offsets
+    ]
+    return pa.Table.from_pylist(rows, schema=TOPIC.columns)
+
+
+@pytest.fixture
+def topic(store: Store) -> TopicLog:
+    store.tables.create_topic("orders")
+    return store.tables.topic_log("orders", OP_ID)
+
+
+def test_new_topic_starts_at_offset_zero_without_a_mark(topic: TopicLog) -> None:
+    assert topic.mark == NOTHING
+    assert topic.next_offsets([0, 7]) == {0: 0, 7: 0}
+
+
+def test_messages_mark_and_offsets_are_one_commit(topic: TopicLog) -> None:
+    topic.swap(visible(0, 1, queue=3), 5, {3: 2})
+
+    topic.table.reopen()
+    assert topic.table.version == 1
+    assert (topic.mark, topic.next_offsets([3, 4])) == (5, {3: 2, 4: 0})
+
+
+def test_offsets_outlive_the_messages(topic: TopicLog) -> None:
+    topic.swap(visible(0, 1), 5, {0: 2})
+    topic.table.reopen().handle.delete()
+    topic.table.reopen().handle.create_checkpoint()
+
+    topic.table.reopen()
+
+    assert topic.table.files() == []
+    assert topic.next_offsets([0]) == {0: 2}
+
+
+def test_of_two_publishers_the_second_is_refused(topic: TopicLog, store: Store) -> None:
+    rival = store.tables.topic_log("orders", OP_ID)
+    assert topic.mark == rival.mark
+
+    rival.swap(visible(0), 1, {0: 1})
+
+    with pytest.raises(CommitRefusedError):
+        topic.swap(visible(0), 1, {0: 1})
+
+
+def test_of_two_publishers_with_files_the_second_is_refused(topic: TopicLog, store: Store) -> None:
+    rival = store.tables.topic_log("orders", OP_ID)
+    assert topic.mark == rival.mark
+    file = write_file([visible(0)], TOPIC.columns, topic.table.filesystem, ["queue_offset"])
+
+    rival.swap_files([file], 1, {0: 1})
+
+    with pytest.raises(CommitRefusedError):
+        topic.swap_files([file], 1, {0: 1})
+    assert len(rival.table.reopen().files()) == 1
+
+
+def naive(queues: list[int | None], start: dict[int, int]) -> tuple[list[int], dict[int, int]]:
+    following = dict(start)
+    offsets = []
+    for queue in queues:
+        name = queue or 0
+        offsets.append(following.get(name, 0))
+        following[name] = offsets[-1] + 1
+    touched = {queue or 0 for queue in queues}
+    return offsets, {name: following[name] for name in touched}
+
+
+QUEUES = st.lists(st.none() | st.integers(0, 5), max_size=30)
+
+
+@given(QUEUES, st.dictionaries(st.integers(0, 6), st.integers(0, 2**40)), st.integers(1, 4))
+def test_offsets_are_those_of_a_naive_loop(
+    queues: list[int | None], start: dict[int, int], chunks: int
+) -> None:
+    parts = [queues[n::chunks] for n in range(chunks)]
+    column = pa.chunked_array([pa.array(part, pa.int32()) for part in parts])
+
+    offsets, after = offsets_in_order(column, start)
+
+    assert (offsets.tolist(), after) == naive([queue for part in parts for queue in part], start)
+
+
+def test_offsets_of_nothing_are_nothing() -> None:
+    offsets, after = offsets_in_order(pa.chunked_array([], pa.int32()), {0: 5})
+
+    assert (len(offsets), after) == (0, {})
+
+
+def test_offsets_go_on_where_the_last_commit_ended() -> None:
+    column = pa.chunked_array([[1, 0, 1]], pa.int32())
+
+    first, after = offsets_in_order(column, {})
+    second, _ = offsets_in_order(column, after)
+
+    assert first.tolist() == [0, 0, 1]
+    assert second.tolist() == [2, 1, 3]

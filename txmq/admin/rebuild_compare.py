@@ -1,0 +1,290 @@
+"""Step 2 of rebuilding a topic: compare its rows with the messages that it should show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.admin.rebuild_read import expected_rows, shown_rows
+from txmq.columns import Integers, first_of_each, integers
+from txmq.errors import TopicNotRebuiltError
+from txmq.maintenance.topic_retention import topic_begins
+from txmq.publish.progress import Progress
+from txmq.results import plain
+from txmq.store.settled import NOTHING
+from txmq.store.store import Store
+from txmq.store.topic import offsets_in_order
+
+# The number of no row, for example of a message that the topic does not show.
+NONE = -1
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRebuild:
+    """What a rebuild changes, or has changed.
+
+    Attributes:
+        op_version: after the rebuild the topic is complete up to this version of the op log.
+        rows: how many messages the topic shows after the rebuild.
+        missing: messages that the topic should show and does not.
+        extra: rows that belong to no message: duplicates, or rows of unknown origin.
+        different: messages with a wrong content or a wrong offset.
+        kept: messages that only the topic itself still holds: retention has taken their halves.
+        unpublished: messages that the publisher has not shown yet, which is no fault.
+        marks_differ: whether the mark or a next offset is wrong.
+        is_written: false in a dry run, and where nothing is wrong.
+    """
+
+    topic: str
+    op_version: int
+    rows: int
+    missing: int
+    extra: int
+    different: int
+    kept: int
+    unpublished: int
+    marks_differ: bool
+    is_written: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is wrong."""
+        return bool(self.missing or self.extra or self.different or self.marks_differ)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**plain(self), "is_needed": self.is_needed}
+
+
+class TopicComparison:
+    """The rows of a topic beside the messages that half and settled say it should show.
+
+    The rows after a rebuild are numbered: first the rows of the plan in `expected`, then `kept`.
+
+    Attributes:
+        match: for each row of the plan the row of `shown` that shows it, or NONE.
+        kept: rows of `shown` that only the topic itself still holds.
+        offsets: the queue offset of each row after a rebuild, by its number.
+        next_offsets: the next offset of each queue after a rebuild.
+        begin: the op version up to which retention may have removed messages; None where it
+            removed none.
+    """
+
+    def __init__(self, store: Store, topic: str) -> None:
+        """Read and compare; 0 commits.
+
+        The topic is pinned before the facts are read: facts are only ever added, so those that
+        are read afterwards explain every row of the pinned version.
+        """
+        op = store.tables.op_log().table
+        progress = Progress.from_value(store.tables.register("publisher").read().value, op)
+        self._published = _published_up_to(progress, topic)
+        self.log = store.tables.topic_log(topic, op.table_id)
+        self.log.table.refresh()
+        self.op_table_id = op.table_id
+        self.begin = topic_begins(store).get(topic)
+        self._after = NOTHING if self.begin is None else self.begin
+        self.expected = expected_rows(store, op.table_id, topic, self._after)
+        self.shown = shown_rows(self.log, self.expected.first_kept_id)
+        self.match = self._matched()
+        self.kept, self._extra = self._kept_and_extra(store)
+        self._rows = self._ordered()
+        self._base = self._bases()
+        self.offsets, self.next_offsets = self._numbered()
+
+    # --- which rows stay ------------------------------------------------------------------------
+
+    def _matched(self) -> Integers:
+        """For each expected message the row that shows it; of duplicates the one that is right."""
+        place = self._places()
+        is_same = self._is_same(place)
+        order = np.lexsort((~is_same, place))
+        order = order[place[order] != NONE]
+        first = order[first_of_each(place[order], np.zeros(len(order), dtype=np.int64))]
+        match = np.full(len(self.expected.keys), NONE, dtype=np.int64)
+        match[place[first]] = first
+        return match
+
+    def _places(self) -> Integers:
+        return integers(pc.index_in(self.shown.keys, value_set=self.expected.keys), NONE)
+
+    def _is_same(self, place: Integers) -> Flags:
+        if not len(self.expected.digests):
+            return np.zeros(len(place), dtype=bool)
+        is_same = np.equal(self.expected.digests[place], self.shown.digests)
+        answer: Flags = np.logical_and(is_same, place != NONE)
+        return answer
+
+    def _kept_and_extra(self, store: Store) -> tuple[Integers, int]:
+        """Rows that only the topic itself still holds, and the number of rows to remove."""
+        shown = self.shown
+        rest = np.flatnonzero(self._places() == NONE)
+        ids = shown.transaction_ids.take(pa.array(rest))
+        half = store.tables.half_log().table
+        halves = half.rows_of("transaction_id", pc.unique(ids).drop_null(), ("transaction_id",))
+        has_half = integers(pc.index_in(ids, value_set=pc.unique(halves["transaction_id"])), NONE)
+        is_old = shown.op_version[rest] <= self._after
+        forgotten = self.expected.is_forgotten(ids)
+        kept = rest[np.where(has_half == NONE, forgotten, is_old)]
+        kept = kept[shown.op_version[kept] <= self.expected.op_version]
+        kept = self._without_duplicates(kept)
+        matched = int((self.match != NONE).sum())
+        return kept, len(shown.keys) - matched - len(kept)
+
+    def _without_duplicates(self, kept: Integers) -> Integers:
+        """The first row of each message. Raises: TopicNotRebuiltError where its rows differ."""
+        keys = self.shown.keys.take(pa.array(kept))
+        place = integers(pc.index_in(keys, value_set=pc.unique(keys)), NONE)
+        is_first = first_of_each(place, np.zeros(len(place), dtype=np.int64))
+        contents = first_of_each(place, self.shown.digests[kept])
+        if contents.sum() > is_first.sum():
+            problem = "holds several contents of a message whose half is gone; none is proven"
+            raise TopicNotRebuiltError(self.log.name, problem)
+        return kept[is_first]
+
+    # --- order and offsets ----------------------------------------------------------------------
+
+    def _ordered(self) -> Integers:
+        """The numbers of all rows in the order of their claims."""
+        plan, shown, kept = self.expected.plan.rows, self.shown, self.kept
+        ordinals = np.concatenate([integers(plan["ordinal"], 0), self._kept_ordinals()])
+        # The rows of the plan are in order already.
+        last = np.concatenate([np.arange(plan.num_rows), shown.sequence[kept]])
+        return np.lexsort((last, ordinals, self._versions()))
+
+    def _kept_ordinals(self) -> Integers:
+        """The ordinals of kept rows: of their facts, else before all facts, in present order."""
+        gone, shown = self.expected.gone, self.shown
+        claims = _claim_keys(gone["transaction_id"], gone["op_version"])
+        ids = shown.transaction_ids.take(pa.array(self.kept))
+        kept_claims = _claim_keys(ids, pa.array(shown.op_version[self.kept]))
+        fact = integers(pc.index_in(kept_claims, value_set=claims), NONE)
+        before_all = shown.queue_offset[self.kept] - (1 << 62)
+        if not gone.num_rows:
+            return before_all
+        return np.where(fact == NONE, before_all, integers(gone["ordinal"], 0)[fact])
+
+    def _queues(self) -> Integers:
+        """The queue of each row."""
+        queues = integers(self.expected.plan.rows["queue_id"], 0)
+        return np.concatenate([queues, self.shown.queue_id[self.kept]])
+
+    def _present_offsets(self) -> Integers:
+        """The offset that each row has now, or NONE."""
+        shown, match = self.shown.queue_offset, self.match
+        offsets = shown[match] if len(shown) else match
+        return np.concatenate([np.where(match == NONE, NONE, offsets), shown[self.kept]])
+
+    def _versions(self) -> Integers:
+        """The op version of the claim that made each row visible."""
+        versions = integers(self.expected.plan.rows["op_version"], 0)
+        return np.concatenate([versions, self.shown.op_version[self.kept]])
+
+    def _counted(self) -> Integers:
+        """Rows that get a new offset, in order; rows before `begin` keep the offset they have."""
+        return self._rows[self._versions()[self._rows] > self._after]
+
+    def _bases(self) -> dict[int, int]:
+        """For each queue the offset of the first of its counted rows."""
+        rows = self._counted()
+        queues = self._queues()[rows]
+        places, _ = offsets_in_order(pa.chunked_array([pa.array(queues)]), {})
+        present = self._present_offsets()[rows]
+        shift, is_present = present - places, present != NONE
+        return {
+            int(queue): self._base_of(int(queue), shift[(queues == queue) & is_present])
+            for queue in np.unique(queues)
+        }
+
+    def _base_of(self, queue: int, shifts: Integers) -> int:
+        if self.begin is not None:
+            if not len(shifts):
+                return self.log.next_offsets([queue])[queue]
+            values, counts = np.unique(shifts, return_counts=True)
+            return max(0, int(values[counts.argmax()]))
+        # A message that is missing from a queue shifts all later ones, up to the last.
+        if self.expected.first_kept_id is not None and len(shifts) and shifts[-1] > 0:
+            problem = (
+                f"misses {int(shifts[-1]):,} messages of queue {queue}, and nothing holds them "
+                "any more: retention has taken their halves"
+            )
+            raise TopicNotRebuiltError(self.log.name, problem)
+        return 0
+
+    def _numbered(self) -> tuple[Integers, dict[int, int]]:
+        """The offset of each row by its number, and the next offset of each queue."""
+        rows = self._counted()
+        queues = pa.chunked_array([pa.array(self._queues()[rows])])
+        counted, ends = offsets_in_order(queues, self._base)
+        offsets = self._present_offsets()
+        offsets[rows] = counted
+        seen = {int(queue) for queue in np.unique(self.shown.queue_id)}
+        rest = self.log.next_offsets(sorted(seen - ends.keys())) if self.begin is not None else {}
+        return offsets, {**dict.fromkeys(seen, 0), **rest, **ends}
+
+    # --- the result -----------------------------------------------------------------------------
+
+    def result(self) -> TopicRebuild:
+        """How the rows differ from the messages that the topic should show."""
+        is_shown = self.match != NONE
+        unpublished = ~is_shown & self._is_unpublished()
+        return TopicRebuild(
+            self.log.name,
+            self.expected.op_version,
+            rows=len(self._rows),
+            missing=int((~is_shown & ~unpublished).sum()),
+            extra=self._extra,
+            different=self._different(is_shown),
+            kept=len(self.kept),
+            unpublished=int(unpublished.sum()),
+            marks_differ=self._marks_differ(unpublished),
+        )
+
+    def _is_unpublished(self) -> Flags:
+        versions = integers(self.expected.plan.rows["op_version"], 0)
+        # A parked topic is behind the publisher; one that another publisher wrote may be ahead.
+        return versions > max(self._published, self.log.mark)
+
+    def _different(self, is_shown: Flags) -> int:
+        present = self._present_offsets()
+        moved = (present != NONE) & (present != self.offsets)
+        matched = self.match[is_shown]
+        changed = np.zeros(len(present), dtype=bool)
+        changed[: len(is_shown)][is_shown] = (
+            self.expected.digests[is_shown] != self.shown.digests[matched]
+        )
+        return int((moved | changed).sum())
+
+    def _marks_differ(self, unpublished: Flags) -> bool:
+        mark, shown = self.log.mark, self.shown.op_version[self.match[self.match != NONE]]
+        if mark > self.expected.op_version or (len(shown) and mark < shown.max()):
+            return True
+        later = integers(self.expected.plan.rows["queue_id"], 0)[unpublished]
+        right = {
+            queue: offset - int((later == queue).sum())
+            for queue, offset in self.next_offsets.items()
+        }
+        return self.log.next_offsets(list(right)) != right
+
+    @property
+    def row_count(self) -> int:
+        """How many messages the topic shows after a rebuild."""
+        return len(self._rows)
+
+
+def _published_up_to(progress: Progress, topic: str) -> int:
+    """The op version up to which the publisher says that it has published to the topic."""
+    parked = progress.parked.get(topic)
+    return progress.low_water_version if parked is None else parked.from_version
+
+
+def _claim_keys(ids: Any, versions: Any) -> pa.Array:
+    texts = [pc.fill_null(ids, "null"), versions.cast(pa.string())]
+    joined = pc.binary_join_element_wise(*texts, "/")
+    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined

@@ -1,0 +1,111 @@
+"""`txmq status`: how a store stands."""
+
+from __future__ import annotations
+
+from time import sleep
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from txmq.admin.status import Admin, Lag, Status
+from txmq.cli.shared import AsJson, Location, console, moment, print_json, titled_pairs
+from txmq.message.names import shown_name
+from txmq.store.opening import open_store
+
+
+def add_status_command(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    app.command()(status)
+
+
+def status(
+    location: Location,
+    *,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again.")] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval-s", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+) -> None:
+    """Show how a store stands: open and ended transactions, topics, lag."""
+    admin = Admin(open_store(location))
+    if watch:
+        _watch(admin, interval_s, as_json=as_json)
+    elif as_json:
+        print_json(admin.status().to_dict())
+    else:
+        console().print(_status_view(admin.status()))
+
+
+def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
+    try:
+        if as_json:
+            while True:
+                print_json(admin.status().to_dict(), indent=None)
+                sleep(interval_s)
+        with Live(console=console(), auto_refresh=False) as live:
+            while True:
+                live.update(_status_view(admin.status()), refresh=True)
+                sleep(interval_s)
+    except KeyboardInterrupt:
+        return
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+def _status_view(status: Status) -> RenderableType:
+    messages = {shown_name(name): f"{count:,}" for name, count in status.messages.items()}
+    parts: list[RenderableType] = [
+        Text(f"{status.location} at {moment(status.at)}", style="bold"),
+        titled_pairs("transactions", _transactions(status)),
+        titled_pairs("visible messages", messages),
+        titled_pairs("progress", _progress(status)),
+    ]
+    if status.members:
+        members = {shown_name(group): f"{count:,}" for group, count in status.members.items()}
+        parts.append(titled_pairs("producers that answer checks", members))
+    parts += [
+        Text(
+            f"topic {shown_name(parked.topic)} is parked from op version {parked.from_version} "
+            f"since {moment(parked.since)}, {parked.attempts} attempts: {parked.reason}",
+            style="red",
+        )
+        for parked in status.parked
+    ]
+    return Group(*parts)
+
+
+def _transactions(status: Status) -> dict[str, str]:
+    oldest_s = status.oldest_open_half_age_s
+    age = "" if oldest_s is None else f", the oldest {oldest_s:,.0f} s old"
+    unasked = ", ".join(f"{count:,} {reason}" for reason, count in status.unasked.items())
+    return {
+        "open": f"{status.open:,}{age}",
+        "open, and could not be asked": unasked or "0",
+        "committed": f"{status.committed:,}",
+        "rolled back": f"{status.rolled_back:,}",
+        "discarded": f"{status.discarded:,} ({status.dead_letters:,} dead letters)",
+        "incomplete": f"{status.incomplete:,}",
+        "expired": f"{status.expired:,}",
+    }
+
+
+def _progress(status: Status) -> dict[str, str]:
+    scheduled = (
+        {"scheduled": f"{status.scheduled:,} wait for their time"} if status.scheduled else {}
+    )
+    return scheduled | {
+        "claims": f"op version {status.op_version}",
+        "settled": _lag(status.settled),
+        "published": _lag(status.published),
+    }
+
+
+def _lag(lag: Lag) -> str:
+    if lag.op_versions == 0:
+        return "all"
+    return f"{lag.op_versions:,} versions behind, the oldest claim waits {lag.seconds:,.1f} s"

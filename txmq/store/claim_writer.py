@@ -1,0 +1,56 @@
+"""Appends claims to the op log, for services, producers and operators alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from txmq.store.numbered import NumberedCommits
+from txmq.store.op import OpLog, OpRow, op_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class ClaimWriter:
+    """Appends claims, one commit for each call. Not safe for several threads.
+
+    All of its commits go to one queue, so that each commit is one file.
+    """
+
+    def __init__(self, op: OpLog, kind: str, half_queues: int) -> None:
+        """Open nothing yet.
+
+        Args:
+            op: the log to append to; after each append its handle shows the claims.
+            kind: the sort of writer, such as "producer" or "check".
+            half_queues: how many queues the store has.
+        """
+        self.op = op
+        self._commits = NumberedCommits(op.table, kind)
+        self.session = self._commits.session
+        self.queue_id = self.session.int % half_queues
+
+    def append(self, rows: Sequence[OpRow]) -> None:
+        """One commit of claims; a second call makes a second commit. Raises: as `append_table`."""
+        self.append_table(op_table(rows, self.queue_id))
+
+    def append_table(self, rows: pa.Table) -> None:
+        """One commit of claims as columns of OP; this method sets queue and ordinals.
+
+        After an error the claims may or may not be in the log. To try again, pass the same table:
+        then they are written once.
+
+        Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
+            StorageError.
+        """
+        self._commits.commit(
+            rows,
+            lambda app_id, number: self.op.append_table(
+                rows, self.queue_id, app_id=app_id, number=number
+            ),
+        )
+
+    def last_version(self) -> int:
+        """The version of the op log that holds the last append; 0 commits."""
+        return self._commits.last_version()

@@ -1,0 +1,70 @@
+"""Numbered commits: a commit whose answer was lost is found by its number and not made twice.
+
+A writer counts its commits under a name of its own; Delta keeps the newest number of each name.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+from txmq.delta.storage import Table
+
+REOPEN_AFTER_COMMITS = 100
+
+
+class _Commit(NamedTuple):
+    """The number of the last commit, and its rows for as long as it has no answer."""
+
+    number: int
+    unanswered: object = None
+
+
+class NumberedCommits:
+    """The commits of one writer to one table. Not safe for several threads."""
+
+    def __init__(self, table: Table, kind: str) -> None:
+        """Open nothing yet; `kind` says in the log what sort of writer this is."""
+        self._table = table
+        self.session = uuid.uuid4()
+        self._app_id = f"txmq-{kind}/{self.session}"
+        self._last = _Commit(0)
+
+    def commit(self, rows: object, write: Callable[[str, int], int]) -> None:
+        """Make one commit of `rows` by `write(app_id, number)`.
+
+        After an error of any kind the commit may have landed. A second call with the same object
+        keeps the number, looks for it, and writes only if it is not there. Other rows get the
+        next number, so they are never taken for the rows that failed.
+
+        Raises: StorageError, also where the table cannot be read; then nothing was written.
+        """
+        is_retry = rows is self._last.unanswered
+        if not is_retry:
+            reopen_sometimes(self._table, self._last.number)
+            self._last = _Commit(self._last.number + 1, rows)
+        if not (is_retry and self._has_landed()):
+            write(self._app_id, self._last.number)
+        self._last = _Commit(self._last.number)
+
+    def last_version(self) -> int:
+        """The version that holds the last commit; others may have committed since. 0 commits."""
+        newest = self._table.version
+        mine = self._app_id, self._last.number
+        for version in range(newest, -1, -1):
+            if mine in (self._table.marks_of(version) or {}).items():
+                return version
+        return newest
+
+    def _has_landed(self) -> bool:
+        return (self._table.reopen().mark(self._app_id) or 0) >= self._last.number
+
+
+def reopen_sometimes(table: Table, commits: int) -> None:
+    """Open the table anew before every hundredth commit: a handle grows with each that it makes.
+
+    Before a commit and not after it, so that an error of the opening is no error of the commit.
+    """
+    if commits and commits % REOPEN_AFTER_COMMITS == 0:
+        table.reopen()
