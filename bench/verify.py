@@ -28,7 +28,6 @@ PER_COMMIT = 50_000
 MESSAGES_OF_A_BATCH = 1_000
 ROLLBACK_EVERY = 50
 MOST_MIB = 2_048
-COMMAND = "from txmq.cli.app import main; main()"
 KIB = 1_024
 
 
@@ -62,7 +61,7 @@ def _outcomes(count: int, rounds: int, folder: Path) -> list[Outcome]:
 
 def _verified(location: str, count: int) -> Run:
     """The command as users run it; a violation or another number of messages ends the benchmark."""
-    command = [sys.executable, "-c", COMMAND, "verify", location, "--json"]
+    command = [sys.executable, "-m", "txmq", "verify", location, "--json"]
     start_s = time.perf_counter()
     with tempfile.TemporaryFile() as report:
         process = subprocess.Popen(command, stdout=report)

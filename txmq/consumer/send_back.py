@@ -165,9 +165,11 @@ class SendBack:
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
-        messages = [self._keyed(message) for message in failed]
+        messages = [self._keyed_message(message) for message in failed]
         ids = self._sender.send(messages) if messages else []
-        return [self._result(keyed, new_id) for keyed, new_id in zip(messages, ids, strict=True)]
+        return [
+            self._result(message, new_id) for message, new_id in zip(messages, ids, strict=True)
+        ]
 
     def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
         topic = keyed.message.topic
@@ -175,7 +177,7 @@ class SendBack:
         is_dead = topic == dead_letter_topic(self._group)
         return SentBack(shown_name(topic), message_id, times, is_dead)
 
-    def _keyed(self, failed: FailedMessage) -> KeyedMessage:
+    def _keyed_message(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
         times = message.reconsume_times if is_retry else 0
         is_dead = failed.delay_level < 0 or times >= self._max_times

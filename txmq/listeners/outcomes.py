@@ -79,7 +79,7 @@ def outcome_of(row: Mapping[str, Any]) -> Outcome:
     return Answered(LocalTransactionState(row["state"]), row["reason"])
 
 
-def outcome_table(rows: Iterable[tuple[str, str | None, str | None]]) -> pa.Table:
+def outcome_table(rows: Iterable[tuple[str | None, str | None, str | None]]) -> pa.Table:
     """OUTCOMES from the id, state and reason of each question."""
     listed = list(rows)
     columns = zip(*listed, strict=True) if listed else [[] for _ in OUTCOMES]

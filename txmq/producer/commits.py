@@ -161,14 +161,14 @@ class ProducerCommits:
 
         Raises: AlreadyResolvedError.
         """
-        begun_s, found = time.monotonic(), None
+        begun_s, resolution = time.monotonic(), None
         try:
-            (found,) = self.append_ends([(end.transaction_id, end.kind)])
-            found.confirm(end.transaction_id, end.kind)
+            (resolution,) = self.append_ends([(end.transaction_id, end.kind)])
+            resolution.confirm(end.transaction_id, end.kind)
         except BaseException as error:
-            self.hooks.ended(end, found, error, begun_s)
+            self.hooks.ended(end, resolution, error, begun_s)
             raise
-        self.hooks.ended(end, found, begun_s=begun_s)
+        self.hooks.ended(end, resolution, begun_s=begun_s)
 
     def append_ends(self, ends: Sequence[tuple[str, ClaimKind]]) -> Sequence[Resolution]:
         """Ends of several transactions in one commit, shared; where each of them stands then."""
@@ -227,7 +227,7 @@ class _KeyIds(NamedTuple):
 
     producer_group: str
 
-    def known(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
+    def candidates(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
         return (self.new(key, attempt),)
 
     def new(self, key: IdempotencyKey, attempt: int) -> str:

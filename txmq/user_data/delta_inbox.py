@@ -20,8 +20,8 @@ from txmq.user_data.delta_marker import (
     APP_ID_SETTING,
     VERSION_OPTION,
     VERSION_SETTING,
+    MarkedStatement,
     MarkedTable,
-    OneStatement,
     SqlStatement,
     session_settings,
 )
@@ -212,7 +212,7 @@ class DeltaInbox:
         problem = "one batch_sql block marks one statement; Spark would skip a second one"
         second = InboxError(self._table.location, problem)
         with session_settings(spark, {APP_ID_SETTING: name, VERSION_SETTING: str(batch_id)}):
-            yield OneStatement(spark, second)
+            yield MarkedStatement(spark, second)
 
     def is_done(self, batch_id: int, *, checkpoint: str) -> bool:
         """Whether a micro-batch has taken effect; 0 commits.

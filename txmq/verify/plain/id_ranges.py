@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 # Of all tables together; a message alone in its transaction has a row in each of four tables.
-RANGE_ROWS = 1_000_000
+RANGE_ROWS = 500_000
 # Every so many rows of a row group one id is kept, to tell where ranges begin.
 SAMPLE_ROWS = 1_000
 
@@ -76,8 +76,9 @@ def id_ranges(extents: Iterable[IdExtent]) -> list[IdRange]:
 
 
 def _starts(extents: Iterable[IdExtent]) -> Iterator[str]:
+    """Where each range but the first begins; a transaction is never cut."""
     sample = sorted((name, extent.sample_rows) for extent in extents for name in extent.sample)
-    rows, first = 0.0, ""
+    rows, first = 0.0, sample[0][0] if sample else ""
     for name, sample_rows in sample:
         if rows >= RANGE_ROWS and name != first:
             yield name
