@@ -218,9 +218,7 @@ class Topics:
         """
         name = stored_topic(topic)
         if name == SCHEDULE_TOPIC:
-            rule = (
-                "it holds messages that no other table may hold any more, so it cannot be rebuilt"
-            )
+            rule = "the schedule is not rebuilt: no other table may hold its messages"
             raise ReservedNameError("topic", name, rule)
         if name not in self._store.topics():
             raise _not_found(name)
