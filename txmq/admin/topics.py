@@ -33,7 +33,7 @@ from txmq.message.names import (
     is_group_topic,
     stored_name,
 )
-from txmq.publish.progress import ParkedTopic, Progress
+from txmq.publish.progress import ParkedTopic, PublishProgress
 from txmq.results import plain
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
@@ -292,7 +292,7 @@ class Topics:
 
     def _parked(self) -> Mapping[str, ParkedTopic]:
         value = self._store.register("publisher").read().value
-        return Progress.from_value(value, self._store.op_log().table).parked if value else {}
+        return PublishProgress.from_value(value, self._store.op_log().table).parked if value else {}
 
     def _swap(self, change: Callable[[RegisteredTopics], RegisteredTopics]) -> RegisteredTopics:
         """What is known after a change; where another operator was faster, it is asked again."""
