@@ -59,8 +59,8 @@ bench: ready ## measure, print tables, keep the results in bench/results
 ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
 	@$(BIN)/python -m txmq.local_spark.environment
 
-archive: ready ## let Java keep the classes it loads, so that local starts are quicker
-	@$(BIN)/python -m txmq.local_spark.class_archive
+archive: ready ## let Java keep the classes that tests load, so that they start quicker
+	@$(BIN)/python -m tests.kit.class_archive
 
 clean: ## remove the virtual environment and all caches of this folder
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

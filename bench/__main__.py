@@ -27,6 +27,7 @@ from bench import (
     listeners,
     pending,
     thirty_days,
+    verify,
 )
 from bench.machine import machine_facts
 from bench.outcome import Outcome
@@ -50,6 +51,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "consumers": consumers.measure,
     "pending": pending.measure,
     "thirty-days": thirty_days.measure,
+    "verify": verify.measure,
 }
 
 

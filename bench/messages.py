@@ -31,14 +31,27 @@ def random_body(size_bytes: int) -> bytes:
 
 def one_message_transactions(count: int, body_bytes: int) -> tuple[pa.Table, pa.Table]:
     """Rows of one half commit and of the op commit that ends them all."""
+    return transactions(count, body_bytes, 1)
+
+
+def transactions(
+    count: int, body_bytes: int, batch: int, *, rollback_every: int = 0
+) -> tuple[pa.Table, pa.Table]:
+    """As `one_message_transactions`, for transactions of at most `batch` messages each.
+
+    One in `rollback_every` of them is rolled back.
+    """
     now_ms = time.time_ns() // 1_000_000
     halves, ends = [], []
-    for number in range(count):
+    for number, first in enumerate(range(0, count, batch)):
         origin = HalfOrigin(new_transaction_id(now_ms), GROUP, 0, IMMUNITY_S, now_ms)
-        message = Message(TOPIC, random_body(body_bytes))
-        halves.append(HalfTransaction(origin, [message], [number % QUEUES], 1))
-        source = ClaimSource.PRODUCER
-        ends.append(OpRow(origin.transaction_id, ClaimKind.COMMIT, GROUP, source, now_ms))
+        size = min(batch, count - first)
+        messages = [Message(TOPIC, random_body(body_bytes)) for _ in range(size)]
+        queues = [(first + place) % QUEUES for place in range(size)]
+        halves.append(HalfTransaction(origin, messages, queues, size))
+        is_rolled_back = rollback_every and number % rollback_every == rollback_every - 1
+        kind = ClaimKind.ROLLBACK if is_rolled_back else ClaimKind.COMMIT
+        ends.append(OpRow(origin.transaction_id, kind, GROUP, ClaimSource.PRODUCER, now_ms))
     return half_table(halves), op_table(ends, 0)
 
 

@@ -22,6 +22,7 @@ class Sizes:
     pending: int = 1_000_000
     consumed: int = 500_000
     published_rounds: int = 60
+    verified: int = 10_000_000
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -37,6 +38,7 @@ class Sizes:
             pending=max(1000, self.pending // times),
             consumed=max(self.commit_rows, self.consumed // times),
             published_rounds=max(5, self.published_rounds // times),
+            verified=max(1_000, self.verified // times),
         )
 
 

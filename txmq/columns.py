@@ -1,4 +1,7 @@
-"""Grouping rows by a text key with one hash of it, for a group_by of strings is much slower."""
+"""Columns as numpy arrays: rows by key, distinct rows, pairs of values.
+
+Texts are hashed once into whole numbers, since `group_by` on strings is much slower.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,12 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """`place` has the number of each row's key in `keys`."""
+    """The rows of a column by their value.
+
+    Attributes:
+        keys: each value once.
+        place: for each row the number of its value in `keys`.
+    """
 
     keys: pa.Array
     place: Integers
@@ -30,49 +38,51 @@ class Groups:
         return cls(encoded.dictionary, encoded.indices.to_numpy().astype(np.int64))
 
     def count(self, chosen: npt.NDArray[np.bool_] | None = None) -> Integers:
-        """How many rows each group has, or how many of the chosen ones."""
+        """How many rows each group has; with `chosen`, how many of the chosen rows."""
         place = self.place if chosen is None else self.place[chosen]
         return np.bincount(place, minlength=len(self.keys)).astype(np.int64)
 
     def largest(self, values: Integers, start: int) -> Integers:
         """The largest value of each group, at least `start`."""
-        found = np.full(len(self.keys), start, dtype=np.int64)
-        np.maximum.at(found, self.place, values)
-        return found
+        largest = np.full(len(self.keys), start, dtype=np.int64)
+        np.maximum.at(largest, self.place, values)
+        return largest
 
     def smallest(self, values: Integers, start: int) -> Integers:
         """The smallest value of each group, at most `start`."""
-        found = np.full(len(self.keys), start, dtype=np.int64)
-        np.minimum.at(found, self.place, values)
-        return found
+        smallest = np.full(len(self.keys), start, dtype=np.int64)
+        np.minimum.at(smallest, self.place, values)
+        return smallest
 
 
 @dataclass(frozen=True, slots=True)
-class Cases:
-    """The rows of a table that differ: a rule is asked once a case, not once a row.
+class DistinctRows:
+    """The distinct rows of a table, so that a rule is called once for each of them.
 
-    `rows` holds each case once, `place` the number of each row's case in it.
+    Attributes:
+        rows: each distinct row once.
+        place: for each row of the table the number of its distinct row in `rows`.
     """
 
     rows: pa.Table
     place: Integers
 
     @classmethod
-    def of(cls, table: pa.Table) -> Cases:
-        """The cases of a table of few different rows; nulls are values of their own."""
+    def of(cls, table: pa.Table) -> DistinctRows:
+        """The distinct rows of a table that has few; null equals null."""
         code = np.zeros(table.num_rows, dtype=np.int64)
         for name in table.column_names:
             code = _joined(code, table[name])
         _, first, place = np.unique(code, return_index=True, return_inverse=True)
         return cls(table.take(pa.array(first)), place.astype(np.int64))
 
-    def values(self, found: Iterable[Any], kind: pa.DataType) -> pa.Array:
-        """What was found of each case, for each row."""
-        return pa.array(found, kind).take(pa.array(self.place))
+    def values(self, of_rows: Iterable[Any], kind: pa.DataType) -> pa.Array:
+        """The value of each row of the table, from one value for each of `rows`."""
+        return pa.array(of_rows, kind).take(pa.array(self.place))
 
 
 def _joined(code: Integers, column: Any) -> Integers:
-    """Numbers that differ where `code` or the column differs, and stay small."""
+    """Small numbers that differ where `code` or the column differs."""
     encoded = pc.dictionary_encode(column, null_encoding="encode")
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
@@ -83,7 +93,7 @@ def _joined(code: Integers, column: Any) -> Integers:
 
 
 def first_of_each(place: Integers, sequence: Integers) -> npt.NDArray[np.bool_]:
-    """Whether a row is the first one with its pair of values."""
+    """Whether each row is the first one with its pair of values."""
     order = np.lexsort((sequence, place))
     ordered_place, ordered_sequence = place[order], sequence[order]
     is_first = np.ones(len(order), dtype=bool)
@@ -95,21 +105,21 @@ def first_of_each(place: Integers, sequence: Integers) -> npt.NDArray[np.bool_]:
     return answer
 
 
-def find_pairs(wanted: tuple[Integers, Integers], known: tuple[Integers, Integers]) -> Integers:
-    """Row numbers in `known` of the pairs `wanted`, both as two columns; -1 where there is none."""
-    count = len(known[0])
+def find_pairs(pairs: tuple[Integers, Integers], table: tuple[Integers, Integers]) -> Integers:
+    """The row number in `table` of each of `pairs`, both given as two columns; -1 for none."""
+    count = len(table[0])
     if not count:
-        return np.full(len(wanted[0]), -1, dtype=np.int64)
-    values, code = np.unique(np.concatenate([known[1], wanted[1]]), return_inverse=True)
-    keys = known[0] * len(values) + code[:count]
-    wanted_keys = wanted[0] * len(values) + code[count:]
-    order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys[order], wanted_keys), count - 1)
-    return np.where(keys[order][at] == wanted_keys, order[at], -1)
+        return np.full(len(pairs[0]), -1, dtype=np.int64)
+    values, code = np.unique(np.concatenate([table[1], pairs[1]]), return_inverse=True)
+    table_keys = table[0] * len(values) + code[:count]
+    keys = pairs[0] * len(values) + code[count:]
+    order = np.argsort(table_keys, kind="stable")
+    at = np.minimum(np.searchsorted(table_keys[order], keys), count - 1)
+    return np.where(table_keys[order][at] == keys, order[at], -1)
 
 
 def equal_pairs(left: Integers, right: Integers, groups: int) -> tuple[Integers, Integers]:
-    """Row numbers of all pairs of equal values, both of them numbers of `groups` groups."""
+    """Row numbers in both columns of all equal values; the values are numbers of groups."""
     order = np.argsort(right, kind="stable")
     counts = np.bincount(right, minlength=groups)
     begin = np.cumsum(counts) - counts
@@ -139,10 +149,10 @@ def flags(column: Any) -> npt.NDArray[np.bool_]:
 
 
 def place_in_group(groups: Any) -> Integers:
-    """How many rows of the same group stand before each row."""
-    own = Groups.of(groups).place
-    order = np.argsort(own, kind="stable")
-    begins = np.searchsorted(own[order], own[order])
-    places = np.empty(len(own), dtype=np.int64)
-    places[order] = np.arange(len(own)) - begins
+    """For each row how many rows of its group stand before it."""
+    group = Groups.of(groups).place
+    order = np.argsort(group, kind="stable")
+    begins = np.searchsorted(group[order], group[order])
+    places = np.empty(len(group), dtype=np.int64)
+    places[order] = np.arange(len(group)) - begins
     return places

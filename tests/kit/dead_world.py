@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.delay_world import DelayWorld
-from tests.kit.handed_out import Received, received
+from tests.kit.handed_out import received
 from txmq.admin.dead_letters import DeadLetters
 from txmq.consumer.send_back import SendBack
+from txmq.message.received import ReceivedMessage
 
 CONSUMERS = "billing"
 DEAD = f"DLQ_{CONSUMERS}"
@@ -29,14 +30,14 @@ class DeadWorld(DelayWorld):
 
     def bury(self, *bodies: str, **fields: Any) -> list[str]:
         """Ids of the dead letters; each is a commit of its own."""
-        found = []
+        letters = []
         for body in bodies:
             (own_id,) = self.send(body, **fields)
             (row,) = [row for row in self.rows() if row["message_id"] == own_id]
             sent = self.send_back.send_back(received(row), reason="no customer", delay_level=-1)
-            found.append(sent.message_id)
+            letters.append(sent.message_id)
             self.publisher.run_once()
-        return found
+        return letters
 
-    def received(self, topic: str) -> list[Received]:
+    def received(self, topic: str) -> list[ReceivedMessage]:
         return [received(row) for row in self.rows(topic)]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from txmq.local_spark.class_archive import archive_options
 from txmq.local_spark.jars import (
     cache_folder,
     fetch_jars,
@@ -50,7 +49,7 @@ def spark_options() -> list[str]:
     kept = [f"{key}={value}" for key, value in pairs if key != "spark.jars.packages"]
     jars = ",".join(str(path) for path in jar_paths(cache_folder()))
     # These live for seconds: as `local_session(for_minutes=True)`.
-    quick = f"{OPTIONS}={java_options(for_minutes=True)}{archive_options(require_java())}"
+    quick = f"{OPTIONS}={java_options(for_minutes=True)}"
     settings = (p for k in [*kept, quick] for p in ("--conf", k))
     return ["--master", "local[2]", "--jars", jars, *settings]
 

@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.columns import Cases
+from txmq.columns import DistinctRows
 
 values = st.tuples(
     st.sampled_from(["a", "b", None]), st.integers(0, 3) | st.none(), st.booleans() | st.none()
@@ -18,18 +18,22 @@ def table(rows: list[tuple[object, ...]]) -> pa.Table:
 
 
 @given(st.lists(values, max_size=40))
-def test_each_row_is_its_case_and_each_case_is_there_once(rows: list[tuple[object, ...]]) -> None:
-    cases = Cases.of(table(rows))
-    found = [tuple(case.values()) for case in cases.rows.to_pylist()]
+def test_each_row_is_one_of_the_distinct_rows_and_these_are_there_once(
+    rows: list[tuple[object, ...]],
+) -> None:
+    distinct = DistinctRows.of(table(rows))
+    found = [tuple(case.values()) for case in distinct.rows.to_pylist()]
 
-    assert [found[place] for place in cases.place.tolist()] == rows
+    assert [found[place] for place in distinct.place.tolist()] == rows
     assert len(found) == len(set(rows))
 
 
-def test_value_of_each_case_is_given_to_all_its_rows() -> None:
-    cases = Cases.of(table([("a", 1, True), ("b", 1, True), ("a", 1, True)]))
+def test_value_of_each_distinct_row_is_given_to_all_its_rows() -> None:
+    distinct = DistinctRows.of(table([("a", 1, True), ("b", 1, True), ("a", 1, True)]))
 
-    found = cases.values((case["text"].upper() for case in cases.rows.to_pylist()), pa.string())
+    found = distinct.values(
+        (case["text"].upper() for case in distinct.rows.to_pylist()), pa.string()
+    )
 
     assert found.to_pylist() == ["A", "B", "A"]
 
@@ -39,4 +43,4 @@ def test_many_columns_of_many_values_do_not_overflow() -> None:
         {str(name): [name * number for number in range(2_000)] for name in range(1, 12)}
     )
 
-    assert Cases.of(rows).rows.num_rows == 2_000
+    assert DistinctRows.of(rows).rows.num_rows == 2_000

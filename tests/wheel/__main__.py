@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 STEPS = Path(__file__).with_name("first_steps.py")
+PROJECT_FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 VERSIONS = ("3.11", "3.12", "3.13")
 
 
@@ -28,7 +29,12 @@ def main() -> int:
 
 
 def _built(folder: Path) -> Path:
-    _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT, cwd=ROOT)
+    # A copy, for what an earlier build has left would get into the wheel.
+    source = folder / "source"
+    shutil.copytree(ROOT / "txmq", source / "txmq", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in PROJECT_FILES:
+        shutil.copy(ROOT / name, source)
+    _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, source)
     (wheel,) = folder.glob("*.whl")
     _say(f"built    {wheel.name}, {wheel.stat().st_size:,} bytes")
     return wheel

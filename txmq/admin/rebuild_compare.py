@@ -82,10 +82,10 @@ class TopicComparison:
         The topic is pinned before the facts are read: facts are only ever added, so those that
         are read afterwards explain every row of the pinned version.
         """
-        op = store.op_log().table
-        progress = PublishProgress.from_value(store.register("publisher").read().value, op)
+        op = store.tables.op_log().table
+        progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
         self._published = _published_up_to(progress, topic)
-        self.log = store.topic_log(topic, op.table_id)
+        self.log = store.tables.topic_log(topic, op.table_id)
         self.log.table.refresh()
         self.op_table_id = op.table_id
         self.begin = topic_begins(store).get(topic)
@@ -126,7 +126,7 @@ class TopicComparison:
         shown = self.shown
         rest = np.flatnonzero(self._places() == NONE)
         ids = shown.transaction_ids.take(pa.array(rest))
-        half = store.half_log().table
+        half = store.tables.half_log().table
         halves = half.rows_of("transaction_id", pc.unique(ids).drop_null(), ("transaction_id",))
         has_half = integers(pc.index_in(ids, value_set=pc.unique(halves["transaction_id"])), NONE)
         is_old = shown.op_version[rest] <= self._after

@@ -94,13 +94,13 @@ def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Exp
 
     Raises: PayloadMissingError where halves are missing that retention did not take.
     """
-    settled, half = store.settled_log(op_table_id), store.half_log()
+    settled, half = store.tables.settled_log(op_table_id), store.tables.half_log()
     mark = settled.mark
     facts = settled.to_show(after, mark)
     half.table.refresh()
     # Read after half: retention writes down what it takes before it takes it.
     first_kept_id = _first_kept_id(store)
-    schedule = store.schedule_log()
+    schedule = store.tables.schedule_log()
     kept, gone = _split(half, schedule, facts, first_kept_id)
     plan = make_plan(half, kept, schedule).of_topic(topic, after)
     keys, digests = _digests_of(plan)
@@ -150,7 +150,7 @@ def shown_rows(
 
 
 def _first_kept_id(store: Store) -> str | None:
-    day = store.register("maintenance").read().value.get(FORGOTTEN_BEFORE)
+    day = store.tables.register("maintenance").read().value.get(FORGOTTEN_BEFORE)
     if not day:
         return None
     moment = datetime.combine(date.fromisoformat(day), time(), UTC)

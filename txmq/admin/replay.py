@@ -28,7 +28,7 @@ from txmq.message.names import (
     retry_topic,
 )
 from txmq.producer.once import KeyedMessage, OnceSender
-from txmq.producer.routing import QueueChoice, Routed
+from txmq.producer.routing import MessageRouter, RoutedMessage
 from txmq.results import plain
 from txmq.store.store import Store
 
@@ -114,9 +114,9 @@ class Replay:
         `DeadLetters.replay`; a repeated call sends only what is missing.
         """
         sender = OnceSender(self._store, self._group, RETRY_GROUP, self._clock)
-        queues = QueueChoice(self._store)
+        router = MessageRouter(self._store)
         for rows in self._batches(offsets):
-            messages = [self._keyed_message(row, queues) for row in rows.to_pylist()]
+            messages = [self._keyed_message(row, router) for row in rows.to_pylist()]
             sender.send(messages, operator_reason=operator_reason)
             yield offsets_of(rows)
 
@@ -129,7 +129,7 @@ class Replay:
             rows = rows.filter(pc.is_in(rows["queue_offset"], value_set=chosen))
             yield from _batches_of(rows.sort_by("queue_offset"))
 
-    def _keyed_message(self, row: Mapping[str, Any], queues: QueueChoice) -> KeyedMessage:
+    def _keyed_message(self, row: Mapping[str, Any], router: MessageRouter) -> KeyedMessage:
         properties = dict(row["properties"] or ())
         message = Message.as_stored(
             topic=self.topic_of(properties),
@@ -144,7 +144,7 @@ class Replay:
             f"replay\n{row['message_id']}",
             milliseconds(row["store_timestamp"]),
             message,
-            0 if is_retry else _queue(message, properties, queues),
+            0 if is_retry else _queue(message, properties, router),
             milliseconds(row["born_timestamp"]),
         )
 
@@ -169,14 +169,14 @@ def _replayed_properties(properties: Mapping[str, str], target: ReplayTarget) ->
     return {**kept, RECONSUME_TIMES: "0"}
 
 
-def _queue(message: Message, properties: Mapping[str, str], queues: QueueChoice) -> int:
+def _queue(message: Message, properties: Mapping[str, str], router: MessageRouter) -> int:
     """The queue of its sharding key, else its first queue. Raises: as `DeadLetters.replay`."""
-    queues.check_topic(message.topic)
-    schema = queues.body_schema(message.topic)
+    router.check_topic(message.topic)
+    schema = router.body_schema(message.topic)
     if schema is not None:
         schema.check(message.topic, message.body)
     if message.sharding_key is not None:
-        return queues.queues_of([Routed(message)], in_turn=False)[0]
+        return router.queues_of([RoutedMessage(message)], in_turn=False)[0]
     origin = properties.get(ORIGIN_QUEUE_ID, "")
-    count = queues.queue_count(message.topic)
+    count = router.queue_count(message.topic)
     return int(origin) % count if origin.isdecimal() else 0

@@ -25,7 +25,7 @@ from txmq.check.rules import (
     next_try_ms,
 )
 from txmq.check.standing import standing_of_row
-from txmq.columns import Cases, Groups, Integers, first_of_each, integers
+from txmq.columns import DistinctRows, Groups, Integers, first_of_each, integers
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing
 from txmq.listeners.outcomes import Answered, NotReached, Outcome, Reason, outcome_of
 from txmq.message.message import LocalTransactionState
@@ -72,12 +72,12 @@ class Actions:
 
     def answered(self, outcomes: pa.Table) -> Actions:
         """The same; in place of each question that `outcomes` tells of, what came of it."""
-        cases = Cases.of(outcomes.select(["state", "reason"]))
-        known = [outcome_of(case) for case in cases.rows.to_pylist()]
+        distinct = DistinctRows.of(outcomes.select(["state", "reason"]))
+        known = [outcome_of(case) for case in distinct.rows.to_pylist()]
         found = pc.index_in(
             self.rows["transaction_id"], value_set=outcomes["transaction_id"].combine_chunks()
         )
-        of_outcome = np.append(cases.place + len(self.decisions), -1)[integers(found, -1)]
+        of_outcome = np.append(distinct.place + len(self.decisions), -1)[integers(found, -1)]
         place = np.where(of_outcome < 0, self.place, of_outcome)
         return Actions(self.rows, place, (*self.decisions, *known))
 
@@ -130,12 +130,14 @@ def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Confi
     now = standings.rename_columns([f"now_{name}" for name in standings.column_names])
     both = pa.table([*dues.columns, *now.columns], [*dues.column_names, *now.column_names])
     both = both.sort_by([("deadline_ms", "ascending"), ("transaction_id", "ascending")])
-    cases = Cases.of(_without_past(both.drop_columns(["transaction_id", "now_reason"]), clock_ms))
-    decided = [_decision(case, clock_ms, config) for case in cases.rows.to_pylist()]
+    distinct = DistinctRows.of(
+        _without_past(both.drop_columns(["transaction_id", "now_reason"]), clock_ms)
+    )
+    decided = [_decision(case, clock_ms, config) for case in distinct.rows.to_pylist()]
     decisions = tuple({one: None for one in decided if not isinstance(one, Drop)})
     number: dict[Decision, int] = {decision: at for at, decision in enumerate(decisions)}
     # Drop is in no action.
-    place = np.array([number.get(one, -1) for one in decided], dtype=np.int64)[cases.place]
+    place = np.array([number.get(one, -1) for one in decided], dtype=np.int64)[distinct.place]
     kept = _first_kept(both["transaction_id"], place >= 0)
     return Actions(_with_standing(both.filter(pa.array(kept))), place[kept], decisions)
 
@@ -176,12 +178,12 @@ def claims_of(actions: Actions, source: ClaimSource, now_ms: int, config: Config
     `claim_of` is asked once for each case.
     """
     numbered = actions.rows.select(_STANDING).append_column("decision", pa.array(actions.place))
-    cases = Cases.of(numbered)
+    distinct = DistinctRows.of(numbered)
     claims = [
         claim_of(_action(case, actions.decisions), source, now_ms, config)
-        for case in cases.rows.to_pylist()
+        for case in distinct.rows.to_pylist()
     ]
-    return _of_transactions(claims, cases, actions.rows["transaction_id"])
+    return _of_transactions(claims, distinct, actions.rows["transaction_id"])
 
 
 def _action(case: Mapping[str, Any], decisions: Sequence[Ending]) -> Action:
@@ -191,9 +193,9 @@ def _action(case: Mapping[str, Any], decisions: Sequence[Ending]) -> Action:
 
 
 def _of_transactions(
-    claims: Sequence[OpRow], cases: Cases, transaction_ids: pa.ChunkedArray
+    claims: Sequence[OpRow], distinct: DistinctRows, transaction_ids: pa.ChunkedArray
 ) -> pa.Table:
-    rows = op_table(claims, 0).take(pa.array(cases.place))
+    rows = op_table(claims, 0).take(pa.array(distinct.place))
     place = rows.schema.get_field_index("transaction_id")
     return rows.set_column(place, rows.schema.field(place), transaction_ids)
 
@@ -234,9 +236,9 @@ def late_claims(answers: pa.Table, now_ms: int) -> pa.Table:
 
     `answers`: transaction_id, producer_group, state.
     """
-    cases = Cases.of(answers.select(["producer_group", "state"]))
-    claims = [_late_claim(case, now_ms) for case in cases.rows.to_pylist()]
-    return _of_transactions(claims, cases, answers["transaction_id"])
+    distinct = DistinctRows.of(answers.select(["producer_group", "state"]))
+    claims = [_late_claim(case, now_ms) for case in distinct.rows.to_pylist()]
+    return _of_transactions(claims, distinct, answers["transaction_id"])
 
 
 def _late_claim(case: Mapping[str, Any], now_ms: int) -> OpRow:

@@ -13,7 +13,7 @@ from txmq.check.due import DUE
 from txmq.check.rules import IMMUNITY_MAX_S
 from txmq.check.standing import StandingReader
 from txmq.clock import Clock, SystemClock, affine
-from txmq.columns import Cases, Groups, Integers, flags, integers
+from txmq.columns import DistinctRows, Groups, Integers, flags, integers
 from txmq.delta.schemas import HEAD_SEQUENCE, MICROSECONDS_UTC
 from txmq.delta.storage import Table
 from txmq.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
@@ -94,7 +94,7 @@ class OpenTransactions:
         """Deadlines are times of the store; an AffineClock shows them as its own."""
         self._config = store.config
         self._clock = clock
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._half = self._logs.half.table
         self._standings = StandingReader(self._logs, store.config)
 
@@ -273,9 +273,12 @@ def _immunities_s(
     groups: pa.ChunkedArray, written: pa.ChunkedArray, config: Config
 ) -> pa.ChunkedArray:
     """As written, or the timeout of the group where that is no time."""
-    cases = Cases.of(pa.table({"group": groups}))
-    timeouts_s = cases.values(
-        (config.of_group(name).transaction_timeout_s for name in cases.rows["group"].to_pylist()),
+    distinct = DistinctRows.of(pa.table({"group": groups}))
+    timeouts_s = distinct.values(
+        (
+            config.of_group(name).transaction_timeout_s
+            for name in distinct.rows["group"].to_pylist()
+        ),
         pa.float64(),
     )
     is_time = pc.and_(pc.greater(written, 0), pc.less(written, IMMUNITY_MAX_S))
@@ -308,10 +311,10 @@ def _as_table(
 def _id_times_ms(transaction_ids: pa.ChunkedArray) -> pa.Array:
     """The times in ids, 0 where there is none; ids of one millisecond begin alike."""
     begin = pc.utf8_slice_codeunits(transaction_ids, 0, _TIME_CHARACTERS)
-    cases = Cases.of(pa.table({"begin": begin}))
-    _, first = np.unique(cases.place, return_index=True)
+    distinct = DistinctRows.of(pa.table({"begin": begin}))
+    _, first = np.unique(distinct.place, return_index=True)
     some = transaction_ids.take(pa.array(first)).to_pylist()
-    return cases.values(map(_id_time_ms, some), pa.int64())
+    return distinct.values(map(_id_time_ms, some), pa.int64())
 
 
 def _id_time_ms(transaction_id: str) -> int:

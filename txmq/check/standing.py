@@ -1,7 +1,7 @@
 """Reads where transactions stand right before they are asked: none is asked after its end.
 
-Columns for the many; each rule is asked once a case (`columns.Cases`), and transactions that
-several claims contend for go through the fold one by one.
+Columns for the many; each rule is asked once for each distinct row (`columns.DistinctRows`), and
+transactions that several claims contend for go through the fold one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from txmq.check.due import milliseconds_of
 from txmq.check.rules import CheckStanding, believable_next_check_ms
-from txmq.columns import Cases, Integers, flags, integers
+from txmq.columns import DistinctRows, Integers, flags, integers
 from txmq.lifecycle import (
     FINAL_STATES,
     PENDING,
@@ -173,9 +173,9 @@ def _settled(facts: pa.Table, ids: pa.Array) -> _Standings:
 
 def _folded_alone(claims: pa.Table) -> list[Standing]:
     """Where the only claim about each transaction leads to."""
-    cases = Cases.of(claims.select(["kind", "producer_group", "owner", "life"]))
-    after = [_after(case) for case in cases.rows.to_pylist()]
-    return [after[place] for place in cases.place.tolist()]
+    distinct = DistinctRows.of(claims.select(["kind", "producer_group", "owner", "life"]))
+    after = [_after(case) for case in distinct.rows.to_pylist()]
+    return [after[place] for place in distinct.place.tolist()]
 
 
 def _after(case: Mapping[str, Any]) -> Standing:
@@ -237,10 +237,10 @@ def _next_checks_ms(last: pa.Table, count: int, clock_ms: int, config: Config) -
         "armed_ms": milliseconds_of(named["op_timestamp"]),
         "owner": named["owner"],
     }
-    cases = Cases.of(pa.table(columns))
-    at_ms = [_next_check_ms(case, clock_ms, config) for case in cases.rows.to_pylist()]
+    distinct = DistinctRows.of(pa.table(columns))
+    at_ms = [_next_check_ms(case, clock_ms, config) for case in distinct.rows.to_pylist()]
     latest = np.full(count, _NONE_MS, dtype=np.int64)
-    each_ms = np.array(at_ms, dtype=np.int64)[cases.place]
+    each_ms = np.array(at_ms, dtype=np.int64)[distinct.place]
     np.maximum.at(latest, integers(named["place"], 0), each_ms)
     return latest
 

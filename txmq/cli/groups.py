@@ -25,7 +25,7 @@ from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ALL, ConsumeFromWhere
 from txmq.errors import ConsumerGroupNotFoundError
 from txmq.message.filter import MessageFilter, parse_filter
-from txmq.message.names import check_readable_topic, shown_name, stored_name
+from txmq.message.names import shown_name, stored_name, stored_topic
 from txmq.message.received import ReceivedMessage
 from txmq.store.opening import open_store
 from txmq.store.store import Store
@@ -156,7 +156,7 @@ def reset(  # noqa: PLR0913 - the options of a command
 def _peeked(
     store: Store, topic: str, start: StartPoint, message_filter: MessageFilter, *, follow: bool
 ) -> Iterator[ReceivedMessage]:
-    stored = check_readable_topic(stored_name(topic))
+    stored = stored_topic(topic)
     # Refuses a mistyped topic, which would wait for ever or show nothing.
     store.topic_location(stored)
     peek = TopicPeek(

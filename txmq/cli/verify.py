@@ -102,21 +102,21 @@ class Verification:
     def one(self, engine: VerifyEngine) -> VerifyReport:
         """The report of one engine."""
         if engine is VerifyEngine.PLAIN:
-            return self._plain()
+            return self._plain_report()
         # A wrong --business option is refused before Spark starts.
         business = self._business()
         return replace(self._spark(None), business=business)
 
     def both(self) -> VerifyComparison:
         """The reports of both; the second engine reads the versions that the first one read."""
-        plain = self._plain()
+        plain = self._plain_report()
         return VerifyComparison(plain, self._spark(plain.versions))
 
     def _limits(self) -> dict[str, int]:
         groups = self._store.config.check_settings().items()
         return {group: settings.transaction_check_max for group, settings in groups}
 
-    def _plain(self) -> VerifyReport:
+    def _plain_report(self) -> VerifyReport:
         return verify_store(
             self._store.location,
             drained=self._drained,

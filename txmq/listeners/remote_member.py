@@ -58,7 +58,7 @@ class RemoteMember(ThreadHandle):
         self.answered = 0
         self._group, self._clock = group, clock
         self._lease_s = store.config.of_group(group).listener_timeout_s / 2
-        self._half = store.half_log()
+        self._half = store.tables.half_log()
         self._askers = Askers({group: listener}, store.config, spark)
         self._requests = requests_in(store, group, create=True)
         self._round_id, self._round_seen_s = "", 0.0

@@ -14,6 +14,7 @@ from typing import Any
 from txmq.message.names import check_stored_group
 from txmq.store.register import Register, SharedValue
 from txmq.store.store import Store
+from txmq.store.tables import REMOTE
 
 MEMBER_SILENCE_MAX_S = 3600.0
 # The client that asks its listener, and the number of its take: 1 for the first take of a question.
@@ -153,18 +154,15 @@ def _from_value(value: Mapping[str, Any]) -> Requests:
     )
 
 
-KIND = "remote_"
-
-
 def requests_in(store: Store, producer_group: str, *, create: bool = False) -> RemoteRequests:
     """The questions to the live producers of a group; `create` makes their table if needed.
 
     Raises: InvalidNameError.
     """
     name = check_stored_group(producer_group)
-    return RemoteRequests(store.group_register(KIND, name, create=create))
+    return RemoteRequests(store.tables.register(REMOTE + name, create=create))
 
 
 def remote_groups(store: Store) -> list[str]:
     """The producer groups that ever had a member."""
-    return store.groups_of(KIND)
+    return store.tables.groups_with(REMOTE)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.columns import Cases, Integers, integers
+from txmq.columns import DistinctRows, Integers, integers
 from txmq.listeners.outcomes import (
     BUSY,
     MAX_REASON_CHARACTERS,
@@ -213,8 +213,8 @@ def _doubts(place: Integers, state: Integers, count: int) -> Integers:
 
 def _bounded(reasons: Any) -> pa.Array:
     """Cut a listener's reasons and put them on one line, each distinct reason once."""
-    cases = Cases.of(pa.table({"reason": reasons}))
-    return cases.values(map(_one_line, cases.rows["reason"].to_pylist()), pa.string())
+    distinct = DistinctRows.of(pa.table({"reason": reasons}))
+    return distinct.values(map(_one_line, distinct.rows["reason"].to_pylist()), pa.string())
 
 
 def _one_line(text: str | None) -> str | None:

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from txmq.errors import EnvironmentProblemError
-from txmq.local_spark.class_archive import archive_options
 from txmq.local_spark.jars import (
     cache_folder,
     fetch_jars,
@@ -99,8 +98,7 @@ def _started(app_name: str, options: str, settings: Mapping[str, str]) -> SparkS
         # spark-submit has started Java already and chosen the jars.
         return _built(app_name, settings)
     cache = cache_folder()
-    java = require_java()
-    java_home = home_for_spark(java, cache)
+    java_home = home_for_spark(require_java(), cache)
     if missing_jars(jar_folder(cache)):
         fetch_jars(cache, java_home)
     jars = ",".join(str(path) for path in jar_paths(cache))
@@ -110,7 +108,7 @@ def _started(app_name: str, options: str, settings: Mapping[str, str]) -> SparkS
         JAVA_HOME=str(java_home), SPARK_HOME=str(spark_home()), MALLOC_ARENA_MAX=arenas
     ):
         # Default options, so that `spark.driver.extraJavaOptions` in `extra` can add.
-        started = {"spark.driver.defaultJavaOptions": options + archive_options(java)}
+        started = {"spark.driver.defaultJavaOptions": options}
         return _built(app_name, {**started, **settings, "spark.jars": jars})
 
 

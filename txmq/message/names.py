@@ -164,8 +164,39 @@ def stored_name(shown: str) -> str:
 
 def stored_group(shown: object) -> str:
     """The stored name of a consumer group as a user writes it. Raises: InvalidNameError."""
-    named = stored_name(shown) if isinstance(shown, str) else shown
-    return check_stored_group(named, "consumer_group")
+    return check_stored_group(_stored_if_text(shown), "consumer_group")
+
+
+def stored_topic(shown: object) -> str:
+    """The stored name of a topic that may be read, however a user writes it.
+
+    That is `name`, `tenant%name`, `%RETRY%group` or the stored name itself.
+
+    Raises: InvalidNameError.
+    """
+    return check_readable_topic(_stored_if_text(shown))
+
+
+def _stored_if_text(shown: object) -> object:
+    return stored_name(shown) if isinstance(shown, str) else shown
+
+
+def topic_in_namespace(topic: object, namespace: str | None) -> str:
+    """The stored name of the topic that readers inside a namespace call `topic` (R94).
+
+    A system topic and a name that carries this namespace already stay as they are.
+
+    Raises: InvalidNameError, also for a name that is too long with its namespace.
+    """
+    return check_readable_topic(wrapped(check_readable_topic(topic), namespace))
+
+
+def group_in_namespace(group: object, namespace: str | None, kind: str = "producer_group") -> str:
+    """The stored name of the group that users inside a namespace call `group` (R94).
+
+    Raises: InvalidNameError, also for a name that is too long with its namespace.
+    """
+    return check_stored_group(wrapped(check_group(group, kind), namespace), kind)
 
 
 def _parts(name: str, prefixes: dict[str, str]) -> tuple[str, str]:

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 from txmq.lifecycle import ClaimKind
 from txmq.message.ids import message_id, new_transaction_id
 from txmq.message.message import LocalTransactionState, Message
-from txmq.producer.commits import Piece, ProducerCommits, send_result
+from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd, Sending
 from txmq.producer.group_commit import GroupCommitter
 from txmq.producer.results import SendFuture, SendResult, TransactionSendResult
-from txmq.producer.routing import Routed
+from txmq.producer.routing import PlannedSend, RoutedMessage, send_result
 from txmq.store.half import HalfTransaction
 from txmq.store.resolution import Resolution
 
@@ -39,7 +39,7 @@ Execute = Callable[[str, Message, object], LocalTransactionState]
 class _Sent(NamedTuple):
     """What one call has sent; `execute` is None for ordinary messages."""
 
-    pieces: Sequence[Piece]
+    sends: Sequence[PlannedSend]
     future: Future[Any]
     sending: Sending
     execute: Execute | None = None
@@ -47,11 +47,11 @@ class _Sent(NamedTuple):
 
     @property
     def transaction_id(self) -> str:
-        return self.pieces[0].transaction_id
+        return self.sends[0].transaction_id
 
     @property
     def message(self) -> Message:
-        return self.pieces[0].routed[0].message
+        return self.sends[0].routed[0].message
 
 
 class _Executed(NamedTuple):
@@ -97,21 +97,21 @@ class AsyncSends:
             linger_s=limits.linger_s,
         )
 
-    def send(self, pieces: Sequence[Piece]) -> Future[SendResult]:
+    def send(self, sends: Sequence[PlannedSend]) -> Future[SendResult]:
         """Ordinary messages: two commits, shared with others. Raises: ClosedError."""
-        sending = self._commits.begin_send(pieces, ordinary=True)
-        sent = _Sent(pieces, SendFuture(), sending)
-        self._put(sent, sum([len(piece.routed) for piece in pieces]))
+        sending = self._commits.begin_send(sends, ordinary=True)
+        sent = _Sent(sends, SendFuture(), sending)
+        self._put(sent, sum([len(send.routed) for send in sends]))
         return sent.future
 
     def send_in_transaction(
-        self, routed: Routed, execute: Execute, argument: object
+        self, routed: RoutedMessage, execute: Execute, argument: object
     ) -> Future[TransactionSendResult]:
         """One message and its local transaction; `execute` never raises. Raises: ClosedError."""
         own_id = new_transaction_id(self._commits.now_ms())
-        pieces = (Piece(own_id, (routed,)),)
-        sending = self._commits.begin_send(pieces, ordinary=False)
-        sent = _Sent(pieces, SendFuture(), sending, execute, argument)
+        sends = (PlannedSend(own_id, (routed,)),)
+        sending = self._commits.begin_send(sends, ordinary=False)
+        sent = _Sent(sends, SendFuture(), sending, execute, argument)
         self._put(sent, 1)
         return sent.future
 
@@ -157,9 +157,9 @@ class AsyncSends:
         """What goes into one commit each: a batch of several pieces may be too large for one."""
         together: list[HalfTransaction] = []
         for sent in chunk:
-            for piece in sent.pieces:
-                half = self._commits.half_of(piece, ordinary=sent.execute is None)
-                if len(sent.pieces) == 1:
+            for send in sent.sends:
+                half = self._commits.half_of(send, ordinary=sent.execute is None)
+                if len(sent.sends) == 1:
                     together.append(half)
                 else:
                     yield [half]
@@ -167,7 +167,7 @@ class AsyncSends:
             yield together
 
     def _executed(self, executed: Sequence[_Executed]) -> None:
-        self._ends.put_all(executed, [len(each.sent.pieces) for each in executed])
+        self._ends.put_all(executed, [len(each.sent.sends) for each in executed])
 
     def _end(self, executed: list[_Executed]) -> None:
         known = [each for each in executed if each.state in _END_KINDS]
@@ -177,9 +177,9 @@ class AsyncSends:
         try:
             found = self._commits.append_ends(
                 [
-                    (piece.transaction_id, _END_KINDS[state])
+                    (send.transaction_id, _END_KINDS[state])
                     for sent, state in known
-                    for piece in sent.pieces
+                    for send in sent.sends
                 ]
             )
         except BaseException as error:  # noqa: BLE001 - each caller gets it
@@ -187,7 +187,7 @@ class AsyncSends:
                 self._finish(each, [], error)
             return
         answers = iter(found)
-        own = [(each, list(islice(answers, len(each.sent.pieces)))) for each in known]
+        own = [(each, list(islice(answers, len(each.sent.sends)))) for each in known]
         # Who waits for the oldest wakes once, and finds the others done.
         for each, resolutions in reversed(own):
             self._finish(each, resolutions, None)
@@ -204,7 +204,7 @@ class AsyncSends:
         if error is not None:
             sent.future.set_exception(error)
         elif sent.execute is None:
-            sent.future.set_result(send_result(sent.pieces))
+            sent.future.set_result(send_result(sent.sends))
         else:
             own_id = sent.transaction_id
             sent.future.set_result(TransactionSendResult(own_id, message_id(own_id, 0), state))
@@ -225,8 +225,8 @@ def _answered(work: Callable[[list[Any]], None], items: list[_Sent | _Executed])
 def _refusal(executed: _Executed, found: Sequence[Resolution]) -> BaseException | None:
     """What the caller gets where another end was first."""
     try:
-        for piece, resolution in zip(executed.sent.pieces, found, strict=False):
-            resolution.confirm(piece.transaction_id, _END_KINDS[executed.state])
+        for send, resolution in zip(executed.sent.sends, found, strict=False):
+            resolution.confirm(send.transaction_id, _END_KINDS[executed.state])
     except BaseException as refusal:  # noqa: BLE001 - the caller gets it
         return refusal
     return None

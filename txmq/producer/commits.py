@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,15 +22,13 @@ from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import Message
-from txmq.message.names import namespace_of, wrapped
 from txmq.producer.attempts import attempts_that_count
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
 from txmq.producer.ends import EndCommits, Ends
 from txmq.producer.group_commit import Answer, GroupCommitter, Item
 from txmq.producer.recall import RecallCheck, recall_problem
-from txmq.producer.results import SendResult
-from txmq.producer.routing import QueueChoice, Routed
+from txmq.producer.routing import MessageRouter, PlannedSend, RoutedMessage
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.numbered import NumberedCommits
@@ -46,14 +43,26 @@ class ProducerCommits:
     """All that one producer makes durable; its transactions call it from many threads."""
 
     def __init__(
-        self, store: Store, producer_group: str, clock: Clock, hooks: Hooks | None = None
+        self,
+        store: Store,
+        producer_group: str,
+        clock: Clock,
+        router: MessageRouter,
+        hooks: Hooks | None = None,
     ) -> None:
-        """`producer_group` is the stored name; open nothing yet."""
+        """Open nothing yet.
+
+        Args:
+            store: where halves and ends go.
+            producer_group: the stored name.
+            clock: whose time rows and claims have.
+            router: chooses queues for messages that it accepted without one.
+            hooks: told of sends and ends.
+        """
         self.store = store
         self.producer_group = producer_group
-        self._namespace = namespace_of(producer_group)
         self.hooks = ProducerHooks(hooks or Hooks(), producer_group)
-        self.queues = QueueChoice(store)
+        self._router = router
         self._clock = clock
         # Asked for each message, and made of strings.
         self._delay_levels_s = store.config.delay_levels_s
@@ -63,10 +72,6 @@ class ProducerCommits:
     def now_ms(self) -> int:
         """The producer's clock."""
         return self._clock.now_ms()
-
-    def stored_topic(self, topic: str) -> str:
-        """The name of a topic inside this producer's namespace, as it is stored."""
-        return wrapped(topic, self._namespace)
 
     def check_open(self) -> None:
         """Raise ClosedError where nothing more can be committed."""
@@ -78,7 +83,7 @@ class ProducerCommits:
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.logs())
+        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.tables.logs())
         (attempt,) = attempts_that_count([key], ids, reader.ends_of)
         return attempt.transaction_id
 
@@ -87,7 +92,7 @@ class ProducerCommits:
 
         Raises: AlreadyResolvedError, IncompleteTransactionError.
         """
-        logs = self.store.logs()
+        logs = self.store.tables.logs()
         resolution = EndReader(logs).end_of(transaction_id)
         halves = logs.half.halves(transaction_id)
         if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
@@ -97,22 +102,22 @@ class ProducerCommits:
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
     def half_of(
-        self, piece: Piece, *, in_turn: bool = True, ordinary: bool = False
+        self, send: PlannedSend, *, in_turn: bool = True, ordinary: bool = False
     ) -> HalfTransaction:
         """The halves of a transaction that is sent message by message; nothing is written."""
-        messages = [each.message for each in piece.routed]
-        queues = self.queues.queues_of(piece.routed, in_turn=in_turn)
-        origin = self._origin(piece.transaction_id, messages, ordinary=ordinary)
+        messages = [each.message for each in send.routed]
+        queues = self._router.queues_of(send.routed, in_turn=in_turn)
+        origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))
 
     def prepare(
-        self, transaction_id: str, routed: Sequence[Routed], *, in_turn: bool = True
+        self, transaction_id: str, routed: Sequence[RoutedMessage], *, in_turn: bool = True
     ) -> None:
         """All halves of a transaction: one commit, shared with others.
 
         Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
         """
-        half = self.half_of(Piece(transaction_id, routed), in_turn=in_turn)
+        half = self.half_of(PlannedSend(transaction_id, routed), in_turn=in_turn)
         with self.hooks.sending(transaction_id, [each.message for each in routed]):
             self.append_halves([[half]])
 
@@ -125,29 +130,30 @@ class ProducerCommits:
         for each in on_their_way:
             each.result()
 
-    def begin_send(self, pieces: Sequence[Piece], *, ordinary: bool) -> Sending:
+    def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
         """Tell the hooks. Raises: SendForbiddenError."""
         if not self.hooks:
             return self.hooks.untold
-        own = {key: [each.message for each in routed] for key, routed in pieces}
+        own = {key: [each.message for each in routed] for key, routed in sends}
         return self.hooks.begin_send(own, ordinary=ordinary)
 
     def prepare_dataframes(
         self,
         transaction_id: str,
         sends: Sequence[DataFrameSend],
-        routed: Sequence[Routed],
+        routed: Sequence[RoutedMessage],
         *,
         in_turn: bool = True,
     ) -> None:
         """All halves of a transaction with DataFrames: one commit of its own."""
         messages = [each.message for each in routed]
         origin = self._origin(transaction_id, messages)
-        queues = self.queues.queues_of(routed, in_turn=in_turn)
-        limits_of = partial(self.queues.send_limits, now_ms=self.now_ms())
+        queues = self._router.queues_of(routed, in_turn=in_turn)
         with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
             self._logs.commit_dataframes(
-                HalfTransaction(origin, messages, queues, len(messages)), sends, limits_of
+                HalfTransaction(origin, messages, queues, len(messages)),
+                sends,
+                self._router.send_limits,
             )
 
     def end(self, end: AskedEnd) -> None:
@@ -155,14 +161,14 @@ class ProducerCommits:
 
         Raises: AlreadyResolvedError.
         """
-        begun_s, found = time.monotonic(), None
+        begun_s, resolution = time.monotonic(), None
         try:
-            (found,) = self.append_ends([(end.transaction_id, end.kind)])
-            found.confirm(end.transaction_id, end.kind)
+            (resolution,) = self.append_ends([(end.transaction_id, end.kind)])
+            resolution.confirm(end.transaction_id, end.kind)
         except BaseException as error:
-            self.hooks.ended(end, found, error, begun_s)
+            self.hooks.ended(end, resolution, error, begun_s)
             raise
-        self.hooks.ended(end, found, begun_s=begun_s)
+        self.hooks.ended(end, resolution, begun_s=begun_s)
 
     def append_ends(self, ends: Sequence[tuple[str, ClaimKind]]) -> Sequence[Resolution]:
         """Ends of several transactions in one commit, shared; where each of them stands then."""
@@ -216,29 +222,12 @@ class ProducerCommits:
         )
 
 
-class Piece(NamedTuple):
-    """One transaction and the messages that are sent in it."""
-
-    transaction_id: str
-    routed: Sequence[Routed]
-
-
-def send_result(pieces: Sequence[Piece]) -> SendResult:
-    """The addresses of messages that were sent without a local transaction."""
-    ids = [
-        message_id(piece.transaction_id, sequence)
-        for piece in pieces
-        for sequence in range(len(piece.routed))
-    ]
-    return SendResult(tuple(ids), tuple([piece.transaction_id for piece in pieces]))
-
-
 class _KeyIds(NamedTuple):
     """The ids of the attempts under an idempotency key."""
 
     producer_group: str
 
-    def known(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
+    def candidates(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
         return (self.new(key, attempt),)
 
     def new(self, key: IdempotencyKey, attempt: int) -> str:
@@ -249,11 +238,13 @@ class _LogCommits:
     """The two committing threads of a process, one a log, and the look after each end."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        self._half = store.half_log()
+        self._half = store.tables.half_log()
         self._store, self._producer_group = store, producer_group
         self._half_commits = NumberedCommits(self._half.table, "producer")
         self._end_commits = EndCommits(store, producer_group, clock)
-        self._recall_claims = ClaimWriter(store.op_log(), "producer", store.config.half_queues)
+        self._recall_claims = ClaimWriter(
+            store.tables.op_log(), "producer", store.config.half_queues
+        )
         self.client_id = str(self._end_commits.session)
         self.queue_id = self._end_commits.queue_id
         # DataFrames commit in their callers' threads. Under one number with the half thread, a
@@ -302,7 +293,7 @@ class _LogCommits:
         limits_of: Callable[[str], SendLimits],
     ) -> None:
         """All halves of a transaction with DataFrames, one commit; the head is written last."""
-        half = self._store.half_log().table
+        half = self._store.tables.half_log().table
         first = own.rows
         files = [
             file

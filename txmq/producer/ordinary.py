@@ -12,73 +12,70 @@ from txmq.errors import InvalidMessageError, InvalidMessageTypeError
 from txmq.lifecycle import ClaimKind
 from txmq.message.ids import new_transaction_id
 from txmq.message.message import Message
-from txmq.producer.commits import Piece, ProducerCommits, send_result
+from txmq.producer.commits import ProducerCommits
 from txmq.producer.results import SendResult
-from txmq.producer.routing import QueueSelector, Routed, check_message
+from txmq.producer.routing import (
+    MessageRouter,
+    PlannedSend,
+    QueueSelector,
+    RoutedMessage,
+    send_result,
+)
 
 
 class OrdinaryMessages:
     """Sends for one producer, from any thread."""
 
-    def __init__(self, commits: ProducerCommits) -> None:
+    def __init__(self, commits: ProducerCommits, router: MessageRouter) -> None:
         """Nothing is read or written yet."""
-        self._commits = commits
+        self._commits, self._router = commits, router
 
-    def send(self, pieces: Sequence[Piece]) -> SendResult:
+    def send(self, sends: Sequence[PlannedSend]) -> SendResult:
         """All halves first, then all ends in one commit, shared with others.
 
-        So a batch of several pieces is acknowledged as a whole, or not at all.
+        So a batch that was cut is acknowledged as a whole, or not at all.
 
         Raises: SendForbiddenError, ClosedError, StorageError; AlreadyResolvedError where the check
             was first: the sender took longer than `transaction_timeout_s`.
         """
-        sending = self._commits.begin_send(pieces, ordinary=True)
+        sending = self._commits.begin_send(sends, ordinary=True)
         try:
-            self._send(pieces)
+            self._send(sends)
         except BaseException as error:
             sending.done(error)
             raise
         sending.done()
-        return send_result(pieces)
+        return send_result(sends)
 
-    def _send(self, pieces: Sequence[Piece]) -> None:
+    def _send(self, sends: Sequence[PlannedSend]) -> None:
         self._commits.append_halves(
-            [[self._commits.half_of(piece, ordinary=True)] for piece in pieces]
+            [[self._commits.half_of(send, ordinary=True)] for send in sends]
         )
-        ends = [(piece.transaction_id, ClaimKind.COMMIT) for piece in pieces]
+        ends = [(send.transaction_id, ClaimKind.COMMIT) for send in sends]
         for (own_id, kind), found in zip(ends, self._commits.append_ends(ends), strict=True):
             found.confirm(own_id, kind)
 
-    def pieces(
+    def planned(
         self,
         messages: object,
         queue_id: int | None = None,
         queue_selector: QueueSelector | None = None,
-    ) -> Sequence[Piece]:
+    ) -> Sequence[PlannedSend]:
         """One message or a batch as transactions, cut where one would become too large; 0 commits.
 
         Raises: MessageError and its kinds, ClosedError.
         """
-        routed = self._routed(messages, queue_id, queue_selector)
+        routed = self._router.accept_all(
+            _batch(messages), queue_id, queue_selector, is_transactional=False
+        )
         self._commits.check_open()
         now_ms = self._commits.now_ms()
-        return [Piece(new_transaction_id(now_ms), own) for own in self._cut(routed)]
+        return [PlannedSend(new_transaction_id(now_ms), own) for own in self._cut(routed)]
 
-    def _routed(
-        self, messages: object, queue_id: int | None, queue_selector: QueueSelector | None
-    ) -> list[Routed]:
-        commits = self._commits
-        config, now_ms = commits.store.config, commits.now_ms()
-        checked = [check_message(each, config, now_ms) for each in _batch(messages)]
-        given = [each.to_stored_topic(commits.stored_topic(each.topic)) for each in checked]
-        for message in given:
-            commits.queues.check_message(message, is_transactional=False)
-        return [commits.queues.routed(each, queue_id, queue_selector) for each in given]
-
-    def _cut(self, routed: Sequence[Routed]) -> Iterator[list[Routed]]:
+    def _cut(self, routed: Sequence[RoutedMessage]) -> Iterator[list[RoutedMessage]]:
         """The batch in its order, cut where a transaction would become too large."""
         limit = self._commits.store.config.max_transaction_size_bytes
-        piece: list[Routed] = []
+        piece: list[RoutedMessage] = []
         size_bytes = 0
         for each in routed:
             own_bytes = each.message.body_size_bytes

@@ -34,13 +34,20 @@ from txmq.message.ids import (
     new_transaction_id,
 )
 from txmq.message.message import LocalTransactionState, Message
-from txmq.message.names import check_group, check_namespace, check_stored_group, unwrapped, wrapped
+from txmq.message.names import (
+    check_group,
+    check_namespace,
+    check_stored_group,
+    namespace_of,
+    unwrapped,
+    wrapped,
+)
 from txmq.producer.asynchronous import AsyncLimits, AsyncSends, Execute
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.ordinary import OrdinaryMessages
 from txmq.producer.results import SendResult, TransactionSendResult
-from txmq.producer.routing import check_message
+from txmq.producer.routing import MessageRouter
 from txmq.producer.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -103,9 +110,12 @@ class TransactionProducer:
         self.clock: Clock = clock or SystemClock()
         self._listener = None if listener is None else check_listener(producer_group, listener)
         self._hooks = Hooks(hooks)
-        self._commits = ProducerCommits(store, self.producer_group, self.clock, self._hooks)
+        self._router = MessageRouter(store, namespace_of(self.producer_group), self.clock)
+        self._commits = ProducerCommits(
+            store, self.producer_group, self.clock, self._router, self._hooks
+        )
         self._member: RemoteMember | None = None
-        self._ordinary = OrdinaryMessages(self._commits)
+        self._ordinary = OrdinaryMessages(self._commits, self._router)
         self._async = AsyncSends(self._commits, _limits(store.config))
         self._execute: Execute | None = None
 
@@ -134,7 +144,7 @@ class TransactionProducer:
             AlreadyResolvedError where it took longer than `transaction_timeout_s` and the check
             rolled it back: send it again.
         """
-        return self._ordinary.send(self._ordinary.pieces(messages, queue_id, queue_selector))
+        return self._ordinary.send(self._ordinary.planned(messages, queue_id, queue_selector))
 
     def send_async(
         self,
@@ -148,8 +158,7 @@ class TransactionProducer:
         Waits only where `back_pressure_for_async_send_num` sends wait for a commit. Callbacks of
         the future run in a committing thread and must be short.
         """
-        pieces = self._ordinary.pieces(messages, queue_id, queue_selector)
-        return self._async.send(pieces)
+        return self._async.send(self._ordinary.planned(messages, queue_id, queue_selector))
 
     def recall(self, message_id: str) -> None:
         """Take back a delayed message before it is due, by any producer of its group; one commit.
@@ -175,10 +184,7 @@ class TransactionProducer:
         """
         self._check_accepts()
         execute = self._execute or self._executing()
-        check_message(message, self.store.config, self.clock.now_ms())
-        stored = message.to_stored_topic(self._commits.stored_topic(message.topic))
-        self._commits.queues.check_message(stored, is_transactional=True)
-        routed = self._commits.queues.routed(stored)
+        routed = self._router.accept(message, is_transactional=True)
         return self._async.send_in_transaction(routed, execute, argument)
 
     def send_message_in_transaction(
@@ -218,7 +224,7 @@ class TransactionProducer:
         self._check_accepts()
         if idempotency_key is None and key_timestamp is None:
             own_id = new_transaction_id(self.clock.now_ms())
-            return Transaction(self._commits, own_id, listener=self._listener)
+            return Transaction(self._commits, self._router, own_id, listener=self._listener)
         key = checked_key(
             idempotency_key,
             key_timestamp,
@@ -226,7 +232,9 @@ class TransactionProducer:
             reserved_s=self.store.config.file_reserved_time_h * 3600,
         )
         attempt = self._commits.attempt_of(key)
-        return Transaction(self._commits, attempt, is_keyed=True, listener=self._listener)
+        return Transaction(
+            self._commits, self._router, attempt, is_keyed=True, listener=self._listener
+        )
 
     def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
         """End a transaction that any process of this group prepared; UNKNOWN changes nothing (R34).
@@ -299,7 +307,7 @@ class TransactionProducer:
 
     def _checked_count(self, transaction_id: str, state: LocalTransactionState) -> int | None:
         """The number of messages that its head promises, if this group may end it so."""
-        half = self.store.half_log()
+        half = self.store.tables.half_log()
         halves = half.halves(transaction_id)
         if halves is None:
             raise TransactionNotFoundError(transaction_id)

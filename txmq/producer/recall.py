@@ -51,7 +51,7 @@ class RecallCheck:
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
 
     def standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
         """Where the message stands by all claims that are durable now; 0 commits.

@@ -1,4 +1,8 @@
-"""May this message go to its topic, and to which queue; every way of sending asks here."""
+"""The way in for a message, whichever way it is sent.
+
+The message is checked, gets the stored name of its topic, is refused where the topic does not take
+it, and goes to a queue.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.clock import timestamp
+from txmq.clock import Clock, SystemClock, timestamp
 from txmq.errors import (
     InvalidDelayError,
     InvalidMessageTypeError,
@@ -18,24 +22,23 @@ from txmq.errors import (
     shown,
 )
 from txmq.message.body_schema import BodySchema
+from txmq.message.ids import message_id
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
-from txmq.message.names import unwrapped
-from txmq.producer.dataframe import SendLimits
+from txmq.message.names import check_readable_topic, check_topic, unwrapped, wrapped
+from txmq.producer.dataframe import DataFrameSend, SendLimits
+from txmq.producer.results import SendResult
 from txmq.store.catalog import TopicCatalog
 from txmq.store.config import Config
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from txmq.store.store import Store
 
 QueueSelector = Callable[[Message, int], int]
 
 
-def check_message(message: object, config: Config, now_ms: int) -> Message:
-    """The message as given.
-
-    Raises: InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
-        InvalidPropertyError, InvalidDelayError.
-    """
+def _checked_message(message: object, config: Config, now_ms: int) -> Message:
     if not isinstance(message, Message):
         problem = f"must be a Message, not {type(message).__name__}"
         raise InvalidMessageTypeError("message", problem)
@@ -69,77 +72,100 @@ def _check_delay(message: Message, config: Config, now_ms: int) -> None:
         raise InvalidDelayError("deliver_timestamp", f"is {due.isoformat()}, {limit} from now")
 
 
-class Routed(NamedTuple):
+class RoutedMessage(NamedTuple):
     """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
 
     message: Message
     queue_id: int | None = None
 
 
-class QueueChoice:
-    """Which queue of a topic a message goes to, and whether the topic takes it."""
+class PlannedSend(NamedTuple):
+    """One transaction and the messages that are sent in it."""
 
-    def __init__(self, store: Store) -> None:
+    transaction_id: str
+    routed: Sequence[RoutedMessage]
+
+
+def send_result(sends: Sequence[PlannedSend]) -> SendResult:
+    """The addresses of messages that were sent without a local transaction."""
+    ids = [
+        message_id(send.transaction_id, sequence)
+        for send in sends
+        for sequence in range(len(send.routed))
+    ]
+    return SendResult(tuple(ids), tuple([send.transaction_id for send in sends]))
+
+
+class MessageRouter:
+    """Takes messages into the topics of one namespace. Safe for many threads."""
+
+    def __init__(
+        self, store: Store, namespace: str | None = None, clock: Clock | None = None
+    ) -> None:
         """Look at the store's topics only when a topic is new."""
-        self._store = store
+        self._store, self._namespace = store, namespace
+        self._clock: Clock = clock or SystemClock()
         self._turn = itertools.count()
         self._spelled: dict[str, str] = {}
         self._catalog = TopicCatalog(store)
 
-    def send_limits(self, topic: str, now_ms: int) -> SendLimits:
-        """What a row of a DataFrame for a topic may hold."""
-        config = self._store.config
-        return SendLimits(
-            config.max_message_size_bytes,
-            config.max_properties_size_bytes,
-            self._catalog.queue_count(topic),
-            config.timer_max_delay_s,
-            now_ms,
-        )
-
-    def routed(
+    def accept(
         self,
-        message: Message,
+        message: object,
+        *,
+        is_transactional: bool,
         queue_id: object = None,
         queue_selector: QueueSelector | None = None,
-    ) -> Routed:
-        """The message and the queue that its sender chose, if any.
+    ) -> RoutedMessage:
+        """The message as it is stored, and the queue that its sender chose; 0 commits.
 
-        Raises: InvalidQueueError where the topic has no such queue, or a sharding key says another.
+        Raises: InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
+            InvalidPropertyError, InvalidDelayError; TopicConflictError, TopicNotFoundError,
+            TopicKindError, InvalidBodyError where its topic does not take it; InvalidQueueError
+            where the topic has no such queue, or a sharding key says another; StorageError.
         """
-        if queue_id is None and queue_selector is None:
-            return Routed(message)
-        count = self._catalog.queue_count(message.topic)
-        if queue_selector is not None:
-            _check_one_choice(message, queue_id)
-            if not callable(queue_selector):
-                problem = f"must be callable, not {type(queue_selector).__name__}"
-                raise InvalidQueueError("queue_selector", problem)
-            queue_id = queue_selector(_as_sent(message), count)
-        _check_one_choice(message, None)
-        return Routed(message, _checked_queue(queue_id, count))
+        (routed,) = self.accept_all(
+            [message], queue_id, queue_selector, is_transactional=is_transactional
+        )
+        return routed
 
-    def queues_of(self, routed: Sequence[Routed], *, in_turn: bool) -> list[int]:
-        """As chosen, else by sharding key, else in turn or by the place among these messages."""
-        turns = self._turn if in_turn else itertools.count()
-        return [self._queue_of(each, turns) for each in routed]
+    def accept_all(
+        self,
+        messages: Sequence[object],
+        queue_id: object = None,
+        queue_selector: QueueSelector | None = None,
+        *,
+        is_transactional: bool,
+    ) -> list[RoutedMessage]:
+        """As `accept`, for several; all are checked before `queue_selector` is called."""
+        now_ms = self._clock.now_ms()
+        checked = [_checked_message(each, self._store.config, now_ms) for each in messages]
+        stored = [each.to_stored_topic(self._stored_topic(each.topic)) for each in checked]
+        for message in stored:
+            self._check_taken(message, is_transactional=is_transactional)
+        return [self._routed(message, queue_id, queue_selector) for message in stored]
 
-    def _queue_of(self, routed: Routed, turns: Iterator[int]) -> int:
-        if routed.queue_id is not None:
-            return routed.queue_id
-        count = self._catalog.queue_count(routed.message.topic)
-        key = routed.message.sharding_key
-        if key is None:
-            return next(turns) % count
-        # Spark's crc32 gives the same number for the same bytes.
-        return zlib.crc32(key.encode()) % count
+    def accept_dataframe(self, dataframe: DataFrame, topic: str) -> DataFrameSend:
+        """A DataFrame whose rows are messages to a topic of this namespace; nothing is computed.
 
-    def check_message(self, message: Message, *, is_transactional: bool) -> None:
-        """Raise where its topic does not take it.
-
-        Raises: TopicConflictError, TopicNotFoundError, TopicKindError, InvalidBodyError,
-            StorageError.
+        Raises: InvalidNameError, SchemaMismatchError, TopicConflictError, TopicNotFoundError,
+            TopicKindError, StorageError.
         """
+        stored = check_readable_topic(self._stored_topic(check_topic(topic)))
+        send = DataFrameSend(dataframe, stored, self.body_schema(stored))
+        self.check_topic(stored)
+        self._catalog.check_kind(
+            stored,
+            is_transactional=True,
+            is_delayed=bool({"delay_s", "deliver_timestamp"} & set(dataframe.columns)),
+            has_sharding_key="sharding_key" in dataframe.columns,
+        )
+        return send
+
+    def _stored_topic(self, topic: str) -> str:
+        return wrapped(topic, self._namespace)
+
+    def _check_taken(self, message: Message, *, is_transactional: bool) -> None:
         self.check_topic(message.topic)
         self._catalog.check_kind(
             message.topic,
@@ -149,6 +175,47 @@ class QueueChoice:
         )
         self._catalog.check_body(message.topic, message.body)
 
+    def _routed(
+        self, message: Message, queue_id: object, queue_selector: QueueSelector | None
+    ) -> RoutedMessage:
+        if queue_id is None and queue_selector is None:
+            return RoutedMessage(message)
+        count = self._catalog.queue_count(message.topic)
+        if queue_selector is not None:
+            _check_one_choice(message, queue_id)
+            if not callable(queue_selector):
+                problem = f"must be callable, not {type(queue_selector).__name__}"
+                raise InvalidQueueError("queue_selector", problem)
+            queue_id = queue_selector(_as_sent(message), count)
+        _check_one_choice(message, None)
+        return RoutedMessage(message, _checked_queue(queue_id, count))
+
+    def send_limits(self, topic: str) -> SendLimits:
+        """What a row of a DataFrame for a topic may hold."""
+        config = self._store.config
+        return SendLimits(
+            config.max_message_size_bytes,
+            config.max_properties_size_bytes,
+            self._catalog.queue_count(topic),
+            config.timer_max_delay_s,
+            self._clock.now_ms(),
+        )
+
+    def queues_of(self, routed: Sequence[RoutedMessage], *, in_turn: bool) -> list[int]:
+        """As chosen, else by sharding key, else in turn or by the place among these messages."""
+        turns = self._turn if in_turn else itertools.count()
+        return [self._queue_of(each, turns) for each in routed]
+
+    def _queue_of(self, routed: RoutedMessage, turns: Iterator[int]) -> int:
+        if routed.queue_id is not None:
+            return routed.queue_id
+        count = self._catalog.queue_count(routed.message.topic)
+        key = routed.message.sharding_key
+        if key is None:
+            return next(turns) % count
+        # Spark's crc32 gives the same number for the same bytes.
+        return zlib.crc32(key.encode()) % count
+
     def queue_count(self, topic: str) -> int:
         """How many queues a topic has, or would have."""
         return self._catalog.queue_count(topic)
@@ -156,16 +223,6 @@ class QueueChoice:
     def body_schema(self, topic: str) -> BodySchema | None:
         """What the bodies of a topic must be; None if they may be any bytes."""
         return self._catalog.body_schema(topic)
-
-    def check_dataframe(self, topic: str, columns: Sequence[str]) -> None:
-        """As `check_message`, for the rows of a DataFrame, which are transactional."""
-        self.check_topic(topic)
-        self._catalog.check_kind(
-            topic,
-            is_transactional=True,
-            is_delayed=bool({"delay_s", "deliver_timestamp"} & set(columns)),
-            has_sharding_key="sharding_key" in columns,
-        )
 
     def check_topic(self, topic: str) -> None:
         """Raise TopicConflictError for a second spelling, TopicNotFoundError for an unknown one."""

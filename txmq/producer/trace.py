@@ -21,6 +21,7 @@ from txmq.message.message import KEY_SEPARATOR, Message
 from txmq.message.names import TRACE_TOPIC
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.ordinary import OrdinaryMessages
+from txmq.producer.routing import MessageRouter
 from txmq.producer.trace_records import TraceRecord, encoded, record_of_end, records_of_send
 
 if TYPE_CHECKING:
@@ -247,11 +248,12 @@ class _InternalProducer:
     """Sends for a group that users cannot name; it has no hooks, so a trace leaves no trace."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        self._commits = ProducerCommits(store, TRACE_GROUP, clock)
-        self._ordinary = OrdinaryMessages(self._commits)
+        router = MessageRouter(store, clock=clock)
+        self._commits = ProducerCommits(store, TRACE_GROUP, clock, router)
+        self._ordinary = OrdinaryMessages(self._commits, router)
 
     def send(self, messages: Sequence[Message]) -> object:
-        return self._ordinary.send(self._ordinary.pieces(messages))
+        return self._ordinary.send(self._ordinary.planned(messages))
 
     def close(self) -> None:
         self._commits.close()

@@ -18,11 +18,10 @@ from txmq.errors import (
 from txmq.lifecycle import ClaimKind
 from txmq.message.ids import message_id
 from txmq.message.message import LocalTransactionState, Message
-from txmq.message.names import check_readable_topic, check_topic
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.dataframe import DataFrameSend
-from txmq.producer.routing import QueueSelector, Routed, check_message
+from txmq.producer.routing import MessageRouter, QueueSelector, RoutedMessage
 from txmq.user_data.database_marker import MARKER_TABLE
 from txmq.user_data.delta_marker import SqlStatement
 from txmq.user_data.local_transaction import LocalTransaction
@@ -52,6 +51,7 @@ class Transaction:
     def __init__(
         self,
         commits: ProducerCommits,
+        router: MessageRouter,
         transaction_id: str,
         *,
         is_keyed: bool = False,
@@ -61,8 +61,8 @@ class Transaction:
         self.id = transaction_id
         self._local = LocalTransaction(transaction_id, listener)
         self._is_keyed = is_keyed
-        self._commits = commits
-        self._messages: list[Routed] = []
+        self._commits, self._router = commits, router
+        self._messages: list[RoutedMessage] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
         self._phase = _Phase.COLLECTING
@@ -85,14 +85,12 @@ class Transaction:
             TopicNotFoundError, TopicKindError, InvalidBodyError,
             InvalidPropertyError, InvalidDelayError, InvalidQueueError, AlreadyPreparedError.
         """
-        commits = self._commits
-        check_message(message, commits.store.config, commits.now_ms())
         self._check_collecting()
-        self._check_size(message)
-        message = message.to_stored_topic(commits.stored_topic(message.topic))
-        commits.queues.check_message(message, is_transactional=True)
-        self._messages.append(commits.queues.routed(message, queue_id, queue_selector))
-        self._size_bytes += message.body_size_bytes
+        routed = self._router.accept(
+            message, is_transactional=True, queue_id=queue_id, queue_selector=queue_selector
+        )
+        self._size_bytes = self._checked_size_bytes(routed.message)
+        self._messages.append(routed)
         return message_id(self.id, len(self._messages) - 1)
 
     def send_dataframe(self, dataframe: DataFrame, *, topic: str) -> None:
@@ -105,11 +103,7 @@ class Transaction:
             AlreadyPreparedError.
         """
         self._check_collecting()
-        stored = check_readable_topic(self._commits.stored_topic(check_topic(topic)))
-        queues = self._commits.queues
-        send = DataFrameSend(dataframe, stored, queues.body_schema(stored))
-        queues.check_dataframe(stored, dataframe.columns)
-        self._dataframes.append(send)
+        self._dataframes.append(self._router.accept_dataframe(dataframe, topic))
 
     def prepare(self) -> None:
         """Make all halves durable in one commit; the line before the local transaction.
@@ -257,8 +251,10 @@ class Transaction:
         if self._phase is not _Phase.COLLECTING:
             raise AlreadyPreparedError(self.id)
 
-    def _check_size(self, message: Message) -> None:
+    def _checked_size_bytes(self, message: Message) -> int:
+        """With this message. Raises: BatchTooLargeError."""
         limit = self._commits.store.config.max_transaction_size_bytes
         size_bytes = self._size_bytes + message.body_size_bytes
         if size_bytes > limit:
             raise BatchTooLargeError("transaction bytes", size_bytes, limit)
+        return size_bytes

@@ -72,7 +72,7 @@ class DelayService:
         self.total = DelayResult()
         self.last_error: TxmqError | None = None
         self._clock: Clock = clock or SystemClock()
-        self._round: _Round | None = None
+        self._round: _DelayRound | None = None
 
     def run_once(self) -> DelayResult:
         """Claim all that is due now, then return. Raises: StorageError."""
@@ -84,7 +84,7 @@ class DelayService:
 
     def _tick(self) -> DelayResult:
         if self._round is None:
-            self._round = _Round(self.store, self._clock)
+            self._round = _DelayRound(self.store, self._clock)
         try:
             result = self._round.tick()
         except BaseException:
@@ -142,12 +142,12 @@ class _Done:
         return self.op_version >= other.op_version and self.due_ms >= other.due_ms
 
 
-class _Round:
+class _DelayRound:
     """The handles of one delay service and what waits within its horizon."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._op, self._schedule = self._logs.op, self._logs.schedule
         self._mark_id = mark_id(self._op.table.table_id)
         self._horizon_ms = round(store.config.delay_horizon_s * 1000)
@@ -260,8 +260,8 @@ class _Round:
 
     def _known(self) -> _Done:
         """What an earlier start has done; a store without any has no register yet."""
-        register = self._store.optional_register(REGISTER)
-        value: dict[str, Any] = {} if register is None else register.read().value
+        register = self._store.tables.register(REGISTER)
+        value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.table_id:
             return _Done()
         return _Done(value["op_version"], value["due_ms"])
@@ -274,7 +274,7 @@ class _Round:
         """Write how far all is claimed: one commit, if anything was; it spares the next start."""
         if not self._is_claimed or not self._done.covers(self._kept):
             return
-        register = self._store.made_register(REGISTER)
+        register = self._store.tables.register(REGISTER, create=True)
         value = {
             "op_table_id": self._op.table.table_id,
             "op_version": self._done.op_version,

@@ -17,6 +17,7 @@ from txmq.errors import EnvironmentProblemError, SourceRestoredError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import Restarting, StreamHandle, TurnHandle, forget_checkpoint
 from txmq.publish.round import EngineChoice, PublishResult, PublishRound
+from txmq.store.store import service_checkpoint_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +86,7 @@ class Publisher:
 
     def _bell(self) -> StreamHandle:
         # The bell keeps no promise, so each start has a checkpoint of its own.
-        checkpoint = self.store.service_checkpoint_location(f"{self.name}-{uuid.uuid4().hex[:8]}")
+        checkpoint = service_checkpoint_location(self.store, f"{self.name}-{uuid.uuid4().hex[:8]}")
         # A stream over the op log itself would plan its commits a second time for nothing.
         spark: Any = self._spark
         bell = spark.readStream.format("rate").option("rowsPerSecond", BELLS_PER_S).load()

@@ -78,10 +78,10 @@ class PublishRound:
     def __init__(self, store: Store, clock: Clock, engines: EngineChoice, name: str) -> None:
         """Open the logs; `name` tells the threads of this publisher from others."""
         self._store, self._clock, self._engines, self._name = store, clock, engines, name
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._half, self._op = self._logs.half, self._logs.op
         self._settled, self._schedule = self._logs.settled, self._logs.schedule
-        self._register = store.register("publisher")
+        self._register = store.tables.register("publisher")
         self._topics: dict[str, TopicLog] = {}
         self._span = FIRST_SPAN_VERSIONS
         self._lost_in_a_row = 0
@@ -225,9 +225,9 @@ class PublishRound:
     def _topic(self, name: str) -> TopicLog:
         if name not in self._topics:
             self._check_case(name)
-            topic = self._store.topic_log(name, self._op.table.table_id)
+            topic = self._store.tables.topic_log(name, self._op.table.table_id)
             if not topic.table.exists():
-                self._store.create_topic(name)
+                self._store.tables.create_topic(name)
                 reached(FailPoint.TOPIC_CREATED)
             self._topics[name] = topic
         return self._topics[name]

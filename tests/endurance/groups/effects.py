@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from txmq.user_data.database_inbox import DatabaseInbox, Identified
+from txmq.message.received import ReceivedMessage
+from txmq.user_data.database_inbox import DatabaseInbox
 
 # A member may be stopped in the middle of a transaction.
 WAIT_S = 120.0
@@ -20,14 +21,14 @@ class Effects:
         self._connection = opened(folder, group)
         self._inbox, self._member = DatabaseInbox(group), member
 
-    def apply(self, messages: Sequence[Identified]) -> None:
+    def apply(self, messages: Sequence[ReceivedMessage]) -> None:
         """All in one transaction."""
         with self._connection:
             new = self._inbox.once_all(self._connection, messages)
             rows = [(message.origin_message_id, self._member) for message in new]
             self._connection.executemany("INSERT INTO effects VALUES (?, ?)", rows)
 
-    def apply_one(self, message: Identified) -> None:
+    def apply_one(self, message: ReceivedMessage) -> None:
         with self._connection, self._inbox.once(self._connection, message) as is_new:
             if is_new:
                 row = (message.origin_message_id, self._member)

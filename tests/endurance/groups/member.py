@@ -16,6 +16,7 @@ from tests.endurance.groups.world import (
     EARLY,
     GROUPS,
     LATE,
+    POISON,
     Delivery,
     FlakyError,
     PoisonError,
@@ -26,7 +27,7 @@ from tests.endurance.groups.world import (
 )
 from txmq.consumer.pull import PullConsumer
 from txmq.handles import ThreadHandle
-from txmq.message.received import ReceivedMessage
+from txmq.message.received import MESSAGE_COLUMNS, MessageRows, ReceivedMessage
 from txmq.store.store import Store
 
 WORK_S, BATCH_MESSAGES, LOOK_S = 0.002, 400, 0.05
@@ -41,29 +42,28 @@ class Handler:
         self._effects = Effects(folder, group, name)
 
     def one(self, message: ReceivedMessage) -> None:
-        begin_s = time.monotonic()
-        self._journaled(begin_s, [Delivery.of_message(message)], self._one)
+        self._journaled(time.monotonic(), [message], self._one)
 
     def batch(self, rows: Any) -> None:
         begin_s = time.monotonic()
-        names = ("topic", "queue_id", "queue_offset", "message_id", "properties")
-        found = [Delivery.of_row(row) for row in rows.select(*names).collect()]
-        found.sort(key=lambda own: (own.topic, own.queue_id, own.queue_offset))
-        self._journaled(begin_s, found, self._several)
+        messages = MessageRows(rows.select(*MESSAGE_COLUMNS).toArrow()).messages()
+        messages.sort(key=lambda own: (own.topic, own.queue_id, own.queue_offset))
+        self._journaled(begin_s, messages, self._several)
 
-    def _journaled(self, begin_s: float, deliveries: Sequence[Delivery], handle: Any) -> None:
+    def _journaled(self, begin_s: float, messages: Sequence[ReceivedMessage], handle: Any) -> None:
+        deliveries = [Delivery.of(message) for message in messages]
         self._journal.begin(deliveries, begin_s)
         end = CallEnd.FAILED
         try:
-            end = handle(deliveries)
+            end = handle(messages)
         finally:
             self._journal.end(deliveries, end)
         if end is not CallEnd.DONE:
             raise FlakyError
 
-    def _one(self, deliveries: Sequence[Delivery]) -> CallEnd:
-        (message,) = deliveries
-        if message.is_poison:
+    def _one(self, messages: Sequence[ReceivedMessage]) -> CallEnd:
+        (message,) = messages
+        if POISON in message.properties:
             raise PoisonError
         if fails_early(self._group, message.message_id):
             raise FlakyError
@@ -72,13 +72,13 @@ class Handler:
         is_late = fails_late(self._group, message.message_id, message.reconsume_times)
         return CallEnd.LATE if is_late else CallEnd.DONE
 
-    def _several(self, deliveries: Sequence[Delivery]) -> CallEnd:
-        if any(message.is_poison for message in deliveries):
+    def _several(self, messages: Sequence[ReceivedMessage]) -> CallEnd:
+        if any(POISON in message.properties for message in messages):
             raise PoisonError
         chance = self._draw.random()
         if chance < EARLY:
             raise FlakyError
-        self._effects.apply(deliveries)
+        self._effects.apply(messages)
         return CallEnd.LATE if chance < LATE else CallEnd.DONE
 
 

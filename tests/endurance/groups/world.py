@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from txmq.message.names import ORIGIN_MESSAGE_ID, RECONSUME_TIMES
 from txmq.message.received import ReceivedMessage
 
 TOPICS = ("orders", "payments")
@@ -41,19 +40,10 @@ class Delivery:
     is_poison: bool
 
     @classmethod
-    def of_message(cls, message: ReceivedMessage) -> Delivery:
+    def of(cls, message: ReceivedMessage) -> Delivery:
         return cls(
             message.topic, message.queue_id, message.queue_offset, message.message_id,
             message.origin_message_id, message.reconsume_times, POISON in message.properties,
-        )  # fmt: skip
-
-    @classmethod
-    def of_row(cls, row: Any) -> Delivery:
-        own: Mapping[str, str] = row["properties"] or {}
-        return cls(
-            row["topic"], row["queue_id"], row["queue_offset"], row["message_id"],
-            own.get(ORIGIN_MESSAGE_ID, row["message_id"]), int(own.get(RECONSUME_TIMES, "0")),
-            POISON in own,
         )  # fmt: skip
 
 

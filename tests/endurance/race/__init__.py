@@ -1,1 +1,1 @@
-"""The race of a local transaction against its check, as processes that are killed (`make endurance`)."""
+"""Each local transaction races the check that asks about it; message and row must agree."""

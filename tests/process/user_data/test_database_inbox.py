@@ -15,10 +15,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
-from tests.kit import databases
-from tests.kit.handed_out import Received
+from tests.kit import databases, handed_out
 from txmq.cli.app import app
 from txmq.errors import EnvironmentProblemError, InboxError, InvalidNameError
+from txmq.message.received import ReceivedMessage
 from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
 
 GROUP = "billing"
@@ -46,7 +46,7 @@ class Shop:
         cursor.execute(text, values)
         return cursor
 
-    def book(self, connection: Any, message: Received) -> None:
+    def book(self, connection: Any, message: ReceivedMessage) -> None:
         self.run(connection, "INSERT INTO bookings (id) VALUES (?)", message.message_id)
 
     def booked(self) -> list[str]:
@@ -80,12 +80,12 @@ def shop(
         engine.dispose()
 
 
-def message(number: int, origin: int | None = None) -> Received:
+def message(number: int, origin: int | None = None) -> ReceivedMessage:
     properties = {} if origin is None else {"ORIGIN_MESSAGE_ID": f"message-{origin}:0"}
-    return Received(f"message-{number}:0", properties=properties)
+    return handed_out.message(f"message-{number}:0", properties=properties)
 
 
-def handle(shop: Shop, received: Received, group: str = GROUP) -> bool:
+def handle(shop: Shop, received: ReceivedMessage, group: str = GROUP) -> bool:
     """A handler as a user would write it."""
     with closing(shop.connect()) as connection:
         with DatabaseInbox(group).once(connection, received) as is_new:
@@ -178,7 +178,7 @@ def test_members_that_race_for_many_have_each_effect_once(shop: Shop) -> None:
         pytest.skip("SQLite has one writer")
     several = [message(number) for number in range(60)]
 
-    def member(order: list[Received]) -> None:
+    def member(order: list[ReceivedMessage]) -> None:
         for first in range(0, len(order), 20):
             with closing(shop.connect()) as connection:
                 batch = order[first : first + 20]
@@ -192,7 +192,7 @@ def test_members_that_race_for_many_have_each_effect_once(shop: Shop) -> None:
     for thread in threads:
         thread.join(60)
 
-    assert shop.booked() == sorted(each.message_id for each in several)
+    assert shop.booked() == sorted(expected.message_id for expected in several)
 
 
 # --- many -----------------------------------------------------------------------------------------
@@ -210,7 +210,8 @@ def test_new_ones_of_many_come_in_their_order(shop: Shop) -> None:
 
 
 def test_very_many_are_few_statements(shop: Shop) -> None:
-    several = [message(number) for number in range(30_000)]
+    rows = [{"message_id": f"message-{number}:0"} for number in range(30_000)]
+    several = handed_out.messages(rows)
 
     with closing(shop.connect()) as connection:
         inbox = DatabaseInbox(GROUP)
@@ -253,7 +254,7 @@ def test_age_that_is_none_is_refused(age: Any) -> None:
 
 @pytest.mark.parametrize("hostile", ["'); DROP TABLE bookings; --", '"]', "%s", "?", "\\", "{p}"])
 def test_hostile_id_is_only_an_id(shop: Shop, hostile: str) -> None:
-    received = Received(hostile.replace(" ", "_"))
+    received = handed_out.message(hostile.replace(" ", "_"))
 
     assert handle(shop, received)
     assert not handle(shop, received)
@@ -263,7 +264,7 @@ def test_hostile_id_is_only_an_id(shop: Shop, hostile: str) -> None:
 @pytest.mark.parametrize("own_id", ["", "a b", "é", "x" * 129, "a\x00b", None, 5])
 def test_id_that_a_database_could_bend_is_refused(own_id: Any) -> None:
     with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(InboxError):
-        DatabaseInbox(GROUP).once_all(connection, [Received(own_id)])
+        DatabaseInbox(GROUP).once_all(connection, [handed_out.message(own_id)])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x;y", "a.b.c", "1st", "t" * 64, 'a"b', None])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from txmq.consumer.group import state_of, value_of
 from txmq.consumer.rules import SHARED, ConsumeMode, GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupConflictError
 
@@ -37,8 +38,10 @@ class Member:
                 self.read[queue] = offsets.get(queue, 0)
         self.busy = {queue for queue in self.busy if held.get(queue) == self.epochs.get(queue)}
         self.epochs = dict(held)
-        own = state.members.get(self.me.member_id)
-        self.lease_end_ms = own.lease_end_ms if own and state.is_member(self.me) else 0
+        membership = state.members.get(self.me.member_id)
+        self.lease_end_ms = (
+            membership.lease_end_ms if membership and state.is_member(self.me) else 0
+        )
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -68,7 +71,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), is_commit=st.booleans())
     def swap(self, name: str, is_commit: bool) -> None:  # noqa: FBT001 - Hypothesis draws it
-        """A turn, by somebody who may have been forgotten meanwhile."""
+        """One swap of a member, which the group may have forgotten meanwhile."""
         member = self.members.get(name)
         if member is None:
             return
@@ -80,16 +83,16 @@ class GroupMachine(RuleBasedStateMachine):
         )
         before = self.state.offsets_of(name)
         held = self.state.held_by(member.me)
-        turn = self.state.turn(
+        result = self.state.swapped(
             member.me, now_ms=self.now_ms, lease_end_ms=self.now_ms + LEASE_MS,
             commits=commits, busy=() if is_commit else member.busy,
         )  # fmt: skip
-        assert turn.refused == {q for q, (epoch, _) in commits.items() if held.get(q) != epoch}
-        for queue in turn.refused:
-            assert turn.state.offsets_of(name).get(queue) == before.get(queue)
+        assert result.refused == {q for q, (epoch, _) in commits.items() if held.get(q) != epoch}
+        for queue in result.refused:
+            assert result.state.offsets_of(name).get(queue) == before.get(queue)
         if is_commit:
             member.busy.clear()
-        self._put(turn.state, member)
+        self._put(result.state, member)
 
     @rule(name=st.sampled_from(NAMES), count=st.integers(1, 3))
     def consume(self, name: str, count: int) -> None:
@@ -145,7 +148,7 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def value_survives_the_store(self) -> None:
         if hasattr(self, "state"):
-            again = GroupState.from_value(json.loads(json.dumps(self.state.to_value())))
+            again = state_of(json.loads(json.dumps(value_of(self.state))))
             assert again == self.state
 
     @invariant()
@@ -160,12 +163,12 @@ class GroupMachine(RuleBasedStateMachine):
         assert all(now[queue] >= offset for queue, offset in before.items())
         assert after.epoch >= self.state.epoch
         moved = {
-            q for q, own in after.owners.items() if self.state.owners.get(q) not in (None, own)
+            q for q, owner in after.owners.items() if self.state.owners.get(q) not in (None, owner)
         }
         for queue in moved:
             old = self.state.owners[queue]
-            own = self.state.members.get(old.member_id)
-            is_alive = own is not None and self.now_ms < own.lease_end_ms
+            membership = self.state.members.get(old.member_id)
+            is_alive = membership is not None and self.now_ms < membership.lease_end_ms
             assert not is_alive, "a queue is taken only from who is gone"
         self.state = after
         if member is not None:
@@ -197,12 +200,12 @@ def test_queue_stays_where_it_is_when_a_member_joins_unless_it_is_needed(
     state = before.joined(
         "group", "z", SETTINGS, {"orders": queues}, now_ms=0, lease_end_ms=LEASE_MS
     )
-    members = [Owner(name, own.epoch) for name, own in state.members.items()]
+    members = [Owner(name, membership.epoch) for name, membership in state.members.items()]
     for _ in range(4):
         for me in members:
             state = state.shared_out(me, ())
 
-    moved = [queue for queue, own in before.owners.items() if state.owners[queue] != own]
+    moved = [queue for queue, owner in before.owners.items() if state.owners[queue] != owner]
     assert len(moved) <= -(-queues // count)
     assert all(state.owners[queue].member_id == "z" for queue in moved)
 
@@ -224,10 +227,10 @@ def test_commit_under_an_old_epoch_changes_nothing() -> None:
     epoch = state.held_by(first)[queue]
     state = state.given_up([queue]).shared_out(first, ())
 
-    turn = state.committed(first, {queue: (epoch, 7)})
+    result = state.committed(first, {queue: (epoch, 7)})
 
-    assert turn.refused == {queue}
-    assert turn.state == state
+    assert result.refused == {queue}
+    assert result.state == state
 
 
 def test_commit_never_goes_back_and_a_seek_may() -> None:

@@ -228,7 +228,7 @@ def test_who_replayed_and_why_is_kept_with_the_claim(world: DeadWorld) -> None:
 def test_body_that_its_topic_does_not_take_any_more_is_refused(world: DeadWorld) -> None:
     world.send("no order")
     Topics(world.store).create("typed", body={"encoding": "json", "schema": ORDER})
-    moved = received(world.rows()[0], "typed")
+    moved = received(world.rows()[0], topic="typed")
     world.send_back.send_back(moved, reason="x", delay_level=-1)
     world.publisher.run_once()
     before = table_versions(world.store)

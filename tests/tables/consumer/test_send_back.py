@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
-from tests.kit.handed_out import Received, received
+from tests.kit.handed_out import changed, received
 from txmq.admin.topics import Topics
 from txmq.check.recheck import RecheckJob
 from txmq.clock import timestamp
@@ -29,6 +28,7 @@ from txmq.fail_points import FailPoint, arm
 from txmq.hooks import SendContext
 from txmq.message.message import Message
 from txmq.message.names import RETRY_PROPERTIES
+from txmq.message.received import ReceivedMessage
 from txmq.producer.producer import TransactionProducer
 from txmq.testing import failing_commits
 from txmq.verify import verify
@@ -50,20 +50,20 @@ def sender(world: DelayWorld, group: str = GROUP) -> SendBack:
     return SendBack(world.store, group, world.clock)
 
 
-def first(world: DelayWorld, body: str = "order", **fields: Any) -> Received:
+def first(world: DelayWorld, body: str = "order", **fields: Any) -> ReceivedMessage:
     """A message as a consumer is handed it."""
     (own_id,) = world.send(body, **fields)
     (row,) = [row for row in world.rows() if row["message_id"] == own_id]
     return received(row)
 
 
-def fail(world: DelayWorld, message: Received, **options: Any) -> SentBack:
+def fail(world: DelayWorld, message: ReceivedMessage, **options: Any) -> SentBack:
     sent = sender(world).send_back(message, **{"reason": "no customer", **options})
     world.publisher.run_once()
     return sent
 
 
-def after(world: DelayWorld, seconds: float, topic: str = RETRY) -> list[Received]:
+def after(world: DelayWorld, seconds: float, topic: str = RETRY) -> list[ReceivedMessage]:
     """What is in a topic once the clock has moved on."""
     world.clock.advance(seconds)
     world.deliver()
@@ -77,7 +77,7 @@ def is_clean(world: DelayWorld) -> bool:
 
 
 def commits(world: DelayWorld) -> tuple[int, int]:
-    return world.store.half_log().table.version, world.store.op_log().table.version
+    return world.store.tables.half_log().table.version, world.store.tables.op_log().table.version
 
 
 # --- retries --------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_a_group_that_reads_dead_letters_of_another_has_tries_of_its_own(world: 
     fail(world, first(world), delay_level=-1)
     (dead,) = after(world, 0, DEAD)
 
-    sent = sender(world, "audit").send_back(replace(dead, topic=DEAD), reason="x")
+    sent = sender(world, "audit").send_back(changed(dead, topic=DEAD), reason="x")
 
     assert (sent.topic, sent.reconsume_times) == ("%RETRY%audit", 1)
 
@@ -216,7 +216,7 @@ def test_message_that_failed_again_in_a_replay_is_sent_back_again(world: DelayWo
 
     sent = [fail(world, message, replay=number) for number in (0, 1, 1)]
 
-    assert len({each.message_id for each in sent}) == 2
+    assert len({retry.message_id for retry in sent}) == 2
     assert len(after(world, 10)) == 2
     assert is_clean(world)
 
@@ -286,9 +286,9 @@ def test_members_that_send_back_the_same_at_once_send_it_once(world: DelayWorld)
     several = [first(world, f"order-{number}") for number in range(3)]
 
     def member(number: int) -> None:
-        own = sender(world)
+        sending = sender(world)
         reason = f"member {number}"
-        sent.extend(own.send_back(message, reason=reason).message_id for message in several)
+        sent.extend(sending.send_back(message, reason=reason).message_id for message in several)
 
     sent: list[str] = []
     threads = [threading.Thread(target=member, args=(number,)) for number in range(4)]
@@ -327,14 +327,14 @@ def test_nothing_to_send_back_costs_nothing(world: DelayWorld) -> None:
 
 def test_old_message_gets_an_id_of_now_and_is_still_sent_once(world: DelayWorld) -> None:
     message = first(world)
-    old = replace(message, store_timestamp=timestamp(world.clock.now_ms() - 400 * DAY_S * 1000))
+    old = changed(message, store_timestamp=timestamp(world.clock.now_ms() - 400 * DAY_S * 1000))
 
     sent = fail(world, old)
     world.clock.advance(DAY_S - 60)
 
     assert fail(world, old).message_id == sent.message_id
     (row,) = world.rows("SCHEDULE_TOPIC_XXXX")
-    halves = world.store.half_log().table
+    halves = world.store.tables.half_log().table
     (day,) = {file.partition["store_date"] for file in halves.files()[:1]}
     assert abs((world.now.date() - day).days) <= 2
     assert row["message_id"] == sent.message_id
@@ -351,7 +351,7 @@ def test_message_that_gets_old_between_two_tries_is_sent_once(world: DelayWorld)
 
 
 def test_message_from_the_future_gets_an_id_of_now(world: DelayWorld) -> None:
-    ahead = replace(first(world), store_timestamp=timestamp(world.clock.now_ms() + DAY_S * 1000))
+    ahead = changed(first(world), store_timestamp=timestamp(world.clock.now_ms() + DAY_S * 1000))
 
     sent = fail(world, ahead)
 
@@ -365,10 +365,10 @@ def test_message_from_the_future_gets_an_id_of_now(world: DelayWorld) -> None:
 def test_topics_of_a_group_have_one_queue(world: DelayWorld) -> None:
     fail(world, first(world), delay_level=-1)
 
-    found = Topics(world.store).describe("%DLQ%billing")
+    topic = Topics(world.store).describe("%DLQ%billing")
 
-    assert found.summary.settings.queue_nums == 1
-    assert dict(found.next_offsets) == {0: 1}
+    assert topic.summary.settings.queue_nums == 1
+    assert dict(topic.next_offsets) == {0: 1}
 
 
 def test_group_in_a_namespace_has_topics_there(world: DelayWorld) -> None:
@@ -386,16 +386,16 @@ def test_group_in_a_namespace_has_topics_there(world: DelayWorld) -> None:
 def test_users_hooks_are_not_told(world: DelayWorld) -> None:
     class Hook:
         def before_send(self, context: SendContext) -> None:
-            told.append(context)
+            contexts.append(context)
 
         def after_send(self, context: SendContext) -> None:
-            told.append(context)
+            contexts.append(context)
 
-    told: list[SendContext] = []
+    contexts: list[SendContext] = []
     with TransactionProducer(world.store, producer_group="x", hooks=[Hook()]):
         fail(world, first(world))
 
-    assert told == []
+    assert contexts == []
 
 
 def test_body_is_sent_on_though_it_is_at_every_limit(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_group_without_members_has_no_table(store: Store) -> None:
     assert not requests_in(store, "orders").exists
     requests_in(store, "orders", create=True)
     assert requests_in(store, "orders").exists
-    assert "state/remote_orders" in store.table_paths()
+    assert "state/remote_orders" in store.tables.table_paths()
 
 
 def test_change_that_changes_nothing_is_no_commit(store: Store) -> None:

@@ -20,9 +20,13 @@ from txmq.message.names import (
     check_readable_topic,
     check_stored_group,
     check_topic,
+    group_in_namespace,
     namespace_of,
     shown_name,
+    stored_group,
     stored_name,
+    stored_topic,
+    topic_in_namespace,
     unwrapped,
     wrapped,
 )
@@ -112,6 +116,30 @@ def test_without_a_namespace_nothing_changes() -> None:
 def test_a_name_of_another_namespace_cannot_be_reached() -> None:
     with pytest.raises(InvalidNameError):
         check_readable_topic(wrapped("other.orders", "tenant"))
+
+
+@pytest.mark.parametrize("name", [None, 5, b"orders", "a b", ""])
+def test_what_is_no_name_has_no_stored_name(name: object) -> None:
+    for stored in (stored_topic, stored_group):
+        with pytest.raises(InvalidNameError):
+            stored(name)
+    for in_namespace in (topic_in_namespace, group_in_namespace):
+        with pytest.raises(InvalidNameError):
+            in_namespace(name, TENANT)
+
+
+@pytest.mark.parametrize("name", [TOPIC, f"RETRY_{GROUP}", f"DLQ_{GROUP}"])
+def test_a_topic_in_a_namespace_has_a_checked_stored_name(name: str) -> None:
+    assert topic_in_namespace(name, TENANT) == STORED[name]
+    assert topic_in_namespace(STORED[name], TENANT) == STORED[name]
+    assert topic_in_namespace(name, None) == name
+    assert stored_topic(shown_name(STORED[name])) == STORED[name]
+
+
+def test_a_group_in_a_namespace_has_a_checked_stored_name() -> None:
+    assert group_in_namespace(GROUP, TENANT) == STORED[GROUP]
+    with pytest.raises(ReservedNameError, match=r"^consumer_group"):
+        group_in_namespace("RETRY_g", TENANT, "consumer_group")
 
 
 @given(NAMES, NAMES)

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from tests.kit.handed_out import Received
+from tests.kit import handed_out
 from tests.kit.reading import rows_of
 from txmq.errors import (
     CommitConflictError,
@@ -20,6 +20,7 @@ from txmq.errors import (
     StorageError,
     StoreNotFoundError,
 )
+from txmq.message.received import ReceivedMessage
 from txmq.testing import before_commit, failing_commits
 from txmq.user_data.delta_inbox import DeltaInbox
 
@@ -34,17 +35,17 @@ def location(tmp_path: Path) -> str:
     return place
 
 
-def message(offset: int, queue: int = 0, topic: str = TOPIC) -> Received:
+def message(offset: int, queue: int = 0, topic: str = TOPIC) -> ReceivedMessage:
     own_id = f"{topic}-{queue}-{offset}"
-    return Received(own_id, topic=topic, queue_id=queue, queue_offset=offset)
+    return handed_out.message(own_id, topic=topic, queue_id=queue, queue_offset=offset)
 
 
-def several(*offsets: int, queue: int = 0) -> list[Received]:
+def several(*offsets: int, queue: int = 0) -> list[ReceivedMessage]:
     return [message(offset, queue) for offset in offsets]
 
 
-def bookings_of(messages: Sequence[Received]) -> pa.Table:
-    ids = [each.message_id for each in messages]
+def bookings_of(messages: Sequence[ReceivedMessage]) -> pa.Table:
+    ids = [message.message_id for message in messages]
     return pa.table({"id": ids, "amount": [1] * len(ids)}, schema=BOOKINGS)
 
 
@@ -52,8 +53,8 @@ def booked(location: str) -> list[str]:
     return sorted(row["id"] for row in rows_of(location))
 
 
-def ids(*messages: Received) -> list[str]:
-    return sorted(each.message_id for each in messages)
+def ids(*messages: ReceivedMessage) -> list[str]:
+    return sorted(message.message_id for message in messages)
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ def test_messages_without_rows_are_done_too(location: str) -> None:
 
 
 def test_effect_that_raises_is_made_the_next_time(location: str) -> None:
-    def broken(_: Sequence[Received]) -> pa.Table:
+    def broken(_: Sequence[ReceivedMessage]) -> pa.Table:
         raise ZeroDivisionError
 
     inbox = DeltaInbox("billing", location)
@@ -121,7 +122,7 @@ def test_foreign_writers_do_not_disturb_it(location: str) -> None:
 
     calls: list[int] = []
 
-    def counted(messages: Sequence[Received]) -> pa.Table:
+    def counted(messages: Sequence[ReceivedMessage]) -> pa.Table:
         calls.append(len(messages))
         return bookings_of(messages)
 
@@ -180,7 +181,7 @@ def test_write_without_the_properties_is_told(location: str) -> None:
     inbox = DeltaInbox("billing", location)
 
     with (
-        pytest.raises(InboxError, match="no write"),
+        pytest.raises(InboxError, match="without a write"),
         inbox.delta_rs(several(0)) as (table, new, _),
     ):
         table.merge(
@@ -188,7 +189,7 @@ def test_write_without_the_properties_is_told(location: str) -> None:
         ).when_not_matched_insert_all().execute()
 
 
-def merge(table: Any, new: Sequence[Received], properties: Any) -> None:
+def merge(table: Any, new: Sequence[ReceivedMessage], properties: Any) -> None:
     merging = table.merge(
         bookings_of(new), "s.id = t.id", source_alias="s", target_alias="t",
         commit_properties=properties,

@@ -25,8 +25,10 @@ from txmq.verify.business import (
     Problem,
 )
 from txmq.verify.marker_places import DatabaseMarkers, DeltaMarkers, MarkerPlace
+from txmq.verify.plain.arrays import Flags, Integers, microseconds
 from txmq.verify.plain.database import DatabaseMarkerTable
 from txmq.verify.plain.fates import readable
+from txmq.verify.plain.findings import Findings
 from txmq.verify.plain.fold import (
     COMMITTED,
     DISCARDED,
@@ -36,11 +38,10 @@ from txmq.verify.plain.fold import (
     ROLLED_BACK,
     STATES,
 )
-from txmq.verify.plain.halves import Flags, Halves, Integers
+from txmq.verify.plain.halves import Halves
 from txmq.verify.plain.markers import DONE, FENCED, UNMARKED, DeltaMarkerLog, Markers
 from txmq.verify.plain.picture import Picture
-from txmq.verify.plain.store import PinnedStore, plain_location
-from txmq.verify.plain.tables import microseconds
+from txmq.verify.plain.store import PinnedStore, is_schedule, plain_location
 from txmq.verify.report import SHOWN_ROWS
 
 # Clocks of producers differ, so a marker that is nearly old enough may be forgotten too.
@@ -64,7 +65,10 @@ def verify_business(
     Raises: StoreNotFoundError, StorageError, EnvironmentProblemError, ConfigError.
     """
     pinned = PinnedStore.open(plain_location(location), storage_options or {})
-    return Business(business).report(Picture.of(pinned, drained=False))
+    markers, findings = Business(business, pinned), Findings()
+    for ids in pinned.id_ranges():
+        markers.compare(Picture.of(pinned.within(ids), findings, drained=False))
+    return markers.report()
 
 
 class Business:
@@ -74,22 +78,30 @@ class Business:
     false alarm.
     """
 
-    def __init__(self, places: Mapping[str, MarkerPlace]) -> None:
-        """Open them all. Raises: StorageError, EnvironmentProblemError, ConfigError."""
-        self._places = places
-        self._opened = {group: _opened(group, place) for group, place in places.items()}
+    def __init__(self, places: Mapping[str, MarkerPlace], pinned: PinnedStore) -> None:
+        """Open them all.
 
-    def report(self, picture: Picture) -> BusinessReport:
-        """Judge each group. Raises: StorageError; ConfigError for a group that the store lacks."""
+        Raises: StorageError, EnvironmentProblemError; ConfigError, also for a group that the store
+            lacks.
+        """
+        self._markers = {group: _opened(group, place) for group, place in places.items()}
+        _refuse_unknown(places, pinned)
+        self._totals = {group: _GroupTotals(group, str(place)) for group, place in places.items()}
+        self._groups: set[str] = set()
+
+    def compare(self, picture: Picture) -> None:
+        """Judge each group in one range of transactions. Raises: StorageError."""
         transactional = _transactional(picture.halves)
         settled = picture.pinned.settled.rows(_FACT_COLUMNS)
-        _refuse_unknown(self._places, _names(picture.halves.groups), settled)
-        results = tuple(
-            _Group(picture, settled, group, transactional).result(str(place), self._opened[group])
-            for group, place in self._places.items()
-        )
-        named = _names(picture.halves.groups.filter(pa.array(transactional)))
-        return BusinessReport(results, tuple(sorted(named - {*self._places, ""})))
+        for group, markers in self._markers.items():
+            transactions = _Group(picture, settled, group, transactional)
+            transactions.compare(markers, self._totals[group])
+        self._groups |= _names(picture.halves.groups.filter(pa.array(transactional)))
+
+    def report(self) -> BusinessReport:
+        """What all ranges came to."""
+        results = tuple(totals.result() for totals in self._totals.values())
+        return BusinessReport(results, tuple(sorted(self._groups - {*self._totals, ""})))
 
 
 def _opened(group: str, place: MarkerPlace) -> Markers:
@@ -113,6 +125,30 @@ class _Seen:
         return flags & ~self.is_lost
 
 
+class _GroupTotals:
+    """What the ranges of a store come to for one producer group."""
+
+    def __init__(self, group: str, place: str) -> None:
+        self._group, self._place = group, place
+        self._counts: Counter[str] = Counter()
+        self._faults: Counter[Fault] = Counter()
+        self._shown: dict[Problem, list[BusinessViolation]] = {problem: [] for problem in Problem}
+
+    def add(self, counts: Mapping[str, int], violations: Sequence[BusinessViolation]) -> None:
+        self._counts.update(counts)
+        self._faults.update(violation.fault for violation in violations)
+        for violation in violations:
+            shown = self._shown[violation.problem]
+            if len(shown) < SHOWN_ROWS:
+                shown.append(violation)
+
+    def result(self) -> BusinessResult:
+        faults = {fault: self._faults[fault] for fault in Fault if self._faults[fault]}
+        shown = [violation for violations in self._shown.values() for violation in violations]
+        counts = dict(self._counts)
+        return BusinessResult(self._group, self._place, counts, faults, tuple(shown[:SHOWN_ROWS]))
+
+
 class _Group:
     """The transactions of one producer group; those that retention may have taken are left out."""
 
@@ -127,18 +163,14 @@ class _Group:
         self._numbers: Integers = np.flatnonzero(is_own & ~forgotten)
         self._forgotten_count = int((is_own & forgotten).sum()) + self._count_taken()
 
-    def result(self, place: str, markers: Markers) -> BusinessResult:
+    def compare(self, markers: Markers, totals: _GroupTotals) -> None:
         """Read the markers and judge."""
         ids = self._ids(self._numbers)
-        found = markers.outcomes(ids)
-        outcome = np.array([found.get(each, UNMARKED) for each in ids], dtype=np.int64)
+        outcomes = markers.outcomes(ids)
+        outcome = np.array([outcomes.get(key, UNMARKED) for key in ids], dtype=np.int64)
         is_lost = (outcome == UNMARKED) & self._is_old(markers.retention_s)
         seen = _Seen(outcome, is_lost)
-        violations = self._violations(seen)
-        faults = Counter(violation.fault for violation in violations)
-        ordered = {fault: faults[fault] for fault in Fault if faults[fault]}
-        shown = tuple(violations[:SHOWN_ROWS])
-        return BusinessResult(self._group, place, self._counts(seen), ordered, shown)
+        totals.add(self._counts(seen), self._violations(seen))
 
     def _violations(self, seen: _Seen) -> list[BusinessViolation]:
         committed, rolled_back, expired = map(self._in_state, (COMMITTED, ROLLED_BACK, EXPIRED))
@@ -256,14 +288,24 @@ def _names(groups: pa.Array) -> set[str]:
     return {name for name in pc.unique(groups).to_pylist() if name is not None}
 
 
-def _refuse_unknown(places: Mapping[str, MarkerPlace], known: set[str], settled: pa.Table) -> None:
+def _refuse_unknown(places: Mapping[str, MarkerPlace], pinned: PinnedStore) -> None:
     """A misspelt group would be clean for ever."""
-    known = known | _names(settled["producer_group"])
-    shown = ", ".join(sorted(known)[:_SHOWN_GROUPS]) or "none"
+    groups = _groups_in(pinned)
+    shown = ", ".join(sorted(groups)[:_SHOWN_GROUPS]) or "none"
     faults = [
         f"business: no transaction of group {group} is in the store; its groups: {shown}"
         for group in places
-        if group not in known
+        if group not in groups
     ]
     if faults:
         raise ConfigError(faults)
+
+
+def _groups_in(pinned: PinnedStore) -> set[str]:
+    schedule = [table for name, table in pinned.topics.items() if is_schedule(name)]
+    return {
+        name
+        for table in (pinned.half, pinned.settled, *schedule)
+        for batch in table.batches(["producer_group"])
+        for name in _names(batch["producer_group"])
+    }

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.verify.plain.addresses import RowIds
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, integers, microseconds, positions
 from txmq.verify.plain.fates import of_right_group, readable
 from txmq.verify.plain.fold import DISCARDED, PENDING, STATES
-from txmq.verify.plain.halves import ABSENT, Flags, Integers, positions
-from txmq.verify.plain.picture import Picture, RowIds
-from txmq.verify.plain.tables import microseconds
+from txmq.verify.plain.picture import Picture
 
 _ASKERS = ("check", "recheck")
 _ANSWERS = ("COMMIT", "ROLLBACK")
@@ -55,8 +55,8 @@ class CheckDiscipline:
         own = of_right_group(known, numbers[numbers != ABSENT], self._halves)
         judged = self._judged[own["transaction"].to_numpy()]
         self._claims = own.filter(pa.array(judged))
-        ordinals = [*self._claims["ordinal"].to_pylist(), *self._fates.facts["ordinal"].to_pylist()]
-        self._width = max(ordinals, default=0) + 1
+        ordinals = (integers(rows["ordinal"]) for rows in (self._claims, self._fates.facts))
+        self._width = max(int(column.max(initial=0)) for column in ordinals) + 1
         self._questions = self._asked()
         self._limits = self._allowed()
 
@@ -87,11 +87,9 @@ class CheckDiscipline:
         risen = q.follows & (np.roll(q.place, 1) < q.place)
         self._report((q.times > 1) & ~risen, "comes without the one before it")
         self._report(q.times > self._limits[q.transaction], "is one more than are allowed")
-        over = self._ends()
-        ended = np.array(
-            [over.get(key, _NEVER) for key in self._lives(q.transaction, q.life)], dtype=np.int64
-        )
-        late = q.follows & (np.roll(q.place, 1) > ended)
+        ends, lives = self._ends(), self._lives(q.transaction, q.life)
+        end = np.array([ends.get(key, _NEVER) for key in lives], dtype=np.int64)
+        late = q.follows & (np.roll(q.place, 1) > end)
         self._report(late, "was asked though the one before it stands behind the end")
 
     def _check_times(self) -> None:
@@ -103,14 +101,15 @@ class CheckDiscipline:
         self._report(early, "was asked before it was due")
 
     def _ends(self) -> dict[tuple[int, int], int]:
-        """Where the first end of each life stands."""
-        facts = self._fates.facts
-        ends = facts.filter(pc.not_equal(facts["state"], STATES.index(PENDING)))
-        lives = self._lives(ends["transaction"].to_numpy(), ends["life"].to_numpy())
-        found: dict[tuple[int, int], int] = {}
-        for key, place in zip(lives, self._places(ends, "op_version").tolist(), strict=True):
-            found[key] = min(place, found.get(key, place))
-        return found
+        """Where the first end of each life stands, of transactions that were asked about."""
+        facts, asked = self._fates.facts, pa.array(np.unique(self._questions.transaction))
+        is_end = pc.not_equal(facts["state"], STATES.index(PENDING))
+        facts = facts.filter(pc.and_(is_end, pc.is_in(facts["transaction"], value_set=asked)))
+        lives = self._lives(facts["transaction"].to_numpy(), facts["life"].to_numpy())
+        ends: dict[tuple[int, int], int] = {}
+        for key, place in zip(lives, self._places(facts, "op_version").tolist(), strict=True):
+            ends[key] = min(place, ends.get(key, place))
+        return ends
 
     # --- the first question --------------------------------------------------------------------
 

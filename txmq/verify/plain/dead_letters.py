@@ -7,11 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.verify.plain.addresses import ids_in
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, repeats
 from txmq.verify.plain.fold import COMMITTED, DISCARDED, EXPIRED, ROLLED_BACK
-from txmq.verify.plain.halves import ABSENT, Flags, Integers
-from txmq.verify.plain.picture import Picture, ids_in
+from txmq.verify.plain.picture import Picture
 from txmq.verify.plain.placed import PlacedRows
-from txmq.verify.plain.queues import repeats
+from txmq.verify.report import SHOWN_ROWS
 
 
 class DeadLetterChecks:
@@ -48,7 +49,7 @@ class DeadLetterChecks:
         others = known & ~explained & ~two_fates
         detail = "dead letter that no DISCARD or EXPIRE led to"
         self._report("I19", placed.row_ids, others, detail)
-        doubled = known & repeats(placed.place * (int(lives.max(initial=0)) + 2) + lives)
+        doubled = known & repeats(placed.place, lives)
         self._report("I3", placed.row_ids, doubled, "dead letter that is there already")
         self._check_complete(placed.place[known], lives[known])
 
@@ -96,7 +97,7 @@ class DeadLetterChecks:
         ids = [
             f"{self._halves.ids[row['transaction']]} in {TRANS_CHECK_MAX_TIME_TOPIC} "
             f"life {row['life']}"
-            for row in torn.slice(0, self._findings.room("I13")).to_pylist()
+            for row in torn.slice(0, SHOWN_ROWS).to_pylist()
         ]
         self._findings.add("I13", torn.num_rows, ids, "is shown in part")
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.verify.plain.arrays import ABSENT, UNSAID, Flags, Integers, changes, microseconds
 from txmq.verify.plain.fates import (
     FACT_KEY,
     SETTLED_STATES,
@@ -22,8 +23,7 @@ from txmq.verify.plain.fates import (
     settled_facts,
 )
 from txmq.verify.plain.fold import COMMITTED, DELIVERED, DELIVERIES, RECALLED
-from txmq.verify.plain.halves import ABSENT, Flags, Halves, Integers, changes
-from txmq.verify.plain.tables import UNSAID, microseconds
+from txmq.verify.plain.halves import Halves
 
 DELIVERED_NUMBER, RECALLED_NUMBER = map(SETTLED_STATES.index, (DELIVERED, RECALLED))
 _DELAY_SERVICE = "delay"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, changes, microseconds
 from txmq.verify.plain.fold import (
     COMMITTED,
     DELIVERIES,
@@ -23,8 +24,8 @@ from txmq.verify.plain.fold import (
     SeenClaim,
     facts_of,
 )
-from txmq.verify.plain.halves import ABSENT, Flags, Halves, Integers, changes
-from txmq.verify.plain.tables import PinnedTable, microseconds
+from txmq.verify.plain.halves import Halves
+from txmq.verify.plain.tables import PinnedTable
 
 FACT_KEY = ("transaction", "op_version", "ordinal", "state", "life")
 # What the settled log may say: of a transaction, then of single messages of it.

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from txmq.verify.report import PROMISES, SHOWN_ROWS, InvariantResult, Violation
 
 
 class Findings:
-    """Violations by their I-number."""
+    """Violations by their I-number; those that are shown are sorted by their text and their row."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self._counts = dict.fromkeys(PROMISES, 0)
         self._shown: dict[str, list[Violation]] = {name: [] for name in PROMISES}
 
-    def room(self, invariant: str) -> int:
-        """How many more ids of this invariant are worth making."""
-        return SHOWN_ROWS - len(self._shown[invariant])
-
-    def add(self, invariant: str, count: int, row_ids: Iterable[str], detail: str) -> None:
-        """Add `count` violations, of which `row_ids` names the first."""
+    def add(self, invariant: str, count: int, row_ids: Sequence[str], detail: str) -> None:
+        """Add `count` violations; `row_ids` names at least the first SHOWN_ROWS of them."""
         self._counts[invariant] += count
-        shown = self._shown[invariant]
-        room = self.room(invariant)
-        shown.extend(Violation(invariant, row_id, detail) for row_id in list(row_ids)[:room])
+        shown = [Violation(invariant, row_id, detail) for row_id in row_ids[:SHOWN_ROWS]]
+        # Sorted, so that the ranges in which a store is read do not show.
+        together = sorted([*self._shown[invariant], *shown], key=_order)
+        self._shown[invariant] = together[:SHOWN_ROWS]
 
     def results(self) -> tuple[InvariantResult, ...]:
         """One result for each invariant."""
@@ -32,3 +29,7 @@ class Findings:
             InvariantResult(name, promise, self._counts[name], tuple(self._shown[name]))
             for name, promise in PROMISES.items()
         )
+
+
+def _order(violation: Violation) -> tuple[str, str]:
+    return violation.detail, violation.row_id

@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, changes, positions, ranks
 from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.tables import HALF_COLUMNS
 
-Integers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 # An append that was made twice may differ in these.
 _MAY_DIFFER = ("born_timestamp",)
-ABSENT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +112,9 @@ def halves_of(rows: pa.Table, stand_ins: pa.Table) -> Halves:
     )  # fmt: skip
 
 
-def positions(values: pa.ChunkedArray, known: pa.Array) -> Integers:
-    """Where each value stands in `known`, ABSENT where it does not."""
-    place = pc.fill_null(pc.index_in(values, value_set=known), ABSENT)
-    result: Integers = place.to_numpy().astype(np.int64)
-    return result
-
-
-def ranks(values: pa.ChunkedArray) -> Integers:
-    """Numbers in the order of the values, ABSENT for null."""
-    known = pc.unique(values.drop_null())
-    return positions(values, known.take(pc.array_sort_indices(known)))
-
-
 def _delayed(rows: pa.Table) -> Flags:
     told = pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
     flags: Flags = told.to_numpy()
-    return flags
-
-
-def changes(values: Integers) -> Flags:
-    """Whether a value differs from the one before it; the first one does."""
-    flags = np.ones(len(values), dtype=bool)
-    flags[1:] = values[1:] != values[:-1]
     return flags
 
 

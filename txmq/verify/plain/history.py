@@ -39,6 +39,7 @@ class Commit:
         moment_ms: when it was made: the earlier of its file's time and its writer's clock, for a
             copied store has younger files.
         removed: paths whose rows are gone with this commit.
+        change_files: what a writer that altered rows left for the change feed.
         marks: what it counted up.
     """
 
@@ -47,7 +48,13 @@ class Commit:
     moment_ms: int = 0
     added: list[AddedFile] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    change_files: list[str] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def appended_files(self) -> list[str]:
+        """Paths of the files whose rows are new in this version."""
+        return [file.path for file in self.added if file.is_change]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,8 @@ def _take(commit: Commit, action: Mapping[str, Any]) -> None:
             commit.added.append(_added(add))
         case {"remove": {"dataChange": True, "path": path}}:
             commit.removed.append(unquote(path))
+        case {"cdc": change}:
+            commit.change_files.append(unquote(change["path"]))
         case {"txn": txn}:
             commit.marks[txn["appId"]] = int(txn["version"])
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.verify.plain.addresses import RowIds
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, integers, positions
 from txmq.verify.plain.deliveries import Deliveries, deliveries_of
 from txmq.verify.plain.fates import Fates, fates_of
 from txmq.verify.plain.findings import Findings
 from txmq.verify.plain.fold import COMMITTED
-from txmq.verify.plain.halves import ABSENT, Flags, Halves, Integers, halves_of, positions
+from txmq.verify.plain.halves import Halves, halves_of
 from txmq.verify.plain.schedule import (
     asked_due_us,
     commits_of,
@@ -24,9 +25,7 @@ from txmq.verify.plain.schedule import (
 )
 from txmq.verify.plain.store import PinnedStore
 from txmq.verify.plain.tables import CLAIM_COLUMNS, FACT_COLUMNS, HALF_COLUMNS
-
-# Makes the ids of the few rows that are shown, from their places.
-RowIds = Callable[[Integers], list[str]]
+from txmq.verify.report import SHOWN_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Picture:
     due_us: Integers
 
     @classmethod
-    def of(cls, pinned: PinnedStore, *, drained: bool) -> Picture:
+    def of(cls, pinned: PinnedStore, findings: Findings, *, drained: bool) -> Picture:
         """Read the schedule, settled, op and half, and fold."""
         first = pinned.op.readable_from
         schedule = schedule_rows(pinned)
@@ -81,7 +80,7 @@ class Picture:
         committed = committed_us(settled, halves, fates)
         asked = asked_due_us(halves, committed)
         return cls(
-            pinned, drained, Findings(), settled, claims, without_claims, halves, fates,
+            pinned, drained, findings, settled, claims, without_claims, halves, fates,
             topic_names, topic_of, queue_of, deliveries, schedule, committed, asked,
             due_us(asked, schedule, halves),
         )  # fmt: skip
@@ -107,7 +106,7 @@ class Picture:
         """Every flagged row breaks a promise."""
         places = np.flatnonzero(wrong)
         if len(places):
-            shown = row_ids(places[: self.findings.room(invariant)])
+            shown = row_ids(places[:SHOWN_ROWS])
             self.findings.add(invariant, len(places), shown, detail)
 
 
@@ -126,14 +125,3 @@ def _without_claims(pinned: PinnedStore, claims: pa.Table, halves: Halves, fates
 def _counts(transaction_ids: pa.ChunkedArray, halves: Halves) -> Integers:
     numbers = halves.numbers_of(transaction_ids)
     return np.bincount(numbers[numbers != ABSENT], minlength=len(halves.ids))
-
-
-def ids_in(column: pa.ChunkedArray | pa.Array) -> RowIds:
-    """The values of a column are the ids."""
-    return lambda places: [str(value) for value in column.take(pa.array(places)).to_pylist()]
-
-
-def integers(column: pa.ChunkedArray) -> Integers:
-    """A column as numbers; null is ABSENT."""
-    result: Integers = pc.fill_null(column, ABSENT).to_numpy()
-    return result

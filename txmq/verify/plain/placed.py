@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from txmq.verify.plain.halves import ABSENT, Flags, Integers, ranks
-from txmq.verify.plain.picture import Picture, RowIds, integers
+from txmq.verify.plain.addresses import RowIds, addresses_in
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, integers, ranks
+from txmq.verify.plain.picture import Picture
 from txmq.verify.plain.schedule import messages_of
 from txmq.verify.plain.store import is_dead_letters, is_schedule
 from txmq.verify.plain.tables import TOPIC_COLUMNS
@@ -53,16 +53,11 @@ class PlacedRows:
     @property
     def row_ids(self) -> RowIds:
         """Makes topic/queue/offset and the message_id of a row, for the few rows that are shown."""
-        return row_ids(self.name, self.rows)
+        return addresses_in(self.name, self.rows)
 
     def column(self, name: str) -> Integers:
         """A column as numbers; null is ABSENT."""
         return integers(self.rows[name])
-
-
-def row_ids(name: str, rows: pa.Table) -> RowIds:
-    """As `PlacedRows.row_ids`, for some of its rows."""
-    return lambda places: _addresses(name, rows.take(pa.array(places)))
 
 
 def _read(name: str, picture: Picture) -> pa.Table:
@@ -80,14 +75,3 @@ def _queue_order(rows: pa.Table) -> Integers:
     if same.any():
         order = np.lexsort((ranks(rows["message_id"]), offsets, queues))
     return order
-
-
-def _addresses(name: str, rows: pa.Table) -> list[str]:
-    queue, offset = (rows[key].cast(pa.string()) for key in ("queue_id", "queue_offset"))
-    address = pc.binary_join_element_wise(
-        pa.scalar(name), queue, offset, "/", null_handling="replace", null_replacement="?"
-    )
-    named = pc.binary_join_element_wise(
-        address, rows["message_id"], " ", null_handling="replace", null_replacement="?"
-    )
-    return [str(row_id) for row_id in named.to_pylist()]

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.names import SCHEDULE_TOPIC
+from txmq.verify.plain.arrays import ABSENT, UNSAID, Integers, microseconds
 from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.fates import Fates
 from txmq.verify.plain.fold import COMMITTED
-from txmq.verify.plain.halves import ABSENT, Halves, Integers
+from txmq.verify.plain.halves import Halves
 from txmq.verify.plain.store import PinnedStore, midnight_us
-from txmq.verify.plain.tables import SCHEDULE_COLUMNS, UNSAID, microseconds
+from txmq.verify.plain.tables import SCHEDULE_COLUMNS
 
 # Longer pauses are no txmq's, and would not fit into a time.
 _MAX_PAUSE_S = 10**11

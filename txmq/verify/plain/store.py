@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,10 @@ import pyarrow.compute as pc
 
 from txmq.errors import StoreNotFoundError
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.verify.plain.tables import NOTHING, UNSAID, PinnedTable, table_names
+from txmq.verify.plain import id_ranges
+from txmq.verify.plain.arrays import UNSAID
+from txmq.verify.plain.id_ranges import IdRange
+from txmq.verify.plain.tables import NOTHING, PinnedTable, table_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,6 +86,23 @@ class PinnedStore:
             topics,
             tuple(name for name in names if name not in topics),
             *logs,
+        )
+
+    def id_ranges(self) -> list[IdRange]:
+        """Ranges of transactions that fit into memory one at a time; one for a small store."""
+        tables = self.tables.values()
+        if sum(table.row_count for table in tables) <= id_ranges.RANGE_ROWS:
+            return [IdRange()]
+        return id_ranges.id_ranges(extent for table in tables for extent in table.extents())
+
+    def within(self, ids: IdRange) -> PinnedStore:
+        """The same store, whose rows are those of a range of transactions."""
+        return replace(
+            self,
+            topics={name: table.within(ids) for name, table in self.topics.items()},
+            settled=self.settled.within(ids),
+            op=self.op.within(ids),
+            half=self.half.within(ids),
         )
 
     @property

@@ -1,17 +1,18 @@
-"""The checker's own reading of the tables: pinned versions, narrow columns, bodies as digests.
+"""The checker's own reading of the tables: pinned versions, ranges of transactions, few columns.
 
-Reads through delta-rs and Parquet; shares no code with `storage` or the logs, on purpose.
+Reads through delta-rs and Parquet; shares no code with `txmq.delta` and `txmq.store`, on purpose.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
@@ -21,8 +22,10 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from txmq.errors import StorageError, StoreNotFoundError
-from txmq.verify.plain.digests import CONTENT, DIGEST, content_digests
-from txmq.verify.plain.history import History, read_history
+from txmq.verify.plain.columns import batch_rows, open_parquet, plain_types, with_digests
+from txmq.verify.plain.digests import CONTENT, DIGEST
+from txmq.verify.plain.history import Commit, History, read_history
+from txmq.verify.plain.id_ranges import IdExtent, IdRange, id_extents
 
 HALF_COLUMNS = (
     "transaction_id", "sequence", "message_id", "producer_group", "real_topic", "real_queue_id",
@@ -42,15 +45,10 @@ CLAIM_COLUMNS = (
     "check_times", "next_check_timestamp", "reason", "op_timestamp", "_commit_version",
 )  # fmt: skip
 NOTHING = -1
-# A time that nobody told.
-UNSAID = int(np.iinfo(np.int64).min)
+COMMIT_VERSION = "_commit_version"
+_CHANGE_TYPE = "_change_type"
+_ID = "transaction_id"
 _PARTITION = "partition."
-_TEXTS = (pa.types.is_string_view, pa.types.is_large_string, pa.types.is_date)
-_BINARIES = (pa.types.is_binary_view, pa.types.is_large_binary)
-# Of numbers: no table of txmq has other ones.
-_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view)
-_BATCH_BYTES = 32 * 1024 * 1024
-_MAX_BATCH_ROWS = 65_536
 _ATTEMPTS = 5
 _PAUSE_S = 0.05
 Result = TypeVar("Result")
@@ -67,17 +65,39 @@ class LiveFile:
 
 
 class PinnedTable:
-    """One Delta table at the version it had when it was opened; 0 commits."""
+    """One Delta table at the version it had when it was opened; 0 commits.
+
+    `within` shows a range of its transactions only. The table's log, its files and its marks are
+    the same in each range.
+    """
 
     def __init__(self, location: str, options: Mapping[str, str]) -> None:
         """Open it; raises StoreNotFoundError or StorageError."""
         self.name = location.rsplit("/", 1)[-1]
         self._location, self._options = location, dict(options) or None
+        self.ids = IdRange()
+        self._extents_by_path: dict[str, list[IdExtent]] = {}
         if not DeltaTable.is_deltatable(location, self._options):
             raise StoreNotFoundError(self.name, "is not there; check the location of the store")
         self._handle = _again(
             self.name, lambda: DeltaTable(location, storage_options=self._options)
         )
+        self._filesystem = self._opened_folder()
+        # Its commits up to this version, as far as they are kept, and its files.
+        self.history: History = read_history(self._filesystem, self.version)
+        # From this version on every appended row can still be read with its commit.
+        self.readable_from = self.history.readable_from(self.version)
+        self._live_files = self._added_files()
+        # I26 reports a file that is not there; the rest can still be judged.
+        self._readable_files = [f for f in self._live_files if f.path in self.history.sizes]
+        schema = pa.schema(self._handle.schema().to_arrow())
+        self._types = {field.name: field.type for field in schema}
+
+    def within(self, ids: IdRange) -> PinnedTable:
+        """The same table, whose rows are those of a range of transactions."""
+        narrow = copy.copy(self)
+        narrow.ids = ids
+        return narrow
 
     @property
     def version(self) -> int:
@@ -89,102 +109,157 @@ class PinnedTable:
         """The id in the table's metadata."""
         return str(self._handle.metadata().id)
 
-    @cached_property
-    def history(self) -> History:
-        """Its commits up to this version, as far as they are kept, and its files."""
-        return read_history(self._filesystem(), self.version)
-
-    @cached_property
-    def readable_from(self) -> int:
-        """The first version from which on every appended row can still be read with its commit."""
-        return self.history.readable_from(self.version)
-
     def mark(self, app_id: str) -> int:
         """The number committed under `app_id`, or NOTHING."""
-        found = self._handle.transaction_version(app_id)
-        return NOTHING if found is None else int(found)
+        number = self._handle.transaction_version(app_id)
+        return NOTHING if number is None else int(number)
 
-    def appended(self, columns: Sequence[str]) -> pa.Table:
-        """Every row appended from `readable_from` on with its commit, from the change feed."""
-        if self.readable_from > self.version:
-            return self._no_rows(columns)
-        wanted = [*columns, "_change_type"]
-        first = self.readable_from
-        rows = _again(
-            self.name,
-            lambda: pa.table(self._handle.load_cdf(first, self.version, columns=wanted)),
-        )
-        rows = _plain_types(rows.select(wanted))
-        return rows.filter(pc.equal(rows["_change_type"], "insert")).select(list(columns))
+    # --- rows ----------------------------------------------------------------------------------
 
     def rows(self, columns: Sequence[str], *, content: bool = False) -> pa.Table:
         """All live rows; with `content`, also the DIGEST of what was sent."""
-        parts = [
-            part for file in self._readable() for part in self._file(file, columns, content=content)
-        ]
-        if not parts:
-            names = [*columns, *DIGEST] if content else columns
-            return self._no_rows(names)
-        return pa.Table.from_batches(parts)
+        names = [*columns, *DIGEST] if content else columns
+        return self._table(self.batches(columns, content=content), names)
+
+    def batches(self, columns: Sequence[str], *, content: bool = False) -> Iterator[pa.RecordBatch]:
+        """As `rows`, a few at a time."""
+        for file in self._readable_files:
+            if not content:
+                yield from self._file(file.path, file.partition, columns)
+                continue
+            stored = list(dict.fromkeys([*columns, *CONTENT]))
+            for batch in self._file(file.path, file.partition, stored):
+                yield with_digests(batch, columns)
+
+    def appended(self, columns: Sequence[str]) -> pa.Table:
+        """Every row appended from `readable_from` on with its `_commit_version`.
+
+        Partition columns are not among `columns`.
+        """
+        commits = self.history.commits
+        versions = range(self.readable_from, self.version + 1)
+        batches = (batch for v in versions for batch in self._appended_by(commits[v], columns))
+        return self._table(batches, columns)
+
+    def _appended_by(self, commit: Commit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        stored = [name for name in columns if name != COMMIT_VERSION]
+        for batch in self._inserted_by(commit, stored):
+            versions = pa.repeat(pa.scalar(commit.version, pa.int64()), batch.num_rows)
+            yield batch.append_column(COMMIT_VERSION, versions).select(list(columns))
+
+    def _inserted_by(self, commit: Commit, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """What a change feed calls inserted: of a commit with change files these alone count."""
+        for path in commit.change_files:
+            for batch in self._file(path, {}, [*columns, _CHANGE_TYPE]):
+                inserted = batch.filter(pc.equal(batch[_CHANGE_TYPE], "insert"))
+                yield inserted.select(list(columns))
+        if not commit.change_files:
+            for path in commit.appended_files:
+                yield from self._file(path, {}, columns)
+
+    def _table(self, batches: Iterable[pa.RecordBatch], columns: Sequence[str]) -> pa.Table:
+        full = [batch for batch in batches if batch.num_rows]
+        # One piece, for Arrow takes rows from many pieces slowly.
+        return pa.Table.from_batches(full).combine_chunks() if full else self._no_rows(columns)
+
+    def _no_rows(self, columns: Sequence[str]) -> pa.Table:
+        # What is no column of the table is a number: digests, versions.
+        fields = [(name, self._types.get(name, pa.int64())) for name in columns]
+        return plain_types(pa.schema(fields).empty_table())
+
+    # --- files ---------------------------------------------------------------------------------
+
+    @property
+    def row_count(self) -> float:
+        """Live rows as the commits count them; infinite where one does not say."""
+        counts = (file.row_count for file in self._readable_files)
+        return sum(math.inf if count is None else count for count in counts)
+
+    def extents(self) -> Iterator[IdExtent]:
+        """Which transactions are in the live files, by looking into each."""
+        for file in self._readable_files:
+            yield from self._extents(file.path)
 
     def file_problems(self) -> Iterator[tuple[str, str]]:
         """Live files that are not what their commit says: path and problem."""
-        for file in self._live_files():
+        for file in self._live_files:
             problem = self._file_problem(file)
             if problem:
                 yield file.path, problem
 
     def _file_problem(self, file: LiveFile) -> str | None:
-        found, count = self.history.sizes.get(file.path), file.row_count
-        if found is None:
+        size_bytes, row_count = self.history.sizes.get(file.path), file.row_count
+        if size_bytes is None:
             return "is not there"
-        if found != file.size_bytes:
-            return f"has {found:,} bytes, its commit says {file.size_bytes:,}"
-        with self._filesystem().open_input_file(file.path) as source:
+        if size_bytes != file.size_bytes:
+            return f"has {size_bytes:,} bytes, its commit says {file.size_bytes:,}"
+        with self._opened(file.path) as source:
             rows = pq.read_metadata(source).num_rows
-        return None if count in (None, rows) else f"has {rows:,} rows, its commit says {count:,}"
+        if row_count in (None, rows):
+            return None
+        return f"has {rows:,} rows, its commit says {row_count:,}"
 
-    def _no_rows(self, columns: Sequence[str]) -> pa.Table:
-        types = {field.name: field.type for field in pa.schema(self._handle.schema().to_arrow())}
-        # What is no column of the table is a number: digests, versions.
-        fields = [(name, types.get(name, pa.int64())) for name in columns]
-        return _plain_types(pa.schema(fields).empty_table())
-
-    def _live_files(self) -> Iterator[LiveFile]:
+    def _added_files(self) -> Sequence[LiveFile]:
         if pa.table(self._handle.deletion_vectors()).num_rows:
             raise StorageError(self.name, "has deletion vectors, which txmq never writes")
         actions = pa.table(self._handle.get_add_actions(flatten=True))
         keys = [name for name in actions.column_names if name.startswith(_PARTITION)]
-        for row in actions.select(["path", "size_bytes", "num_records", *keys]).to_pylist():
-            partition = {name.removeprefix(_PARTITION): row[name] for name in keys}
-            yield LiveFile(row["path"], row["size_bytes"], row["num_records"], partition)
-
-    def _readable(self) -> list[LiveFile]:
-        # A file that is not there is told by I26; the rest can still be judged.
-        return [file for file in self._live_files() if file.path in self.history.sizes]
+        rows = actions.select(["path", "size_bytes", "num_records", *keys]).to_pylist()
+        return [
+            LiveFile(row["path"], row["size_bytes"], row["num_records"],
+                     {name.removeprefix(_PARTITION): row[name] for name in keys})
+            for row in rows
+        ]  # fmt: skip
 
     def _file(
-        self, file: LiveFile, columns: Sequence[str], *, content: bool
+        self, path: str, partition: Mapping[str, Any], columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        with self._filesystem().open_input_file(file.path) as source:
-            parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=False)
-            read = list(dict.fromkeys([*columns, *CONTENT])) if content else list(columns)
-            for batch in parquet.iter_batches(_batch_rows(parquet), columns=read):
-                filled = self._filled(batch, file.partition, read)
-                yield _narrow(filled, columns, content=content)
+        """The rows of the range in one file; a row group without any is not read."""
+        row_groups = self._row_groups(path)
+        if row_groups == []:
+            return
+        stored = columns if row_groups is None else [*dict.fromkeys([*columns, _ID])]
+        with self._opened(path) as source:
+            parquet = open_parquet(source)
+            batches = parquet.iter_batches(batch_rows(parquet), row_groups, stored)
+            for batch in batches:
+                rows = plain_types(self._filled(batch, partition, stored))
+                if row_groups is not None:
+                    rows = rows.filter(self.ids.holds(rows[_ID]))
+                yield rows.select(list(columns))
+
+    def _row_groups(self, path: str) -> list[int] | None:
+        """Those that may hold rows of the range; None for all."""
+        if self.ids.is_everything:
+            return None
+        return [extent.row_group for extent in self._extents(path) if self.ids.meets(extent)]
+
+    def _extents(self, path: str) -> Sequence[IdExtent]:
+        if path not in self._extents_by_path:
+            with self._opened(path) as source:
+                self._extents_by_path[path] = list(id_extents(open_parquet(source)))
+        return self._extents_by_path[path]
 
     def _filled(
         self, batch: pa.RecordBatch, partition: Mapping[str, Any], columns: Sequence[str]
     ) -> pa.RecordBatch:
         """Partition columns are in no file; others that it does not have are null, as in Delta."""
-        types = pa.schema(self._handle.schema().to_arrow())
         for name in columns:
             if name not in batch.schema.names:
-                value = pa.scalar(partition.get(name), types.field(name).type)
+                value = pa.scalar(partition.get(name), self._types[name])
                 batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
         return batch
 
-    def _filesystem(self) -> pa_fs.FileSystem:
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[Any]:
+        try:
+            with self._filesystem.open_input_file(path) as source:
+                yield source
+        except FileNotFoundError as error:
+            problem = f"lost the file {path} while it was read; a clean-up took it, verify again"
+            raise StorageError(self.name, problem) from error
+
+    def _opened_folder(self) -> pa_fs.FileSystem:
         if "://" not in self._location:
             return pa_fs.SubTreeFileSystem(self._location, pa_fs.LocalFileSystem())
         return pa_fs.PyFileSystem(DeltaStorageHandler(self._location, self._options))
@@ -206,47 +281,6 @@ def table_names(location: str, folder: str, options: Mapping[str, str]) -> list[
     ]
 
 
-# --- columns --------------------------------------------------------------------------------------
-
-
-def _batch_rows(file: pq.ParquetFile) -> int:
-    """Rows of about _BATCH_BYTES, for one body may be as large as a million others."""
-    metadata = file.metadata
-    sizes = [metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups)]
-    row_bytes = max(1, sum(sizes) // max(1, metadata.num_rows))
-    return int(max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // row_bytes)))
-
-
-def _narrow(batch: pa.RecordBatch, columns: Sequence[str], *, content: bool) -> pa.RecordBatch:
-    # Files that delta-rs rewrote hold views, for which Arrow has few functions.
-    batch = _plain_types(batch)
-    arrays = [batch.column(name) for name in columns]
-    names = list(columns)
-    if content:
-        digests = content_digests(batch)
-        arrays += [pa.array(digests[:, 0]), pa.array(digests[:, 1])]
-        names += DIGEST
-    return pa.record_batch(arrays, names=names)
-
-
-def _plain_types(rows: Any) -> Any:
-    return rows.cast(pa.schema([(field.name, _plain_type(field.type)) for field in rows.schema]))
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if any(test(kind) for test in _TEXTS):
-        return pa.string()
-    if any(test(kind) for test in _BINARIES):
-        return pa.binary()
-    if any(test(kind) for test in _LISTS):
-        return pa.list_(pa.int64())
-    if pa.types.is_map(kind):
-        return pa.map_(pa.string(), pa.string())
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", "UTC")
-    return pa.int64() if pa.types.is_integer(kind) else kind
-
-
 def _again(table: str, read: Callable[[], Result]) -> Result:
     """A reader beside fast writers can meet a gap in the log; the next look succeeds."""
     failure: Exception | None = None
@@ -258,8 +292,3 @@ def _again(table: str, read: Callable[[], Result]) -> Result:
             time.sleep(_PAUSE_S * attempt)
     problem = f"cannot be read ({type(failure).__name__}: {failure}); try again"
     raise StorageError(table, problem) from failure
-
-
-def microseconds(column: pa.ChunkedArray) -> Any:
-    """A time column as integers; null is the smallest."""
-    return pc.fill_null(column.cast(pa.int64()), np.iinfo(np.int64).min).to_numpy()

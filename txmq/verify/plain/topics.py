@@ -7,16 +7,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.verify.plain.addresses import addresses_in
+from txmq.verify.plain.arrays import ABSENT, UNSAID, Flags, Integers, microseconds
 from txmq.verify.plain.dead_letters import DeadLetterChecks
 from txmq.verify.plain.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
 from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.fold import COMMITTED, DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK
-from txmq.verify.plain.halves import ABSENT, Flags, Integers
 from txmq.verify.plain.picture import Picture
-from txmq.verify.plain.placed import PlacedRows, row_ids
-from txmq.verify.plain.queues import QueueChecks
+from txmq.verify.plain.placed import PlacedRows
+from txmq.verify.plain.queue_rows import ordinals_of
 from txmq.verify.plain.store import is_dead_letters, is_schedule
-from txmq.verify.plain.tables import UNSAID, microseconds
+from txmq.verify.plain.totals import Totals
+from txmq.verify.report import SHOWN_ROWS
 
 # A row of a topic whose transaction stands elsewhere than at COMMITTED breaks this.
 _BROKEN_BY_STATE = {
@@ -35,22 +37,18 @@ class TopicChecks:
 
     Attributes:
         visible, scheduled: how often each message stands in a topic, and in the schedule.
-        published: rows of each (topic, queue), without those whose halves retention took.
-        late_us: of each delivered row, how long after its time it was shown.
         row_count, forgotten_count: rows of topics, and those of any whose halves retention took.
         dead_letters: what was seen of those.
     """
 
-    def __init__(self, picture: Picture) -> None:
+    def __init__(self, picture: Picture, totals: Totals) -> None:
         """Nothing is read yet."""
-        self._picture, self._pinned = picture, picture.pinned
+        self._picture, self._pinned, self._totals = picture, picture.pinned, totals
         self._halves, self._fates = picture.halves, picture.fates
         self._findings, self._report = picture.findings, picture.report
         count = len(picture.topic_of)
         self.visible = np.zeros(count, dtype=np.int64)
         self.scheduled = np.zeros(count, dtype=np.int64)
-        self.published: dict[tuple[str, int], int] = {}
-        self.late_us: list[Integers] = []
         self.row_count, self.forgotten_count = 0, 0
         self.dead_letters = DeadLetterChecks(picture)
         self._forgotten: list[pa.Table] = []
@@ -69,14 +67,21 @@ class TopicChecks:
         self._report("I4", placed.row_ids, nowhere, "has no half")
         self._note_forgotten(placed)
         self._check_content(placed)
-        queues = QueueChecks(self._picture, placed)
-        queues.run()
+        self._check_mark(placed)
+        ordinals = ordinals_of(placed, self._picture)
+        self._totals.queues[name].add(placed, ordinals, self._picture)
         if is_dead_letters(name):
-            self.dead_letters.check(placed, queues.ordinals())
+            self.dead_letters.check(placed, ordinals)
         elif is_schedule(name):
             self._check_schedule(placed)
         else:
             self._check_topic(placed)
+
+    def _check_mark(self, placed: PlacedRows) -> None:
+        """I21: no row is ahead of what the topic says that it has."""
+        mark = self._pinned.topics[placed.name].mark(self._pinned.mark_id)
+        beyond = placed.column("op_version") > mark
+        self._report("I21", placed.row_ids, beyond, f"lies beyond the topic's mark {mark}")
 
     # --- what is shown -------------------------------------------------------------------------
 
@@ -94,7 +99,9 @@ class TopicChecks:
         # A row in the wrong topic counts too: it is one more than there should be.
         self.visible += self._times(placed)
         self.row_count += len(placed.place)
-        self._count_queues(placed)
+        # What retention took was sent, but nothing says it any more.
+        kept = placed.column("queue_id")[~placed.forgotten]
+        self._totals.sums.add_published(placed.name, kept)
 
     def _check_schedule(self, placed: PlacedRows) -> None:
         """I2, I4, I5, I10, I11, I15: a row waits because its COMMIT counts, until its time."""
@@ -149,7 +156,7 @@ class TopicChecks:
         self._report("I15", placed.row_ids, told & (shown < due), "was shown before it was due")
         # What was due before its COMMIT could not be shown before that.
         possible = np.maximum(due, self._picture.committed_us[placed.numbers])
-        self.late_us.append((shown - possible)[told])
+        self._totals.times.add_shown((shown - possible)[told])
 
     def _is_same_life(self, placed: PlacedRows) -> Flags:
         flags: Flags = placed.column("life") == self._fates.life[placed.numbers]
@@ -158,31 +165,28 @@ class TopicChecks:
     def _times(self, placed: PlacedRows) -> Integers:
         return np.bincount(placed.place[placed.known], minlength=len(self.visible))
 
-    def _count_queues(self, placed: PlacedRows) -> None:
-        kept = placed.column("queue_id")[~placed.forgotten]
-        queues, counts = np.unique(kept, return_counts=True)
-        for queue, count in zip(queues.tolist(), counts.tolist(), strict=True):
-            self.published[placed.name, queue] = count
-
     def _check_content(self, placed: PlacedRows) -> None:
         """I16: what arrives is what was sent."""
         # Halves that contradict each other cannot say what was sent.
         compared = placed.known & np.append(self._halves.agreed, [False])[placed.place]
-        place = placed.place[compared]
-        sent = self._halves.rows.take(pa.array(place))
+        place, halves = placed.place[compared], self._halves
         given = placed.rows.filter(pa.array(compared))
-        wrong = _content_differs(given, sent, with_queue=not is_dead_letters(placed.name))
-        born = microseconds(given["born_timestamp"]) != microseconds(sent["born_timestamp"])
+        wrong = np.zeros(given.num_rows, dtype=bool)
+        # Column by column, so that memory holds one of them twice and not all.
+        for shown, sent in _compared_columns(placed.name):
+            wrong |= _differs(given[shown], halves.rows[sent].take(pa.array(place)))
+        born = halves.rows["born_timestamp"].take(pa.array(place))
         # Two appends of one half may have two birth times; either may be shown.
-        wrong |= born & self._halves.once[place]
-        self._report("I16", row_ids(placed.name, given), wrong, "differs from its half")
+        is_born_later = microseconds(given["born_timestamp"]) != microseconds(born)
+        wrong |= is_born_later & halves.once[place]
+        self._report("I16", addresses_in(placed.name, given), wrong, "differs from its half")
 
     # --- what retention took -------------------------------------------------------------------
 
     def _note_forgotten(self, placed: PlacedRows) -> None:
         rows = placed.rows.filter(pa.array(placed.forgotten))
         self.forgotten_count += rows.num_rows
-        if is_schedule(placed.name):
+        if is_schedule(placed.name) or not rows.num_rows:
             return
         is_dead = is_dead_letters(placed.name)
         lives = rows["life"] if is_dead else pa.nulls(rows.num_rows, pa.int64())
@@ -196,18 +200,20 @@ class TopicChecks:
         rows = pa.concat_tables(self._forgotten)
         counted = rows.group_by(_ADDRESS).aggregate([([], "count_all")])
         doubled = counted.filter(pc.greater(counted["count_all"], 1))
-        shown = doubled.slice(0, self._findings.room("I3")).to_pylist()
+        shown = doubled.slice(0, SHOWN_ROWS).to_pylist()
         ids = [f"{row['transaction_id']}:{row['sequence']}" for row in shown]
         self._findings.add("I3", doubled.num_rows, ids, "is visible more than once")
 
 
-def _content_differs(given: pa.Table, sent: pa.Table, *, with_queue: bool) -> Flags:
+def _compared_columns(topic: str) -> list[tuple[str, str]]:
+    """Columns of a topic, each with the column of the half log that it repeats."""
     pairs = [("message_id", "message_id"), ("topic", "real_topic")]
     pairs += [("producer_group", "producer_group"), *((name, name) for name in DIGEST)]
-    if with_queue:
-        pairs.append(("queue_id", "real_queue_id"))
-    wrong = np.zeros(given.num_rows, dtype=bool)
-    for left, right in pairs:
-        equal = pc.fill_null(pc.equal(given[left], sent[right]), False)  # noqa: FBT003
-        wrong |= ~equal.to_numpy()
-    return wrong
+    # Dead letters have queues of their own.
+    return pairs if is_dead_letters(topic) else [*pairs, ("queue_id", "real_queue_id")]
+
+
+def _differs(shown: pa.ChunkedArray, sent: pa.ChunkedArray) -> Flags:
+    equal = pc.fill_null(pc.equal(shown, sent), False)  # noqa: FBT003
+    flags: Flags = ~equal.to_numpy()
+    return flags

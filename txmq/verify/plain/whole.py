@@ -9,22 +9,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.message.names import SCHEDULE_TOPIC
+from txmq.verify.plain.addresses import RowIds, ids_in
+from txmq.verify.plain.arrays import UNSAID, Flags, Integers
 from txmq.verify.plain.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
 from txmq.verify.plain.fold import DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK
-from txmq.verify.plain.halves import ABSENT, Flags, Integers
-from txmq.verify.plain.picture import Picture, RowIds, ids_in
+from txmq.verify.plain.picture import Picture
 from txmq.verify.plain.store import midnight_us
-from txmq.verify.plain.tables import UNSAID
 from txmq.verify.plain.topics import TopicChecks
+from txmq.verify.plain.totals import PLACES, QueueSums
 
 _NEVER = int(np.iinfo(np.int64).max)
-_PARTS = (
-    "published", "rolled back", "dead", "expired", "open", "scheduled", "recalled", "taken away"
-)  # fmt: skip
 
 
 class WholeChecks:
-    """I1, I3, I13, I15 and I23.
+    """I1, I3, I13 and I15.
 
     Attributes:
         delivered, recalled, scheduled: what became of the delayed messages that are committed.
@@ -55,13 +53,13 @@ class WholeChecks:
         reached = self._end > self._reached(SCHEDULE_TOPIC)
         self.not_scheduled_yet = self._unscheduled & ~self._day_taken & reached
 
-    def run(self) -> None:
-        """Every check."""
+    def run(self, sums: QueueSums) -> None:
+        """Every check; what is in each queue is added to `sums`."""
         self._check_once()
         self._check_nothing_lost()
         self._check_schedule()
         self._check_shared_fate()
-        self._check_sums()
+        self._add_sums(sums)
 
     # --- what is where -------------------------------------------------------------------------
 
@@ -156,15 +154,14 @@ class WholeChecks:
 
     # --- each queue ----------------------------------------------------------------------------
 
-    def _check_sums(self) -> None:
-        """I23: what was sent to a queue is somewhere, once."""
-        sent = self._per_queue(self._halves.carries)
-        parts = [self._topics.published, *map(self._per_queue, self._ends())]
-        for key in sorted({*sent, *self._topics.published}):
-            self._check_sum(key, sent.get(key, 0), [part.get(key, 0) for part in parts])
+    def _add_sums(self, sums: QueueSums) -> None:
+        """I23 is judged when the messages of all ranges are counted."""
+        sums.add_sent(self._picture)
+        for place, messages in zip(PLACES[1:], self._ends(), strict=True):
+            sums.add(place, self._picture, messages)
 
     def _ends(self) -> list[Flags]:
-        """The messages of each of _PARTS but the first."""
+        """The messages in each of PLACES but the first."""
         pending, incomplete, discarded, rolled_back, expired = (
             self._fates.in_state(state)[self._halves.transaction] & self._halves.carries
             for state in (PENDING, INCOMPLETE, DISCARDED, ROLLED_BACK, EXPIRED)
@@ -174,21 +171,3 @@ class WholeChecks:
         if not self._picture.drained:
             open_ |= discarded & ~dead
         return [rolled_back, dead, expired, open_, self.scheduled, self.recalled, self._taken]
-
-    def _check_sum(self, key: tuple[str, int], sent: int, parts: list[int]) -> None:
-        if sent == sum(parts):
-            return
-        told = " + ".join(f"{count} {name}" for count, name in zip(parts, _PARTS, strict=True))
-        self._findings.add("I23", 1, [f"{key[0]}/{key[1]}"], f"{sent} sent, but {told}")
-
-    def _per_queue(self, chosen: Flags) -> dict[tuple[str, int], int]:
-        # A queue may be ABSENT, which is below 0.
-        queues = self._picture.queue_of[chosen] - ABSENT
-        width = int(queues.max(initial=0)) + 1
-        pairs, counts = np.unique(
-            self._picture.topic_of[chosen] * width + queues, return_counts=True
-        )
-        return {
-            (self._names[pair // width], pair % width + ABSENT): count
-            for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
-        }

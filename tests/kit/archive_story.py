@@ -1,6 +1,6 @@
-"""What Java is shown for its archive of classes: a broker, a transaction and two readers on Spark.
+"""The workload whose classes Java archives: a broker, a transaction and two readers on Spark.
 
-Submitted by `python -m txmq.local_spark.class_archive`, never by users.
+`python -m tests.kit.class_archive` submits it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Listener:
 
 
 def main() -> None:
-    """Use most of what txmq has on Spark, in a store at the path that is given."""
+    """Use most of what txmq does on Spark, in a store at the path that is given."""
     store = Store.create(sys.argv[1])
     spark = local_session("txmq classes", for_minutes=True)
     handle = Broker(store, spark=spark, listeners={_GROUP: _Listener()}).start()

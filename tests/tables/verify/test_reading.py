@@ -1,0 +1,77 @@
+"""What verify reads by itself: appended rows, ranges of rows, files that vanish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tests.kit.stores import HandMadeStore, transaction_id
+from txmq.errors import StorageError
+from txmq.verify.plain.id_ranges import IdRange
+from txmq.verify.plain.tables import PinnedTable
+
+COLUMNS = ["transaction_id", "number", "_commit_version"]
+FEED = {"delta.enableChangeDataFeed": "true"}
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def append(location: str, *numbers: int) -> None:
+    ids = [transaction_id(number) for number in numbers]
+    rows = pa.table({"transaction_id": ids, "number": pa.array(numbers, pa.int64())})
+    write_deltalake(location, rows, mode="append", configuration=FEED)
+
+
+def rows_of(rows: list[dict[str, object]]) -> list[tuple[object, ...]]:
+    return sorted(tuple(row[name] for name in COLUMNS) for row in rows)
+
+
+def change_feed(location: str) -> list[dict[str, object]]:
+    """What delta-rs calls inserted."""
+    rows = pa.table(DeltaTable(location).load_cdf(0)).to_pylist()
+    return [row for row in rows if row["_change_type"] == "insert"]
+
+
+def test_appended_rows_are_those_that_the_change_feed_calls_inserted(location: str) -> None:
+    for numbers in ((1, 2), (3,), (4, 5)):
+        append(location, *numbers)
+    DeltaTable(location).update(updates={"number": "7"}, predicate="number = 2")
+    DeltaTable(location).delete("number = 5")
+    DeltaTable(location).optimize.compact()
+    append(location, 6)
+
+    appended = PinnedTable(location, {}).appended(COLUMNS)
+
+    assert rows_of(appended.to_pylist()) == rows_of(change_feed(location))
+    assert appended["number"].to_pylist() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 3), (2, 5), (3, 3), (0, 9), (7, 9)])
+def test_range_of_transactions_is_read_alone(location: str, first: int, end: int) -> None:
+    append(location, 1, 4)
+    append(location, *range(2, 8))
+    ids = IdRange(transaction_id(first), transaction_id(end))
+
+    table = PinnedTable(location, {}).within(ids)
+
+    inside = sorted(number for number in (1, 4, *range(2, 8)) if first <= number < end)
+    assert sorted(table.rows(["number"])["number"].to_pylist()) == inside
+    assert sorted(table.appended(["number"])["number"].to_pylist()) == inside
+
+
+def test_file_that_vanishes_while_it_is_read_is_an_error_with_its_next_step(
+    clean: HandMadeStore,
+) -> None:
+    table = PinnedTable(f"{clean.location}/half", {})
+    for path in Path(clean.location, "half").rglob("*.parquet"):
+        if "_delta_log" not in str(path):
+            path.unlink()
+
+    with pytest.raises(StorageError, match=r"half: lost the file .*, verify again"):
+        table.rows(["transaction_id"])
