@@ -26,6 +26,7 @@ from txmq.producer.contexts import AskedEnd, Sending
 from txmq.producer.group_commit import GroupCommitter
 from txmq.producer.results import SendFuture, SendResult, TransactionSendResult
 from txmq.producer.routing import PlannedSend, RoutedMessage, send_result
+from txmq.store.config import Config
 from txmq.store.half import HalfTransaction
 from txmq.store.resolution import Resolution
 
@@ -73,6 +74,16 @@ class AsyncLimits:
     max_waiting: int
     max_rows: int
     linger_s: float
+
+    @classmethod
+    def of(cls, config: Config) -> AsyncLimits:
+        """The limits that the settings of a store give."""
+        return cls(
+            threads=config.local_transaction_threads,
+            max_waiting=config.back_pressure_for_async_send_num,
+            max_rows=config.group_commit_max_rows,
+            linger_s=config.group_commit_linger_ms / 1000,
+        )
 
 
 class AsyncSends:

@@ -16,12 +16,14 @@ from txmq.errors import (
     IncompleteTransactionError,
     InvalidMessageError,
     NotRecalledError,
+    ProducerGroupMismatchError,
+    TransactionNotFoundError,
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
-from txmq.message.message import Message
+from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.attempts import attempts_that_count
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
@@ -100,6 +102,22 @@ class ProducerCommits:
         if halves is not None and halves.problem:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
+
+    def count_before_end(self, transaction_id: str, state: LocalTransactionState) -> int | None:
+        """The message count of the head, after a check that this group may ask for this end.
+
+        Raises: TransactionNotFoundError, ProducerGroupMismatchError, IncompleteTransactionError.
+        """
+        halves = self.store.tables.half_log().halves(transaction_id)
+        if halves is None:
+            raise TransactionNotFoundError(transaction_id)
+        if halves.producer_group != self.producer_group:
+            raise ProducerGroupMismatchError(
+                transaction_id, halves.producer_group, self.producer_group
+            )
+        if halves.problem and state is LocalTransactionState.COMMIT:
+            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        return halves.message_count
 
     def half_of(
         self, send: PlannedSend, *, in_turn: bool = True, ordinary: bool = False
