@@ -1,4 +1,4 @@
-"""Commits of ends, and the look at what each end led to."""
+"""Commits claims of ends and reads which end took effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ends = Sequence[tuple[str, ClaimKind]]
 
 
 class EndCommits:
-    """Ends that one producer group asks for. Not safe for several threads."""
+    """Claims ends for one producer group. Not safe for several threads."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
         """Open nothing yet; `producer_group` is the stored name."""
@@ -27,11 +27,11 @@ class EndCommits:
         self.reader = EndReader(logs)
         self._claims = ClaimWriter(logs.op, "producer", store.config.half_queues)
         self._group, self._clock = producer_group, clock
-        # Heads carry it, and halves go to the same queue as their ends.
+        # Heads carry the session; halves go to the same queue as their ends.
         self.session, self.queue_id = self._claims.session, self._claims.queue_id
 
     def commit(self, ends: Ends, *, operator_reason: str | None = None) -> list[Resolution]:
-        """Claim these ends in one commit; where each of the transactions stands then.
+        """Claim these ends in one commit, and read the state of each transaction after it.
 
         With `operator_reason` they are claims of an operator. Raises: as ClaimWriter.append_table.
         """
@@ -43,6 +43,6 @@ class EndCommits:
         reached(FailPoint.END_READY)
         self._claims.append_table(rows)
         reached(FailPoint.END_COMMITTED)
-        found = self.reader.ends_after_claims(ends)
+        resolutions = self.reader.ends_after_claims(ends)
         reached(FailPoint.END_CONFIRMED)
-        return found
+        return resolutions

@@ -1,7 +1,7 @@
-"""Messages that are sent once, however many processes try, and whenever each of them dies.
+"""Sends messages exactly once, however many processes try, and whenever each of them dies.
 
-Ids are derived, so that the next try finds an earlier one. Looking and appending are one
-compare-and-swap on the half log: two tries at once cannot both append, and so halves never
+Ids are derived from a key, so that a later try finds an earlier one. The read and the append are
+one compare-and-swap on the half log: of two concurrent tries only one can append, so halves never
 contradict each other.
 """
 
@@ -36,12 +36,12 @@ _MARK = "txmq-once/"
 
 @dataclass(frozen=True, slots=True)
 class KeyedMessage:
-    """A message to a stored topic, and what makes another try the same.
+    """A message to a stored topic, with the key that identifies it in every try.
 
     Attributes:
-        key: names what it stands for, among all messages of one scope.
-        time_ms: when that came about; the same in every try.
-        born_ms: the birth time that its rows show.
+        key: identifies the message within its scope.
+        time_ms: the time of the event behind the message; the same in every try.
+        born_ms: the birth time in its rows.
     """
 
     key: str
@@ -52,15 +52,15 @@ class KeyedMessage:
 
 
 class OnceSender:
-    """Sends messages of one scope, such as a consumer group; safe for several threads.
+    """Sends keyed messages of one scope, such as a consumer group. Safe for several threads.
 
-    A message is known again for at least a third of `file_reserved_time_h`.
+    A later try recognises a message for at least a third of `file_reserved_time_h`.
 
     Args:
-        store: where they go.
-        scope: keys are told apart within it.
+        store: the store to send to.
+        scope: keys are unique within it.
         sender_group: the internal producer group that the messages belong to.
-        clock: whose time the rows and claims have.
+        clock: gives the time of rows and claims.
     """
 
     def __init__(self, store: Store, scope: str, sender_group: str, clock: Clock) -> None:
@@ -74,13 +74,13 @@ class OnceSender:
     def send(
         self, messages: Sequence[KeyedMessage], *, operator_reason: str | None = None
     ) -> list[str]:
-        """Make all of them durable and committed; their message ids, in the same order.
+        """Make all messages durable and committed, and return their ids in the same order.
 
-        Those that an earlier try has sent are not sent again; one that it left without an end is
-        ended. With `operator_reason` their ends are those of an operator.
+        Messages that an earlier try has sent are not sent again; those that it left without an end
+        get their COMMIT. With `operator_reason` the COMMITs are claims of an operator.
 
         Reads: half, settled, op. Writes: half, op. Commits: one to each, for all messages; none
-        where all are sent already.
+        if all are sent already. Retry: call it again with the same messages.
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
@@ -90,17 +90,18 @@ class OnceSender:
                 try:
                     self._append(plan)
                 except CommitRefusedError:
-                    # Another process sent something of this scope: look again, then decide.
+                    # Another sender of this scope appended: read again, then decide.
                     pause(attempt)
                     continue
                 if self._committed(plan.open_ids, operator_reason):
-                    return [message_id(each, 0) for each in plan.ids]
-        raise CommitConflictError("half", f"other senders of {self._scope} won all the time")
+                    return [message_id(transaction_id, 0) for transaction_id in plan.ids]
+        problem = f"other senders of {self._scope} were faster in every attempt; try again"
+        raise CommitConflictError("half", problem)
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------
 
     def _plan(self, messages: Sequence[KeyedMessage]) -> _SendPlan:
-        """What of these is there, as the half log says that will be appended to."""
+        """What is left to do for these messages, by the version of half that is appended to."""
         self._half.refresh()
         halves: dict[str, Halves] = {}
         attempts = attempts_that_count(messages, self._ids(), partial(self._ends_of, halves))
@@ -116,17 +117,17 @@ class OnceSender:
     def _ends_of(
         self, halves: dict[str, Halves], transaction_ids: Sequence[str]
     ) -> Mapping[str, Resolution]:
-        """Where those stand that have halves, which are noted; most messages are new."""
-        found = self._half.log.halves_of(transaction_ids)
-        halves.update(found)
-        return self._ends.reader.ends_of(list(found))
+        """The states of the transactions that have halves; their halves are added to `halves`."""
+        durable = self._half.log.halves_of(transaction_ids)
+        halves.update(durable)
+        return self._ends.reader.ends_of(list(durable))
 
     # --- writing ------------------------------------------------------------------------------
 
     def _append(self, plan: _SendPlan) -> None:
-        """The new ones. Raises CommitRefusedError where another of this scope was faster."""
+        """Append the new messages. Raises CommitRefusedError if another sender was faster."""
         if plan.new:
-            rows = half_table([self._half_of(*each) for each in plan.new.items()])
+            rows = half_table([self._half_of(key, message) for key, message in plan.new.items()])
             reached(FailPoint.HALF_READY)
             self._half.append(rows)
             reached(FailPoint.HALF_COMMITTED)
@@ -145,33 +146,33 @@ class OnceSender:
         return HalfTransaction(origin, [keyed.message], [keyed.queue_id], 1)
 
     def _committed(self, transaction_ids: Sequence[str], operator_reason: str | None) -> bool:
-        """End these in one commit; False where the check was first with one of them."""
+        """COMMIT these in one commit; False if the check rolled one of them back first."""
         if not transaction_ids:
             return True
-        ends = [(own_id, ClaimKind.COMMIT) for own_id in transaction_ids]
-        found = self._ends.commit(ends, operator_reason=operator_reason)
-        return all(end.state is TransactionState.COMMITTED for end in found)
+        ends = [(transaction_id, ClaimKind.COMMIT) for transaction_id in transaction_ids]
+        resolutions = self._ends.commit(ends, operator_reason=operator_reason)
+        return all(end.state is TransactionState.COMMITTED for end in resolutions)
 
 
 class ScopedHalves:
-    """The half log for senders of one scope: look into it, then append if no other did meanwhile.
+    """The half log for senders of one scope: an append succeeds only if none came after the read.
 
     Not safe for several threads.
     """
 
     def __init__(self, half: HalfLog, scope: str) -> None:
-        """Open nothing yet; all senders that may send the same have the same `scope`."""
+        """Open nothing yet; all senders that may send the same message share a `scope`."""
         self.log = half
         self._mark = f"{_MARK}{scope}"
         self._commits = 0
 
     def refresh(self) -> None:
-        """Move to the newest version; what is appended next goes by what this shows."""
+        """Move to the newest version; `append` fails if a sender of the scope appends after it."""
         reopen_sometimes(self.log.table, self._commits)
         self.log.table.refresh()
 
     def append(self, rows: pa.Table) -> None:
-        """One commit. Raises CommitRefusedError where a sender of this scope was faster."""
+        """Append rows in one commit. Raises CommitRefusedError if another sender was faster."""
         table = self.log.table
         table.swap(rows, {self._mark: (table.mark(self._mark) or 0) + 1})
         self._commits += 1
@@ -179,32 +180,33 @@ class ScopedHalves:
 
 @dataclass(slots=True)
 class _SendPlan:
-    """The id of each message, and what is left to do: append the new ones, end the open ones."""
+    """The id of each message, the messages to append, and the ids that need a COMMIT."""
 
     ids: list[str] = field(default_factory=list)
     new: dict[str, KeyedMessage] = field(default_factory=dict)
     open_ids: list[str] = field(default_factory=list)
 
     def add(self, message: KeyedMessage, attempt: Attempt, halves: Halves | None) -> None:
-        own_id, end = attempt.transaction_id, attempt.end
-        self.ids.append(own_id)
+        transaction_id, end = attempt.transaction_id, attempt.end
+        self.ids.append(transaction_id)
         if end is not None and end.state is TransactionState.COMMITTED:
             return
         if end is None:
-            self.new.setdefault(own_id, message)
+            self.new.setdefault(transaction_id, message)
         elif halves is not None and (halves.problem or end.state is not TransactionState.PENDING):
-            raise IncompleteTransactionError(own_id, halves.message_count, halves.found)
-        if own_id not in self.open_ids:
-            self.open_ids.append(own_id)
+            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        if transaction_id not in self.open_ids:
+            self.open_ids.append(transaction_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _DerivedIds:
-    """The ids of a message: by the time of what it stands for, or by the window of now.
+    """The transaction ids of a message, with the time of its event or of the current window.
 
-    Retention and file statistics go by the time in an id, so what is old gets one of now: the
-    begin of a window, the same for all that try in that window. The windows beside it are looked
-    at too, for two tries may lie on both sides of a border, and clocks differ.
+    Retention and file statistics use the time in an id. Therefore a message with an old event gets
+    the begin of the current window, which is the same for all tries within the window. The windows
+    before and after are searched too, because two tries may lie on both sides of a border, and
+    clocks differ.
     """
 
     scope: str
@@ -222,7 +224,7 @@ class _DerivedIds:
         return [self._id(key, attempt, time_ms) for time_ms in times_ms]
 
     def _begin_ms(self, step: int) -> int:
-        """The begin of the window of now, or of one before or after it."""
+        """The begin of the current window, or of the window `step` windows later."""
         at_ms = self.now_ms + step * self.window_ms
         return round(at_ms // self.window_ms * self.window_ms)
 

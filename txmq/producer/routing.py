@@ -1,4 +1,4 @@
-"""The way in for a message: checks, the stored name of its topic, whether that takes it, its queue.
+"""Accepts messages: checks them, finds the stored name of their topic, chooses their queue.
 
 Every way of sending goes through `MessageRouter`.
 """
@@ -72,7 +72,10 @@ def _check_delay(message: Message, config: Config, now_ms: int) -> None:
 
 
 class RoutedMessage(NamedTuple):
-    """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
+    """A message and the queue that its sender chose.
+
+    Without a `queue_id` the sharding key chooses the queue; messages without a key take turns.
+    """
 
     message: Message
     queue_id: int | None = None
@@ -84,9 +87,14 @@ class PlannedSend(NamedTuple):
     transaction_id: str
     routed: Sequence[RoutedMessage]
 
+    @property
+    def messages(self) -> list[Message]:
+        """The messages without their queues."""
+        return [routed.message for routed in self.routed]
+
 
 def send_result(sends: Sequence[PlannedSend]) -> SendResult:
-    """The addresses of messages that were sent without a local transaction."""
+    """The ids of messages that were sent without a local transaction."""
     ids = [
         message_id(send.transaction_id, sequence)
         for send in sends
@@ -96,12 +104,12 @@ def send_result(sends: Sequence[PlannedSend]) -> SendResult:
 
 
 class MessageRouter:
-    """Takes messages into the topics of one namespace. Safe for many threads."""
+    """Accepts messages for the topics of one namespace. Safe for many threads."""
 
     def __init__(
         self, store: Store, namespace: str | None = None, clock: Clock | None = None
     ) -> None:
-        """Look at the store's topics only when a topic is new."""
+        """Read nothing yet; the store's topics are read when a topic is new."""
         self._store, self._namespace = store, namespace
         self._clock: Clock = clock or SystemClock()
         self._turn = itertools.count()
@@ -118,10 +126,13 @@ class MessageRouter:
     ) -> RoutedMessage:
         """The message as it is stored, and the queue that its sender chose; 0 commits.
 
-        Raises: InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
-            InvalidPropertyError, InvalidDelayError; TopicConflictError, TopicNotFoundError,
-            TopicKindError, InvalidBodyError where its topic does not take it; InvalidQueueError
-            where the topic has no such queue, or a sharding key says another; StorageError.
+        Raises:
+            InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
+                InvalidPropertyError, InvalidDelayError: the message is not allowed.
+            TopicConflictError, TopicNotFoundError, TopicKindError, InvalidBodyError: the topic
+                does not take the message.
+            InvalidQueueError: the topic has no such queue, or the message has a sharding key.
+            StorageError: the settings of the topic cannot be read.
         """
         choice = queue_id, queue_selector
         return self.accept_all([message], *choice, is_transactional=is_transactional)[0]
@@ -134,16 +145,16 @@ class MessageRouter:
         *,
         is_transactional: bool,
     ) -> list[RoutedMessage]:
-        """As `accept`; the sender is asked for queues when all of them are found to be good."""
+        """Accept several messages as `accept` does; the selector is called after all checks."""
         now_ms = self._clock.now_ms()
-        checked = [_checked_message(each, self._store.config, now_ms) for each in messages]
-        stored = [each.to_stored_topic(self._stored_topic(each.topic)) for each in checked]
+        checked = [_checked_message(message, self._store.config, now_ms) for message in messages]
+        stored = [message.to_stored_topic(self._stored_topic(message.topic)) for message in checked]
         for message in stored:
             self._check_taken(message, is_transactional=is_transactional)
         return [self._routed(message, queue_id, queue_selector) for message in stored]
 
     def accept_dataframe(self, dataframe: DataFrame, topic: str) -> DataFrameSend:
-        """A DataFrame whose rows are messages to a topic of this namespace; nothing is computed.
+        """Check a DataFrame whose rows are messages to a topic; it is not computed yet.
 
         Raises: InvalidNameError, SchemaMismatchError, TopicConflictError, TopicNotFoundError,
             TopicKindError, StorageError.
@@ -188,7 +199,7 @@ class MessageRouter:
         return RoutedMessage(message, _checked_queue(queue_id, count))
 
     def send_limits(self, topic: str) -> SendLimits:
-        """What a row of a DataFrame for a topic may hold."""
+        """The limits for rows of a DataFrame that goes to this topic."""
         config = self._store.config
         return SendLimits(
             config.max_message_size_bytes,
@@ -199,43 +210,46 @@ class MessageRouter:
         )
 
     def queues_of(self, routed: Sequence[RoutedMessage], *, in_turn: bool) -> list[int]:
-        """As chosen, else by sharding key, else in turn or by the place among these messages."""
-        turns = self._turn if in_turn else itertools.count()
-        return [self._queue_of(each, turns) for each in routed]
+        """The queue of each message: the sender's choice, else by sharding key, else in turn.
 
-    def _queue_of(self, routed: RoutedMessage, turns: Iterator[int]) -> int:
-        if routed.queue_id is not None:
-            return routed.queue_id
-        count = self._catalog.queue_count(routed.message.topic)
-        key = routed.message.sharding_key
+        Without `in_turn` the place among these messages stands for the turn.
+        """
+        turns = self._turn if in_turn else itertools.count()
+        return [self._queue_of(message, queue_id, turns) for message, queue_id in routed]
+
+    def _queue_of(self, message: Message, queue_id: int | None, turns: Iterator[int]) -> int:
+        if queue_id is not None:
+            return queue_id
+        count = self._catalog.queue_count(message.topic)
+        key = message.sharding_key
         if key is None:
             return next(turns) % count
         # Spark's crc32 gives the same number for the same bytes.
         return zlib.crc32(key.encode()) % count
 
     def queue_count(self, topic: str) -> int:
-        """How many queues a topic has, or would have."""
+        """The number of queues of a topic; of a new topic, the number it would get."""
         return self._catalog.queue_count(topic)
 
     def body_schema(self, topic: str) -> BodySchema | None:
-        """What the bodies of a topic must be; None if they may be any bytes."""
+        """The schema of a topic's bodies; None if the topic takes any bytes."""
         return self._catalog.body_schema(topic)
 
     def check_topic(self, topic: str) -> None:
-        """Raise TopicConflictError for a second spelling, TopicNotFoundError for an unknown one."""
+        """Raise TopicConflictError for a second spelling, TopicNotFoundError if it is unknown."""
         folded = topic.lower()
         if folded not in self._spelled:
             self._spelled.update({name.lower(): name for name in self._store.topics()})
-        known = self._spelled.get(folded, topic)
-        if known != topic:
-            rule = f"the topic {known} differs only in case; use that name"
+        spelling = self._spelled.get(folded, topic)
+        if spelling != topic:
+            rule = f"the topic {spelling} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
         self._catalog.check_is_there(topic)
         self._spelled[folded] = topic
 
 
 def _as_sent(message: Message) -> Message:
-    """With the name of its topic as its sender wrote it."""
+    """The message with the name of its topic as its sender wrote it."""
     return message.to_stored_topic(unwrapped(message.topic))
 
 
