@@ -85,6 +85,11 @@ class PlannedSend(NamedTuple):
     transaction_id: str
     routed: Sequence[RoutedMessage]
 
+    @property
+    def messages(self) -> list[Message]:
+        """The messages, in their order in the transaction."""
+        return [routed.message for routed in self.routed]
+
 
 def send_result(sends: Sequence[PlannedSend]) -> SendResult:
     """The addresses of messages that were sent without a local transaction."""

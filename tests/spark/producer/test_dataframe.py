@@ -188,7 +188,7 @@ def test_rows_come_each_at_its_own_time(tmp_path: Path, spark: Any) -> None:
         (["id AS body"], "'body' is bigint"),
         (["'a' AS body", "1 AS tags"], "'tags' is int"),
         (["'a' AS body", "'b' AS more"], "'more' is not one of"),
-        (["'a' AS body", "'b' AS body"], "stands twice"),
+        (["'a' AS body", "'b' AS body"], "appears twice"),
         (["'a' AS body", "map(1, 'b') AS properties"], "'properties' is map<int,string>"),
     ],
 )

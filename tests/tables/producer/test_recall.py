@@ -105,7 +105,7 @@ def test_open_transaction_is_rolled_back_and_not_recalled(world: DelayWorld) -> 
     transaction.prepare()
     version = world.store.tables.op_log().table.version
 
-    with pytest.raises(NotRecalledError, match="rolled back") as refused:
+    with pytest.raises(NotRecalledError, match="roll an open transaction back") as refused:
         world.producer.recall(own_id)
     assert refused.value.state == "PENDING"
     assert world.store.tables.op_log().table.version == version
