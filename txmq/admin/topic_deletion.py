@@ -19,7 +19,7 @@ from txmq.errors import CommitConflictError, CommitRefusedError, TopicInUseError
 from txmq.lifecycle import FINAL_STATES, TransactionState
 from txmq.maintenance.topic_retention import tell_topic_begin
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.publish.progress import Progress
+from txmq.publish.progress import PublishProgress
 from txmq.results import Plain
 from txmq.store.settled import NOTHING, SettledLog, last_facts
 from txmq.store.store import Store
@@ -174,7 +174,7 @@ def _published(store: Store, topic: str) -> int:
     value = store.tables.register("publisher").read().value
     if not value:
         return NOTHING
-    progress = Progress.from_value(value, store.tables.op_log().table)
+    progress = PublishProgress.from_value(value, store.tables.op_log().table)
     # Delayed messages come through the schedule.
     behind = [progress.parked[name] for name in (topic, SCHEDULE_TOPIC) if name in progress.parked]
     return min([progress.low_water_version, *(parked.from_version for parked in behind)])

@@ -33,7 +33,7 @@ from txmq.message.names import (
     stored_name,
     stored_topic,
 )
-from txmq.publish.progress import ParkedTopic, Progress
+from txmq.publish.progress import ParkedTopic, PublishProgress
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog
@@ -289,7 +289,11 @@ class Topics:
 
     def _parked(self) -> Mapping[str, ParkedTopic]:
         value = self._store.tables.register("publisher").read().value
-        return Progress.from_value(value, self._store.tables.op_log().table).parked if value else {}
+        return (
+            PublishProgress.from_value(value, self._store.tables.op_log().table).parked
+            if value
+            else {}
+        )
 
     def _swap(self, change: Callable[[RegisteredTopics], RegisteredTopics]) -> RegisteredTopics:
         """Swap the register; where another operator was faster, compute the change again."""

@@ -41,7 +41,7 @@ class ConsumerGroup(SharedValue[GroupState]):
             return state_of(value)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             problem = f"cannot be read as a consumer group ({type(error).__name__})"
-            raise StoreFormatError(self._name, problem) from error
+            raise StoreFormatError(f"state/{CONSUMER_GROUP}{self.name}", problem) from error
 
 
 def group_in(store: Store, consumer_group: str, *, create: bool = False) -> ConsumerGroup:

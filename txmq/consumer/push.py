@@ -64,6 +64,10 @@ class MessagePush:
 class ConsumerHandle(ThreadHandle):
     """A handler that is given messages until `stop()`.
 
+    `stop()` returns after the call of the handler on its way: messages that were handled are
+    committed (one commit), the others come again, and other threads may use the consumer.
+    `is_alive` says whether the thread runs, `exception` which error ended it.
+
     Attributes:
         total: the messages that it was given so far.
     """

@@ -213,6 +213,9 @@ class _BatchRun:
 class BatchHandle(ThreadHandle):
     """A handler that is given DataFrames until `stop()`.
 
+    `stop()` returns after the batch on its way. `is_alive` says whether the thread runs,
+    `exception` which error ended it.
+
     Attributes:
         total: the messages that it was given so far.
     """

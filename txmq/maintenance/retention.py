@@ -24,7 +24,7 @@ from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.deliveries import are_ended
-from txmq.publish.progress import Progress
+from txmq.publish.progress import PublishProgress
 from txmq.results import Sum
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
@@ -65,7 +65,7 @@ def published_up_to(store: Store) -> int:
     value = store.tables.register("publisher").read().value
     if not value:
         return NOTHING
-    progress = Progress.from_value(value, store.tables.op_log().table)
+    progress = PublishProgress.from_value(value, store.tables.op_log().table)
     parked = (topic.from_version for topic in progress.parked.values())
     return min([progress.low_water_version, *parked])
 

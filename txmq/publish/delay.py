@@ -21,7 +21,7 @@ from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle
 from txmq.publish.deliveries import are_ended
-from txmq.publish.waiting import WAITING_COLUMNS, DueMessages, chunks, deliver_claims
+from txmq.publish.waiting import WAITING_COLUMNS, WaitingMessages, chunks, deliver_claims
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store
@@ -152,7 +152,7 @@ class _DelayRound:
         self._mark_id = mark_id(self._op.table.table_id)
         self._horizon_ms = round(store.config.delay_horizon_s * 1000)
         self._claims = ClaimWriter(self._op, "delay", store.config.half_queues)
-        self._waiting = DueMessages()
+        self._waiting = WaitingMessages()
         self._seen = NOTHING
         self._is_begun, self._end_ms = False, 0
         self._done, self._kept = _Done(), _Done()

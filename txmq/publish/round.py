@@ -19,7 +19,7 @@ from txmq.errors import CommitConflictError, CommitRefusedError, TopicConflictEr
 from txmq.fail_points import FailPoint, reached
 from txmq.publish.arrow_engine import ArrowEngine
 from txmq.publish.plan import PayloadEngine, Plan, make_plan
-from txmq.publish.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
+from txmq.publish.progress import ParkedTopic, PublishProgress, check_followed, commit_fingerprint
 from txmq.publish.settle import settle
 from txmq.publish.spark_engine import SparkEngine, suits_spark
 from txmq.results import Sum
@@ -89,7 +89,7 @@ class PublishRound:
         self._kept = self._register.read()
         # What others followed must be looked up in an op log that is not older.
         self._op.table.refresh()
-        self._progress = Progress.from_value(self._kept.value, self._op.table)
+        self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = time.monotonic()
         self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
 
@@ -295,8 +295,8 @@ class PublishRound:
         self._kept_at_s = time.monotonic()
 
 
-def merged_progress(own: Progress, value: dict[str, Any], op: Any) -> Progress:
+def merged_progress(own: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:
     """Another publisher wrote its progress: both are true, so the further one counts."""
-    other = Progress.from_value(value, op)
+    other = PublishProgress.from_value(value, op)
     further = own if own.low_water_version >= other.low_water_version else other
     return replace(further, parked={**other.parked, **own.parked})

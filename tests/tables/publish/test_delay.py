@@ -22,7 +22,13 @@ from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
-from txmq.publish.waiting import MAX_PARTS, WAITING_COLUMNS, DueMessages, deliver_claims, ordered
+from txmq.publish.waiting import (
+    MAX_PARTS,
+    WAITING_COLUMNS,
+    WaitingMessages,
+    deliver_claims,
+    ordered,
+)
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 
@@ -424,7 +430,7 @@ START_MS = round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 def test_each_message_is_taken_once_when_it_is_due(
     parts: list[list[int]], looks_ms: list[int]
 ) -> None:
-    messages = DueMessages()
+    messages = WaitingMessages()
     for part in parts:
         messages.add(waiting(part))
     taken: list[int] = []
