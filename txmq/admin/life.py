@@ -71,7 +71,7 @@ class TransactionLife(Plain):
 
 
 def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
-    """All claims about a transaction; those whose commit was cleaned away have version NOTHING."""
+    """All claims about a transaction; a claim has version NOTHING if clean-up took its commit."""
     first = min(log_files(op.table).commits_ms, default=0)
     rows = op.between(first - 1, op.table.version)
     recent = rows.filter(pc.equal(rows["transaction_id"], transaction_id))
