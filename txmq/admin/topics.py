@@ -343,10 +343,10 @@ def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
 
 def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
     """When the first or the last message was stored; read from the file that holds it."""
-    known = [span for span in ranges if span.high is not None]
-    if not known:
+    bounded = [span for span in ranges if span.high is not None]
+    if not bounded:
         return None
-    last, first = max(known, key=lambda span: span.high), min(known, key=lambda span: span.low)
+    last, first = max(bounded, key=lambda span: span.high), min(bounded, key=lambda span: span.low)
     times = table.read([(last if newest else first).file], ("store_timestamp",))["store_timestamp"]
     stored: datetime | None = (pc.max(times) if newest else pc.min(times)).as_py()
     return stored

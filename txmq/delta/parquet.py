@@ -24,7 +24,7 @@ WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue
 COMPRESSION = "snappy"
 STAGING_PREFIX = "staging-"
 BLOCK_BYTES = 32 * 1024 * 1024
-# A round of the schedule has some tens of due dates, and buffers so much for each.
+# A round of the schedule has some tens of due dates, each with a buffer of this size.
 PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
 
 

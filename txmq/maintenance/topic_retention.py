@@ -54,8 +54,10 @@ class TopicRetention:
 
         Raises: StorageError, SourceRestoredError.
         """
-        topics = self._register.read().settings.items()
-        hours = {name: one.reserved_time_h for name, one in topics if one.reserved_time_h}
+        settings = self._register.read().settings
+        hours = {
+            name: topic.reserved_time_h for name, topic in settings.items() if topic.reserved_time_h
+        }
         if not hours:
             return 0
         version = published_up_to(self._store)

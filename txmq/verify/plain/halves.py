@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.schemas import HEAD_SEQUENCE
-from txmq.verify.plain.arrays import ABSENT, Flags, Integers, changes, positions, ranks
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, changes, positions, ranks, taken
 from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.tables import HALF_COLUMNS
 
@@ -24,7 +24,8 @@ class Halves:
 
     Attributes:
         ids: the transactions, each once; its place is its number.
-        rows: HALF_COLUMNS and DIGEST, one row for each (transaction, sequence), sorted by them.
+        rows: HALF_COLUMNS but the transaction_id, and DIGEST; one row for each (transaction,
+            sequence), sorted by them.
         transaction: the transaction's number of each row.
         carries: rows that are messages; heads of DataFrame transactions are not.
         agreed: rows whose doubles, if any, hold the same.
@@ -84,9 +85,10 @@ def halves_of(rows: pa.Table, stand_ins: pa.Table) -> Halves:
 
     `stand_ins` are rows in place of halves that retention took.
     """
-    rows = pa.concat_tables([rows, stand_ins])
+    if stand_ins.num_rows:
+        rows = pa.concat_tables([rows, stand_ins])
     addressed = pc.and_(pc.is_valid(rows["transaction_id"]), pc.is_valid(rows["sequence"]))
-    rows = rows.filter(addressed)
+    rows = taken(rows, np.flatnonzero(addressed))
     ids = pc.unique(rows["transaction_id"])
     ids = ids.take(pc.array_sort_indices(ids))
     numbers = positions(rows["transaction_id"], ids)
@@ -96,7 +98,8 @@ def halves_of(rows: pa.Table, stand_ins: pa.Table) -> Halves:
     if not is_first.all():
         order = np.lexsort((*_ranks(rows), sequences, numbers))
     first_rows = order[is_first]
-    distinct = rows.take(pa.array(first_rows))
+    # `ids` and `transaction` say whose they are.
+    distinct = taken(rows.drop_columns(["transaction_id"]), first_rows)
     owner = numbers[first_rows]
     agreed, once = _doubles(rows, order, is_first)
     carries = pc.is_valid(distinct["real_topic"]).to_numpy()

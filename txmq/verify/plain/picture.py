@@ -69,8 +69,10 @@ class Picture:
         settled = pinned.settled.rows(FACT_COLUMNS)
         claims = pinned.op.appended(CLAIM_COLUMNS)
         rows = pinned.half.rows(HALF_COLUMNS, content=True)
-        halves = halves_of(rows, stand_ins(schedule, rows, pinned))
         commits = commits_of(schedule, rows, pinned)
+        halves = halves_of(rows, stand_ins(schedule, rows, pinned))
+        # Halves hold them once more, in another order.
+        del rows
         fates = fates_of(claims, halves, settled, pinned.half, first, commits)
         without_claims = _without_claims(pinned, claims, halves, fates)
         topic_names = pc.unique(halves.rows["real_topic"].drop_null())

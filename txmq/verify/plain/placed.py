@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from txmq.verify.plain.addresses import RowIds, addresses_in
-from txmq.verify.plain.arrays import ABSENT, Flags, Integers, integers, ranks
+from txmq.verify.plain.arrays import ABSENT, Flags, Integers, integers, ranks, taken
 from txmq.verify.plain.picture import Picture
 from txmq.verify.plain.schedule import messages_of
 from txmq.verify.plain.store import is_dead_letters, is_schedule
 from txmq.verify.plain.tables import TOPIC_COLUMNS
+
+ADDRESS = ("transaction_id", "sequence", "life")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +22,11 @@ class PlacedRows:
     """The rows of a table in the order of its queues.
 
     Attributes:
+        rows: all their columns but the transaction_id.
         place: the number of the message of each row, ABSENT without one.
         known: rows that show a message.
         forgotten: rows whose halves retention took.
+        forgotten_rows: ADDRESS of those, in any order.
         numbers: the transaction of each known row, ABSENT for the others.
         by_schedule: known rows of messages that only the schedule still holds.
     """
@@ -32,23 +36,30 @@ class PlacedRows:
     place: Integers
     known: Flags
     forgotten: Flags
+    forgotten_rows: pa.Table
     numbers: Integers
     by_schedule: Flags
 
     @classmethod
     def of(cls, name: str, picture: Picture) -> PlacedRows:
         """Read a table; its content becomes digests."""
-        rows = _read(name, picture)
-        rows = rows.take(pa.array(_queue_order(rows)))
-        halves, place = picture.halves, messages_of(rows, picture.halves)
+        rows, halves = _read(name, picture), picture.halves
+        order = _queue_order(rows)
+        place = messages_of(rows, halves)
         known = np.append(halves.carries, [False])[place]
         by_schedule = np.append(halves.by_schedule, [False])[halves.owners(place)]
         if is_dead_letters(name):
             # The schedule tells nothing of an earlier life.
             known &= ~by_schedule
         forgotten = ~known & picture.forgotten(rows["transaction_id"])
+        forgotten_rows = rows.select(list(ADDRESS)).filter(pa.array(forgotten))
+        # From here on `numbers` says whose they are.
+        rows = taken(rows.drop_columns(["transaction_id"]), order)
         numbers = np.where(known, halves.owners(place), ABSENT)
-        return cls(name, rows, place, known, forgotten, numbers, known & by_schedule)
+        return cls(
+            name, rows, place[order], known[order], forgotten[order], forgotten_rows,
+            numbers[order], (known & by_schedule)[order],
+        )  # fmt: skip
 
     @property
     def row_ids(self) -> RowIds:

@@ -158,9 +158,16 @@ class PinnedTable:
                 yield from self._file(path, {}, columns)
 
     def _table(self, batches: Iterable[pa.RecordBatch], columns: Sequence[str]) -> pa.Table:
-        full = [batch for batch in batches if batch.num_rows]
-        # One piece, for Arrow takes rows from many pieces slowly.
-        return pa.Table.from_batches(full).combine_chunks() if full else self._no_rows(columns)
+        pieces: dict[str, list[pa.Array]] = {name: [] for name in columns}
+        for batch in batches:
+            for name, arrays in pieces.items():
+                arrays.append(batch[name])
+        if not any(map(len, pieces[columns[0]])):
+            return self._no_rows(columns)
+        # One piece, for Arrow takes rows from many slowly; column by column, to hold one twice.
+        table = pa.table({name: pa.concat_arrays(pieces.pop(name)) for name in columns})
+        pa.default_memory_pool().release_unused()
+        return table
 
     def _no_rows(self, columns: Sequence[str]) -> pa.Table:
         # What is no column of the table is a number: digests, versions.

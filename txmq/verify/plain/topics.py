@@ -14,7 +14,7 @@ from txmq.verify.plain.deliveries import DELIVERED_NUMBER, RECALLED_NUMBER
 from txmq.verify.plain.digests import DIGEST
 from txmq.verify.plain.fold import COMMITTED, DISCARDED, EXPIRED, INCOMPLETE, PENDING, ROLLED_BACK
 from txmq.verify.plain.picture import Picture
-from txmq.verify.plain.placed import PlacedRows
+from txmq.verify.plain.placed import ADDRESS, PlacedRows
 from txmq.verify.plain.queue_rows import ordinals_of
 from txmq.verify.plain.store import is_dead_letters, is_schedule
 from txmq.verify.plain.totals import Totals
@@ -28,7 +28,6 @@ _BROKEN_BY_STATE = {
     DISCARDED: ("I11", "visible and discarded"),
     EXPIRED: ("I11", "visible and expired"),
 }
-_ADDRESS = ["transaction_id", "sequence", "life"]
 _DAY_US = 86_400_000_000
 
 
@@ -184,21 +183,21 @@ class TopicChecks:
     # --- what retention took -------------------------------------------------------------------
 
     def _note_forgotten(self, placed: PlacedRows) -> None:
-        rows = placed.rows.filter(pa.array(placed.forgotten))
+        rows = placed.forgotten_rows
         self.forgotten_count += rows.num_rows
         if is_schedule(placed.name) or not rows.num_rows:
             return
-        is_dead = is_dead_letters(placed.name)
-        lives = rows["life"] if is_dead else pa.nulls(rows.num_rows, pa.int64())
-        columns = [rows["transaction_id"], rows["sequence"], lives]
-        self._forgotten.append(pa.table(columns, names=_ADDRESS))
+        if not is_dead_letters(placed.name):
+            # Visible once in all its lives.
+            rows = rows.set_column(2, "life", pa.nulls(rows.num_rows, pa.int64()))
+        self._forgotten.append(rows)
 
     def _check_forgotten_once(self) -> None:
         """I3, for rows whose halves are gone: visible once, dead once a life."""
         if not self._forgotten:
             return
         rows = pa.concat_tables(self._forgotten)
-        counted = rows.group_by(_ADDRESS).aggregate([([], "count_all")])
+        counted = rows.group_by(list(ADDRESS)).aggregate([([], "count_all")])
         doubled = counted.filter(pc.greater(counted["count_all"], 1))
         shown = doubled.slice(0, SHOWN_ROWS).to_pylist()
         ids = [f"{row['transaction_id']}:{row['sequence']}" for row in shown]
