@@ -95,7 +95,7 @@ def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
 
 
 def raised(error: BaseException) -> Answered:
-    """UNKNOWN for a listener that raised; only the type is shown, for the text may hold a body.
+    """UNKNOWN for a listener that raised; only the type is shown, because the text may hold a body.
 
     The texts of ListenerError and EnvironmentProblemError are txmq's own and are shown (R81).
     """

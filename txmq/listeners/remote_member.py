@@ -119,12 +119,12 @@ class RemoteMember(ThreadHandle):
 
     def _take(self, free: list[str]) -> dict[str, Take]:
         """Take questions by one commit; returns none if another round began meanwhile."""
-        round_id, wanted = self._round_id, set(free)
+        round_id, free_keys = self._round_id, set(free)
 
         def take(now: Requests) -> Requests:
             if now.round_id != round_id:
                 return now
-            still_free = wanted.intersection(self._free(now))
+            still_free = free_keys.intersection(self._free(now))
             return now.taken_by(self.client_id, [key for key in now.asked if key in still_free])
 
         before = self._seen.taken
@@ -132,7 +132,7 @@ class RemoteMember(ThreadHandle):
         return {
             key: own_take
             for key, own_take in self._seen.taken.items()
-            if own_take[0] == self.client_id and key in wanted and before.get(key) != own_take
+            if own_take[0] == self.client_id and key in free_keys and before.get(key) != own_take
         }
 
     def _answers(self, takes: Mapping[str, Take]) -> dict[str, RemoteAnswer]:

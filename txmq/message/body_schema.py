@@ -220,10 +220,10 @@ def _decoder(parse_float: Callable[[str], Any]) -> json.JSONDecoder:
 _EXACT_JSON, _PLAIN_JSON = _decoder(Decimal), _decoder(float)
 
 
-def _json_object(given: object) -> Mapping[str, Any]:
+def _json_object(schema: object) -> Mapping[str, Any]:
     """The schema as an object; it may be given as JSON text."""
     try:
-        value = json_value(given.encode(), _PLAIN_JSON) if isinstance(given, str) else given
+        value = json_value(schema.encode(), _PLAIN_JSON) if isinstance(schema, str) else schema
         size_bytes = len(_text_of(value))
     except BodyFaultError as fault:
         raise BodySchemaError([f"it {fault}"]) from None

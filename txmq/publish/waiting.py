@@ -29,7 +29,7 @@ class _Part:
     taken: int = 0
 
     @property
-    def left(self) -> pa.Table:
+    def remaining(self) -> pa.Table:
         return self.rows.slice(self.taken)
 
 
@@ -49,7 +49,7 @@ class WaitingMessages:
         if rows.num_rows:
             self._parts.append(_part(rows))
         if len(self._parts) > MAX_PARTS:
-            self._parts = [_part(pa.concat_tables([part.left for part in self._parts]))]
+            self._parts = [_part(pa.concat_tables([part.remaining for part in self._parts]))]
 
     def has_due(self, now_ms: int) -> bool:
         """Whether any message is due."""

@@ -289,7 +289,7 @@ class Torture:
         }
 
 
-_WITH_SPARK = (FailPoint.BELL_RUNG, FailPoint.FRAMES_WRITTEN, FailPoint.FRAMES_COMMITTED)
+_WITH_SPARK = (FailPoint.TIMER_FIRED, FailPoint.FRAMES_WRITTEN, FailPoint.FRAMES_COMMITTED)
 
 
 def _to_resume(operator: Operator) -> bool:
