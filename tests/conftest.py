@@ -62,6 +62,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_turn)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say in one line what was skipped because a database is missing."""
+    from tests.kit.databases import MISSING
+
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    for reason in MISSING.values():
+        count = sum(reason in text for text in reasons)
+        if count:
+            terminalreporter.write_line(f"without a database: {count} tests skipped; {reason}")
+
+
 def _place(item: pytest.Item) -> str:
     """Path of a test's file below `tests/`."""
     return item.path.relative_to(_TESTS).as_posix()
