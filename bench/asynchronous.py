@@ -95,4 +95,4 @@ def _all(pool: ThreadPoolExecutor, send: partial[None], count: int) -> None:
 
 
 def _commits(store: Store) -> int:
-    return store.half_log().table.version + store.op_log().table.version
+    return store.tables.half_log().table.version + store.tables.op_log().table.version

@@ -59,7 +59,7 @@ def _sides(spark: SparkSession, sizes: Sizes, folder: Path) -> dict[str, Callabl
 def _prepare(spark: SparkSession, sizes: Sizes, folder: Path) -> None:
     """The same messages as halves with their ends, and in a plain table."""
     store = Store.create(folder / "store")
-    half, op = store.half_log().table, store.op_log().table
+    half, op = store.tables.half_log().table, store.tables.op_log().table
     bare = BareStream(spark, folder)
     for number in range(1, sizes.backlog_rows // sizes.commit_rows + 1):
         halves, ends = one_message_transactions(sizes.commit_rows, sizes.body_bytes)

@@ -116,7 +116,7 @@ def _backlog(sizes: Sizes, folder: Path, max_messages: int) -> Outcome:
 
 def _store_with_backlog(sizes: Sizes, folder: Path) -> Store:
     store = Store.create(fresh_folder(folder, "backlog"))
-    half, op = store.half_log().table, store.op_log().table
+    half, op = store.tables.half_log().table, store.tables.op_log().table
     publisher = Publisher(store)
     for number in range(1, sizes.consumed // sizes.commit_rows + 1):
         halves, ends = one_message_transactions(sizes.commit_rows, sizes.body_bytes)
@@ -133,7 +133,7 @@ def _drainer(  # noqa: PLR0913, PLR0917 - a process has no keywords
     store = Store.open(location)
     with PullConsumer(store, consumer_group=group, topics=TOPIC) as consumer:
         told.put("ready")
-        table = store.table_at(f"state/group_{group}")
+        table = store.tables.table_at(f"state/group_{group}")
         before = table.version
         start_s = committed_s = time.perf_counter()
         done = size_bytes = 0
@@ -169,7 +169,7 @@ def _steady(sizes: Sizes, folder: Path) -> list[Outcome]:
 def _steady_round(sizes: Sizes, folder: Path) -> tuple[float, float]:
     with _sending(folder) as (store, send):
         with _other_process(_handlers, store.location, 1) as (told, _):
-            table = store.table_at(f"state/group_{GROUP}-0")
+            table = store.tables.table_at(f"state/group_{GROUP}-0")
             before = table.version
             for _ in range(sizes.published_rounds):
                 send(ROUND_MESSAGES)

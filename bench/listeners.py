@@ -148,7 +148,7 @@ def _store_with(count: int, folder: Path) -> tuple[Store, list[str]]:
     """Halves that nobody ended."""
     config = Config(listener_timeout_s=60.0, check_lease_s=120.0)
     store = Store.create(fresh_folder(folder, "store"), config)
-    table, ids = store.half_log().table, []
+    table, ids = store.tables.half_log().table, []
     for number in range(-(-count // PER_COMMIT)):
         rows = min(PER_COMMIT, count - number * PER_COMMIT)
         halves, _ = one_message_transactions(rows, BODY_BYTES)

@@ -105,7 +105,7 @@ def _store_with(count: int, folder: Path) -> tuple[str, int]:
     store = Store.create(fresh_folder(folder, "store"))
     now = datetime.now(UTC)
     draw = np.random.default_rng(count)
-    half, op = store.half_log().table, store.op_log().table
+    half, op = store.tables.half_log().table, store.tables.op_log().table
     for number in range(-(-count // PER_COMMIT)):
         rows = min(PER_COMMIT, count - number * PER_COMMIT)
         halves, ends = one_message_transactions(rows, BODY_BYTES)

@@ -91,7 +91,7 @@ def _send(producer: TransactionProducer, reader: Reader, body_bytes: int) -> flo
 
 def _stock(store: Store, path: str) -> tuple[int, int]:
     """Live files and log entries of a table."""
-    table = store.table_at(path)
+    table = store.tables.table_at(path)
     return len(table.files()), len(log_files(table).commits_ms)
 
 

@@ -86,7 +86,7 @@ def _in_a_process(count: int, folder: Path) -> str:
 def _store_with(count: int, location: Path) -> str:
     """Half of the messages alone in their transaction, half in batches; all of them published."""
     store = Store.create(location)
-    half, op = store.half_log().table, store.op_log().table
+    half, op = store.tables.half_log().table, store.tables.op_log().table
     for number in range(-(-count // PER_COMMIT)):
         rows = min(PER_COMMIT, count - number * PER_COMMIT)
         batch = MESSAGES_OF_A_BATCH if number % 2 else 1

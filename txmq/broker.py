@@ -1,4 +1,4 @@
-"""The broker: settle, publish, check, delay and maintenance in one driver."""
+"""The broker: publisher, check service, delay service and maintenance in one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOOK_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class BrokerResult:
-    """What one `run_once()` did."""
+    """The results of the services in one `run_once()`."""
 
     published: PublishResult
     checked: RecheckResult
@@ -42,20 +42,23 @@ class BrokerResult:
 
 
 class Broker:
-    """All services of a store in one driver; several brokers may serve one store.
+    """All services of a store in one process; several brokers may serve one store.
 
     Args:
-        store: where the logs are.
-        spark: the session that the services run on; without it they are threads, and no Java runs.
-        listeners: who answers for a producer group, beside those that the settings name; one in a
-            namespace is named `tenant%group` (R94).
-        hooks: told of the ends that the check writes (R89).
+        store: the store to serve.
+        spark: the session that publisher and check service run on; without it they are threads,
+            and no Java runs.
+        listeners: the listener of each producer group, beside those that the settings name; a
+            group in a namespace is named `tenant%group` (R94).
+        clock: the time by which messages and checks are due.
+        name: the name of the publisher in logs and queries; a random one if left out.
+        hooks: called with the ends that the check service writes (R89).
 
     Example:
         >>> result = Broker(store).run_once()
     """
 
-    def __init__(  # noqa: PLR0913 - what its services are told once
+    def __init__(  # noqa: PLR0913 - the options of all services
         self,
         store: Store,
         *,
@@ -67,7 +70,9 @@ class Broker:
     ) -> None:
         """Build the services; nothing runs yet.
 
-        Raises: ListenerError, HookError.
+        Raises:
+            ListenerError: a listener lacks a method, or the settings name one that cannot be made.
+            HookError: an object among `hooks` is no hook.
         """
         self.store = store
         clock = clock or SystemClock()
@@ -79,45 +84,85 @@ class Broker:
         self.maintenance = Maintenance(store, clock=clock)
 
     def run_once(self) -> BrokerResult:
-        """For schedules: publish what is there, ask what is due, deliver, publish the answers."""
+        """Do everything that is due once, for schedulers.
+
+        Publishes what has ended, asks about open transactions that are due, publishes the
+        answers, delivers delayed messages that are due, and does one round of maintenance.
+
+        Commits: those of `Publisher.run_once` (up to three times), `CheckService.run_once`,
+        `DelayService.run_once` and `Maintenance.run_once`. A call that failed or was killed can be
+        repeated: each service continues where the tables say it is.
+
+        Returns:
+            What each service did.
+
+        Raises:
+            SourceRestoredError: the op log was restored to an older version.
+            CommitConflictError: other writers won every attempt.
+            StorageError: a table cannot be read or written. A topic that cannot be written is
+                parked and raises nothing; maintenance names its failures in its result.
+        """
         first = self.publisher.run_once()
         checked = self.check_service.run_once()
         second = self.publisher.run_once()
-        # What an answer has just committed may be due already.
+        # A message that an answer has just committed may be due already.
         delivered = self.delay_service.run_once()
         third = self.publisher.run_once() if delivered.delivered else PublishResult()
         maintained = self.maintenance.run_once()
         return BrokerResult(first + second + third, checked, delivered, maintained)
 
     def start(self) -> BrokerHandle:
-        """Start all services; they run until `stop()`."""
-        publishing = self.publisher.start()
+        """Start all services in threads and streaming queries of their own.
+
+        The publisher catches up before this returns. Where one service cannot start, those that
+        run are stopped. A killed broker can be started again, on this machine or another one.
+
+        Commits: those of `Publisher.run_once`; afterwards each service commits as its `run_once`
+        does, again and again.
+
+        Returns:
+            The handle that stops the services and says why one ended.
+
+        Raises:
+            EnvironmentProblemError: Spark's Java process has ended.
+            SourceRestoredError, CommitConflictError, StorageError: as `run_once`.
+        """
+        services: dict[str, ServiceHandle] = {}
         try:
-            checking = self.check_service.start()
+            services["publisher"] = self.publisher.start()
+            services["check service"] = self.check_service.start()
+            services["delay service"] = self.delay_service.start()
+            services["maintenance"] = self.maintenance.start()
         except BaseException:
-            publishing.stop()
+            BrokerHandle(services).stop()
             raise
-        services: dict[str, ServiceHandle] = {
-            "publisher": publishing,
-            "check service": checking,
-            "delay service": self.delay_service.start(),
-            "maintenance": self.maintenance.start(),
-        }
         return BrokerHandle(services)
 
 
 class BrokerHandle:
-    """Services that run."""
+    """The running services of a broker, by name."""
 
     def __init__(self, services: Mapping[str, ServiceHandle]) -> None:
         """Made by `Broker.start()`."""
         self._services = dict(services)
 
     def stop(self) -> None:
-        """Stop asking first, then publish what was answered; each between two micro-batches."""
+        """Stop all services, each between two rounds or micro-batches; returns when none runs.
+
+        The publisher stops last, so that it can publish the last answers of the check service.
+
+        Raises: the first failure, after every service was told to stop.
+        """
+        failure: Exception | None = None
         for name in reversed(self._services):
             logger.info("stopping the %s", name)
-            self._services[name].stop()
+            try:
+                self._services[name].stop()
+            except Exception as error:
+                logger.exception("the %s could not be stopped", name)
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     @property
     def is_alive(self) -> bool:
@@ -126,32 +171,49 @@ class BrokerHandle:
 
     @property
     def exception(self) -> BaseException | None:
-        """Why the first service that failed ended."""
+        """The failure of the first service that failed; None where none did."""
         failures = (service.exception for service in self._services.values())
         return next((failure for failure in failures if failure is not None), None)
 
     def wait(self, stopping: threading.Event | None = None) -> None:
-        """Return when told to stop or when a service ended; then all are stopped.
+        """Wait until `stopping` is set or a service ends, then stop all services.
 
-        Raises: what ended the service.
+        Args:
+            stopping: set by another thread or a signal; without it only a failure ends the wait.
+
+        Raises: the failure that ended a service, else the first failure of `stop()`.
         """
         event = stopping or threading.Event()
+        failure: BaseException | None = None
         try:
             while self.is_alive and not event.wait(LOOK_INTERVAL_S):
                 pass
-        finally:
             failure = self.exception
-            self.stop()
+        finally:
+            self._stop_after(failure)
         if failure is not None:
             raise failure
 
+    def _stop_after(self, failure: BaseException | None) -> None:
+        try:
+            self.stop()
+        except Exception:
+            # The failure that ended a service says more than the failure to stop another one.
+            if failure is None:
+                raise
+
 
 def run_until_signal(start: Callable[[], BrokerHandle]) -> None:
-    """Run services until SIGTERM or SIGINT, then stop them cleanly: the body of a job."""
+    """Run services until SIGTERM or SIGINT, then stop them: the body of a job.
+
+    Call it in the main thread, which alone receives signals.
+
+    Raises: what `start` raises, and as `BrokerHandle.wait`.
+    """
     stopping = threading.Event()
 
     def stop(number: int, _: FrameType | None) -> None:
-        logger.info("signal %s: stopping after the micro-batch on its way", number)
+        logger.info("signal %s: stopping after the current micro-batch", number)
         stopping.set()
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}

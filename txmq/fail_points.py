@@ -22,7 +22,7 @@ class FailPoint(enum.StrEnum):
     END_READY = "producer.end_ready"
     END_COMMITTED = "producer.end_committed"
     END_CONFIRMED = "producer.end_confirmed"
-    BELL_RUNG = "publisher.bell_rung"
+    TIMER_FIRED = "publisher.timer_fired"
     CLAIMS_READ = "settle.claims_read"
     FACTS_DECIDED = "settle.facts_decided"
     FACTS_COMMITTED = "settle.facts_committed"

@@ -1,4 +1,4 @@
-"""What every service shares: a handle that stops between micro-batches, and says how it went."""
+"""Handles of running services: they stop a service between two rounds and say why it ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txmq.errors import EnvironmentProblemError
 STOP_WAIT_S = 120.0
 STOP_POLL_S = 0.01
 LOOK_INTERVAL_S = 0.2
-# A query that breaks so often, each time sooner than that, is not healed by a new start.
+# A query that breaks BREAKS_MAX times, each time within STEADY_S, is given up.
 BREAKS_MAX = 10
 STEADY_S = 30.0
 
@@ -23,31 +23,31 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceHandle(Protocol):
-    """A service that runs."""
+    """A running service."""
 
     def stop(self) -> None:
-        """End between two rounds; returns when nothing runs any more."""
+        """Stop between two rounds; returns when nothing runs any more."""
         ...
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the service still runs."""
         ...
 
     @property
     def exception(self) -> BaseException | None:
-        """Why it ended, if it failed."""
+        """The failure that ended the service; None while it runs, and after `stop()`."""
         ...
 
 
 def forget_checkpoint(location: str) -> None:
-    """Remove the checkpoint of one start; on an object store maintenance does it."""
+    """Remove the checkpoint of one start; on an object store maintenance removes it."""
     if "://" not in location:
         shutil.rmtree(location, ignore_errors=True)
 
 
 def _is_without_java(error: Exception) -> bool:
-    """Whether a call to Spark failed because its Java has ended, and not in Java."""
+    """Whether a call to Spark failed because its Java process has ended."""
     if isinstance(error, OSError) or find_spec("py4j") is None:
         return isinstance(error, OSError)
     from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -65,7 +65,7 @@ def _without_java(cause: Exception) -> EnvironmentProblemError:
 
 
 class ThreadHandle:
-    """A service that is a loop in a thread of its own; a subclass says what a turn does."""
+    """A service that is a loop in its own thread; a subclass implements one turn of it."""
 
     def __init__(
         self,
@@ -75,64 +75,67 @@ class ThreadHandle:
         first_s: float = 0.0,
         stopping: threading.Event | None = None,
     ) -> None:
-        """`begin()` starts it when all is there that a turn needs; the first waits `first_s`."""
+        """Start nothing yet: `begin()` does. The first turn comes after `first_s`."""
         self._name, self._interval_s, self._first_s = name, interval_s, first_s
         self._stopping = stopping or threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"txmq-{name}", daemon=True)
 
     def begin(self) -> None:
-        """Run from now on."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the turn on its way; returns when nothing runs any more."""
+        """Stop after the current turn; returns when the thread has ended."""
         self._stopping.set()
         self._thread.join()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the thread still runs."""
         return self._thread.is_alive()
 
     @property
     def exception(self) -> BaseException | None:
-        """Why it ended, if it failed."""
+        """The failure that ended the thread; None if none did."""
         return self._failure
 
     def _turn(self) -> None:
-        """What is done again and again, an interval apart."""
+        """One turn; the next one comes an interval after it."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """What is done once, after the last turn."""
+        """Called once in the thread, after the last turn."""
 
     def _run(self) -> None:
+        for part in (self._turns, self._end):
+            try:
+                part()
+            except BaseException as error:
+                # SystemExit too: else the thread would look as if it was stopped.
+                logger.exception("the %s service ends", self._name)
+                self._failure = self._failure or error
+
+    def _turns(self) -> None:
         pause_s = self._first_s
-        try:
-            while not self._stopping.wait(pause_s):
-                self._turn()
-                pause_s = self._interval_s
-        except Exception as error:
-            logger.exception("the %s service ends", self._name)
-            self._failure = error
-        finally:
-            self._end()
+        while not self._stopping.wait(pause_s):
+            self._turn()
+            pause_s = self._interval_s
 
 
 class Running(ServiceHandle, Protocol):
-    """What `Restarting` starts anew where it breaks."""
+    """A service that `Restarting` starts again where it breaks."""
 
     def forget(self) -> None:
-        """Throw away what is left of it once it has ended."""
+        """Remove what the ended service has left, such as a checkpoint."""
         ...
 
 
 class TurnHandle(ThreadHandle):
-    """A function that is called again and again, each time as soon as it has returned."""
+    """Calls a function in a loop without a pause."""
 
     def __init__(self, name: str, turn: Callable[[], None], stopping: threading.Event) -> None:
-        """`begin()` starts it."""
+        """Start nothing yet: `begin()` does."""
         super().__init__(name, 0.0, stopping=stopping)
         self._called = turn
 
@@ -140,11 +143,11 @@ class TurnHandle(ThreadHandle):
         self._called()
 
     def forget(self) -> None:
-        """A thread leaves nothing."""
+        """Nothing to remove after a thread."""
 
 
 class StreamHandle:
-    """A streaming query whose batches look at a stop flag."""
+    """A streaming query whose batches check a stop flag."""
 
     def __init__(
         self,
@@ -153,14 +156,14 @@ class StreamHandle:
         in_batch: threading.Lock,
         after: Callable[[], None],
     ) -> None:
-        """A batch holds `in_batch`; `after` runs when the query and its last batch have ended."""
+        """Each batch holds `in_batch`; `after` is called when query and last batch have ended."""
         self._query = query
         self._stopping = stopping
         self._in_batch = in_batch
         self._after = after
 
     def stop(self) -> None:
-        """Stop between two micro-batches: inside one, `query.stop()` can overflow and hang."""
+        """Stop between two micro-batches; inside one, `query.stop()` can overflow and hang."""
         self._stopping.set()
         deadline_s = time.monotonic() + STOP_WAIT_S
         while self.is_alive and not self._is_pausing() and time.monotonic() < deadline_s:
@@ -170,10 +173,10 @@ class StreamHandle:
         self.forget()
 
     def forget(self) -> None:
-        """Throw away what is left of a query that has ended.
+        """Wait for the last batch, then clean up after the ended query.
 
-        Its last batch may go on in Python, as when Java was killed, and must not meet the end of
-        the process: that ends by a signal.
+        The last batch may still run in Python, for example after Java was killed. If the process
+        ended under it, the process would die by a signal.
         """
         if self._in_batch.acquire(timeout=STOP_WAIT_S):
             self._in_batch.release()
@@ -181,7 +184,7 @@ class StreamHandle:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the query still runs; without its Java it does not."""
+        """Whether the query still runs; false where its Java process has ended."""
         try:
             return bool(self._query.isActive)
         except Exception as error:
@@ -191,7 +194,7 @@ class StreamHandle:
 
     @property
     def exception(self) -> BaseException | None:
-        """Why the query ended, if it failed."""
+        """The failure that ended the query; None if none did."""
         try:
             failure = self._query.exception()
         except Exception as error:
@@ -206,10 +209,11 @@ class StreamHandle:
 
 
 class Restarting(ThreadHandle):
-    """A query, or a thread, that is started anew, with a new checkpoint, where it breaks.
+    """A query or a thread that is started again, with a new checkpoint, where it breaks.
 
-    Checkpoints of services keep no promise, so one that was deleted, restored or damaged under a
-    running query is a reason to begin another, and not to end the service.
+    The services keep no promise by their checkpoints. A checkpoint that was deleted, restored or
+    damaged under a running query is therefore a reason to start another query, not to end the
+    service.
     """
 
     def __init__(
@@ -218,7 +222,7 @@ class Restarting(ThreadHandle):
         stopping: threading.Event,
         is_final: Callable[[BaseException | None], bool],
     ) -> None:
-        """Start at once; `is_final` says which failures no new start can heal."""
+        """Start at once; `is_final` says which failures a new start cannot repair."""
         super().__init__("query", LOOK_INTERVAL_S, first_s=LOOK_INTERVAL_S, stopping=stopping)
         self._start, self._is_final = start, is_final
         self._breaks, self._since_s = 0, time.monotonic()
@@ -226,18 +230,18 @@ class Restarting(ThreadHandle):
         self.begin()
 
     def stop(self) -> None:
-        """End between two micro-batches; returns when nothing runs any more."""
+        """Stop between two micro-batches; returns when nothing runs any more."""
         super().stop()
         self._running.stop()
 
     @property
     def is_alive(self) -> bool:
-        """Whether a query runs, or is about to be started anew."""
+        """Whether a query runs, or is about to be started again."""
         return super().is_alive or (self._failure is None and self._running.is_alive)
 
     @property
     def exception(self) -> BaseException | None:
-        """Why it ended, or is about to, if it failed."""
+        """The failure that ended the service or is about to end it; None if there is none."""
         if self._failure is None and not self._running.is_alive:
             failure = self._running.exception
             return failure if self._is_final(failure) else None
@@ -251,7 +255,7 @@ class Restarting(ThreadHandle):
         self._running = self._started()
 
     def _started(self) -> Running:
-        """A query that runs; a checkpoint that is deleted while it starts is one more break."""
+        """A running query; a failure while it starts counts as one more break."""
         while True:
             try:
                 return self._start()
@@ -262,13 +266,13 @@ class Restarting(ThreadHandle):
                 self._note_break(failure)
 
     def _note_break(self, failure: BaseException | None) -> None:
-        """Raise where it breaks too often, or no new start can heal it."""
+        """Raise where it broke too often, or a new start cannot repair the failure."""
         steady = time.monotonic() - self._since_s > STEADY_S
         self._breaks, self._since_s = 1 if steady else self._breaks + 1, time.monotonic()
         if self._is_final(failure) or self._breaks > BREAKS_MAX:
             raise failure or _ended_by_itself()
-        logger.error("a query broke and is started anew: %s", failure)
+        logger.error("a query broke and is started again: %s", failure)
 
 
 def _ended_by_itself() -> EnvironmentProblemError:
-    return EnvironmentProblemError("the query was ended by others", "Start the service again.")
+    return EnvironmentProblemError("another program stopped the query", "Start the service again.")

@@ -1,6 +1,7 @@
-"""Hooks around sends and ends (R89): what they are told, and that they can harm neither.
+"""Hooks around sends and ends (R89): their contexts, and calls whose failures harm nothing.
 
-Names in a context are the user's own; the namespace stands beside them. Bodies are never told.
+Names in a context are the user's names; the namespace is a field of its own. A context never
+holds a message body.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class SendContext:
     """One call that makes messages durable: `prepare()` or `send()`.
 
     Attributes:
-        transaction_ids: what the messages belong to; an ordinary send may be several.
-        messages: those sent one by one; rows of a DataFrame are not among them.
-        dataframe_topics: where the DataFrames of this transaction go.
-        cost_ms: None before the send.
-        error: why it failed; None before the send, and where it did not.
+        transaction_ids: the transactions of the messages; an ordinary send may have several.
+        messages: the messages that were sent one by one, without the rows of DataFrames.
+        dataframe_topics: the topics that DataFrames of this transaction go to.
+        cost_ms: how long the send took; None before the send.
+        error: why the send failed; None before the send and after a success.
     """
 
     producer_group: str
@@ -62,17 +63,17 @@ class SendContext:
 
 @dataclass(frozen=True, slots=True)
 class EndContext:
-    """One claim that ends a transaction, after it is known what came of it.
+    """One claim that ends a transaction, after its effect is known.
 
     Attributes:
-        messages: known to the process that sent them; elsewhere empty.
-        message_count: None where it was not looked up.
-        asked: what the producer or its listener said; UNKNOWN also where nobody knew in time.
-        state: the state that the transaction really has; None where it is not known.
-        source: who brought that state about, or who asked where it is not known.
+        messages: the messages; only the process that sent them knows them, elsewhere empty.
+        message_count: how many messages there are; None where nobody counted them.
+        asked: the answer of the producer or its listener; UNKNOWN also where none came in time.
+        state: the real state of the transaction; None where it is unknown.
+        source: who wrote the claim that led to `state`; where it is unknown, who wrote this claim.
         from_check: whether the check service or the recheck wrote the claim.
-        reason: kept with the claim.
-        error: what the caller of commit or rollback gets, such as AlreadyResolvedError.
+        reason: the reason that is stored with the claim.
+        error: the error that the caller of commit or rollback gets, such as AlreadyResolvedError.
     """
 
     producer_group: str
@@ -90,28 +91,28 @@ class EndContext:
 
     @property
     def is_as_asked(self) -> bool:
-        """Whether it has the end that was asked for; true also where none was."""
-        wanted = _ENDS.get(self.asked)
-        return wanted is None or self.state is wanted
+        """Whether the transaction has the end that was asked for; true where none was."""
+        end = _ENDS.get(self.asked)
+        return end is None or self.state is end
 
 
 class SendMessageHook(Protocol):
-    """Sees every send; what it raises is logged by type, and the send goes on."""
+    """Sees every send. An error that it raises is logged by its type; the send continues."""
 
     def before_send(self, context: SendContext) -> None:
         """Called before anything is written."""
         ...
 
     def after_send(self, context: SendContext) -> None:
-        """Called when the messages are durable, or `context.error` says why they may not be."""
+        """Called when the messages are durable, or with an `error` why they may not be."""
         ...
 
 
 class EndTransactionHook(Protocol):
-    """Sees every end; what it raises is logged by type."""
+    """Sees every end. An error that it raises is logged by its type."""
 
     def end_transaction(self, context: EndContext) -> None:
-        """Called when the end is known (RocketMQ: before it is asked for)."""
+        """Called when the end is known; RocketMQ calls it before the end is written."""
         ...
 
 
@@ -119,7 +120,7 @@ class CheckForbiddenHook(Protocol):
     """May veto a send."""
 
     def check_forbidden(self, context: SendContext) -> None:
-        """Raise to refuse the send; SendForbiddenError with a reason for its caller."""
+        """Raise SendForbiddenError with a reason to refuse the send; other errors refuse too."""
         ...
 
 
@@ -129,10 +130,10 @@ _METHODS = (*chain.from_iterable(_FORMS), "flush")
 
 
 class Hooks:
-    """The hooks of one producer or service, called in their order; safe for many threads."""
+    """The hooks of one producer or service, called in their order; safe for several threads."""
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        """Raise HookError for what is no hook."""
+        """Raises: HookError for an object that is no hook."""
         self._hooks: tuple[Any, ...] = tuple(_several(hooks))
         for hook in self._hooks:
             _check(hook)
@@ -145,37 +146,37 @@ class Hooks:
         return iter(self._hooks)
 
     def __bool__(self) -> bool:
-        """Whether there are any; without one no context is made."""
+        """Whether there are hooks; without hooks no context is made."""
         return bool(self._hooks)
 
     @property
     def hear_ends(self) -> bool:
-        """Whether any hook wants to know how transactions end."""
+        """Whether a hook has `end_transaction`."""
         return bool(self._by_method["end_transaction"])
 
     def before_send(self, context: SendContext) -> None:
-        """Ask whether it is forbidden, then tell that it begins.
+        """Ask the hooks whether the send is forbidden, then call their `before_send`.
 
         Raises: SendForbiddenError.
         """
         for hook in self._by_method["check_forbidden"]:
             _ask(hook, context)
-        self._tell("before_send", context)
+        self._call_all("before_send", context)
 
     def after_send(self, context: SendContext) -> None:
-        """Tell how a send went."""
-        self._tell("after_send", context)
+        """Call `after_send` of the hooks."""
+        self._call_all("after_send", context)
 
     def ended(self, context: EndContext) -> None:
-        """Tell of an end that is known."""
-        self._tell("end_transaction", context)
+        """Call `end_transaction` of the hooks."""
+        self._call_all("end_transaction", context)
 
     def flush(self) -> None:
-        """Let hooks that keep something write it, where they have `flush()`."""
+        """Call `flush` of the hooks that have it, so that they write what they collected."""
         for hook in self._by_method["flush"]:
             _call(hook, "flush")
 
-    def _tell(self, method: str, context: SendContext | EndContext) -> None:
+    def _call_all(self, method: str, context: SendContext | EndContext) -> None:
         for hook in self._by_method[method]:
             _call(hook, method, context)
 
@@ -183,7 +184,7 @@ class Hooks:
 def sent_messages(
     transaction_id: str, messages: Iterable[Message], *, ordinary: bool = False
 ) -> tuple[SentMessage, ...]:
-    """The messages of one transaction as a hook is told of them."""
+    """The messages of one transaction as a context holds them."""
     return tuple(
         SentMessage(
             message_id(transaction_id, sequence),
@@ -204,7 +205,7 @@ def sent_messages(
 def _several(hooks: object) -> Iterable[object]:
     if isinstance(hooks, Iterable) and not isinstance(hooks, str | bytes):
         return hooks
-    raise HookError(type(hooks).__name__, "is given alone; pass a list of hooks")
+    raise HookError(type(hooks).__name__, "is not in a list; pass a list of hooks")
 
 
 def _check(hook: object) -> None:
@@ -218,7 +219,7 @@ def _check(hook: object) -> None:
 
 
 def _has(hook: object, name: str) -> bool:
-    # A coroutine would never run.
+    # Nobody would await a coroutine.
     method = getattr(hook, name, None)
     return callable(method) and not inspect.iscoroutinefunction(method)
 
@@ -229,7 +230,7 @@ def _ask(hook: Any, context: SendContext) -> None:
     except SendForbiddenError:
         raise
     except Exception as error:
-        # Its text may hold a body; whoever wants it finds the error itself as the cause.
+        # The text of the error may hold a body, so it stays in the cause.
         problem = f"{type(hook).__name__} raised {type(error).__name__}"
         raise SendForbiddenError(problem) from error
 

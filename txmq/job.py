@@ -1,4 +1,4 @@
-"""The body of the scripts in jobs/: one service of one store, until SIGTERM or once."""
+"""The body of the scripts in jobs/: runs one service of one store, until SIGTERM or once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class BatchService(Protocol):
-    """What a scheduler runs again and again."""
+    """A service that a scheduler calls again and again."""
 
     def run_once(self) -> object:
         """Do what is due and return a small result."""
@@ -27,10 +27,10 @@ class BatchService(Protocol):
 
 
 class Service(BatchService, Protocol):
-    """What a job runs until it is told to stop."""
+    """A service that a job runs until a signal."""
 
     def start(self) -> ServiceHandle | BrokerHandle:
-        """Run until told to stop."""
+        """Start the service."""
         ...
 
 
@@ -39,22 +39,30 @@ def run_job(
     make: Callable[[Store, SparkSession], Service],
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Parse LOCATION [--config FILE] [--once], run the service, return the exit code.
+    """Parse LOCATION [--config FILE] [--once] and run a service on Spark until a signal or once.
+
+    Args:
+        name: the name of the job and of its Spark application.
+        make: makes the service from the opened store and the session.
+        arguments: those of the command line if left out.
+
+    Returns:
+        The exit code 0.
 
     Raises: TxmqError, so that the scheduler sees a failed job.
     """
     from pyspark.sql import SparkSession
 
-    def made(store: Store) -> Service:
+    def with_session(store: Store) -> Service:
         return make(store, SparkSession.builder.appName(f"txmq-{name}").getOrCreate())
 
-    return run_plain_job(name, made, arguments)
+    return run_plain_job(name, with_session, arguments)
 
 
 def run_plain_job(
     name: str, make: Callable[[Store], Service], arguments: Sequence[str] | None = None
 ) -> int:
-    """As `run_job`, for a service that needs no Spark."""
+    """As `run_job`, for a service that needs no Spark. Raises: as `run_job`."""
     parser = _parser(name, f"txmq {name}: runs until SIGTERM")
     parser.add_argument("--once", action="store_true", help="do what is due, then end")
     options = parser.parse_args(arguments)
@@ -69,7 +77,10 @@ def run_plain_job(
 def run_batch_job(
     name: str, make: Callable[[Store], BatchService], arguments: Sequence[str] | None = None
 ) -> int:
-    """Parse LOCATION [--config FILE], run the service once without Spark, return the exit code.
+    """Parse LOCATION [--config FILE] and run a service once, without Spark.
+
+    Returns:
+        The exit code 0.
 
     Raises: TxmqError, so that the scheduler sees a failed job.
     """

@@ -1,8 +1,9 @@
-"""The life of a transaction: one fold over claims, pure and without Spark.
+"""The life of a transaction: one fold over its claims. Pure, without Spark.
 
-The states and what leads from one to the next are a table in docs/architecture.md.
-Claims are what somebody asked for, facts are what took effect. Everything that decides anything
-(producer, settle, check, status) calls `fold`; `verify` has its own, on purpose.
+A claim is a request in the op log; a fact is a change of state that took effect. The states and
+the claims that lead from one to the next are a table in docs/architecture.md. Producer, settle,
+check and status all decide by `fold`. `verify` has a fold of its own, so that a mistake in this
+one cannot hide there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 
 class ClaimKind(enum.StrEnum):
-    """What a row of the op log asks for."""
+    """The request in a row of the op log."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -37,7 +38,7 @@ class ClaimSource(enum.StrEnum):
 
 
 class TransactionState(enum.StrEnum):
-    """Where a transaction stands; COMMITTED, ROLLED_BACK and EXPIRED are for good."""
+    """The state of a transaction; COMMITTED, ROLLED_BACK and EXPIRED are final."""
 
     PENDING = "PENDING"
     COMMITTED = "COMMITTED"
@@ -48,7 +49,7 @@ class TransactionState(enum.StrEnum):
 
 
 class DeliveryState(enum.StrEnum):
-    """The life of a delayed message after its COMMIT; the other two are for good."""
+    """The state of a delayed message after its COMMIT; DELIVERED and RECALLED are final."""
 
     SCHEDULED = "SCHEDULED"
     DELIVERED = "DELIVERED"
@@ -66,9 +67,10 @@ MISSING = "MISSING"
 class Claim:
     """One row of the op log, with its place in the order of all claims.
 
-    `life` is the number of RESUMEs its writer had seen (a RESUME: the life that it opens);
-    it is None on COMMIT and ROLLBACK, which fit any life. Timestamps are milliseconds.
-    `sequences` names the messages that a DELIVER or RECALL is about; None is all of them.
+    Attributes:
+        life: how many RESUMEs its writer had seen; of a RESUME the life that it opens. None on
+            COMMIT and ROLLBACK, which fit any life.
+        sequences: the messages that a DELIVER or RECALL is about; None means all of them.
     """
 
     transaction_id: str
@@ -86,7 +88,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """What the half log holds of one transaction: `message_count` is None without its head."""
+    """The half messages of one transaction; `message_count` is None where its head is missing."""
 
     producer_group: str
     message_count: int | None
@@ -95,7 +97,7 @@ class Halves:
 
     @property
     def problem(self) -> str | None:
-        """Why a COMMIT cannot take effect, if it cannot."""
+        """Why a COMMIT cannot take effect: MISSING or CONFLICT; None where it can."""
         if self.conflicting:
             return CONFLICT
         return None if self.found == self.message_count else MISSING
@@ -125,16 +127,16 @@ PENDING = Standing()
 
 
 def order_of(claim: Claim) -> tuple[int, int, str]:
-    """The order of claims: commit, place in it, then all the rest so that no two readers differ."""
+    """Sort key of claims: commit, place in the commit, then all fields, so that readers agree."""
     return claim.op_version, claim.ordinal, repr(claim)
 
 
 def fold(
     claims: Iterable[Claim], halves: Halves, standing: Standing = PENDING
 ) -> tuple[Standing, tuple[Fact, ...]]:
-    """Where a transaction stands after `claims`, and what took effect on the way.
+    """The standing of a transaction after `claims`, and the facts: the claims that took effect.
 
-    Claims of another group and claims that do not fit the state have no effect (R37, R38).
+    A claim of another group and a claim that does not fit the state have no effect (R37, R38).
     """
     facts = []
     for claim in sorted(claims, key=order_of):
@@ -147,7 +149,7 @@ def fold(
 
 
 def step(standing: Standing, claim: Claim, halves: Halves) -> tuple[Standing, Fact | None]:
-    """The standing after one claim of the right group, and the fact if it took effect."""
+    """The standing after a claim of the right group, and its fact if the claim took effect."""
     if claim.kind is ClaimKind.UNKNOWN:
         return _count_check(standing, claim), None
     state = next_state(standing, claim, halves)
@@ -162,7 +164,7 @@ def step(standing: Standing, claim: Claim, halves: Halves) -> tuple[Standing, Fa
 
 
 def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionState | None:
-    """The state that a claim leads to, or None where it does not fit: the state machine itself."""
+    """The state machine: the state that a claim leads to, or None where it does not fit."""
     states = TransactionState
     this_life, next_life = claim.life == standing.life, claim.life == standing.life + 1
     match standing.state, claim.kind:
@@ -180,21 +182,21 @@ def next_state(standing: Standing, claim: Claim, halves: Halves) -> TransactionS
 
 
 def _count_check(standing: Standing, claim: Claim) -> Standing:
-    """Checks count by their number: a row written twice counts once, an uncounted one re-arms."""
+    """Checks count by their number, so a row that was written twice counts once."""
     times, due_ms = claim.check_times or 0, claim.next_check_timestamp_ms
     if standing.state is not TransactionState.PENDING or claim.life != standing.life:
         return standing
     if times < standing.check_times:
         return standing
     if times == standing.check_times and standing.next_check_timestamp_ms is not None:
-        # The older of two rows may have been written again: it does not bring the check forward.
+        # An older row may have been written again; it must not bring the check forward.
         due_ms = max(due_ms or 0, standing.next_check_timestamp_ms)
     return replace(standing, check_times=times, next_check_timestamp_ms=due_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFact:
-    """A claim about delayed messages that took effect for some of them."""
+    """A claim about delayed messages, and the messages for which it took effect."""
 
     claim: Claim
     state: DeliveryState
@@ -213,15 +215,18 @@ def fold_deliveries(
     scheduled: Collection[int],
     ended: Mapping[int, DeliveryState],
 ) -> tuple[dict[int, DeliveryState], tuple[DeliveryFact, ...]]:
-    """Where the delayed messages of one committed transaction stand after `claims`.
+    """The states of the delayed messages of one committed transaction after `claims`.
 
-    The first claim counts for each message by itself.
+    For each message the first claim about it counts.
 
     Args:
-        claims: about this transaction; those that are not DELIVER or RECALL are passed over.
-        committed: the COMMIT that took effect; claims before it, and of other groups, do not.
-        scheduled: sequences of the delayed messages.
-        ended: what is DELIVERED or RECALLED already.
+        claims: claims about this transaction; only DELIVER and RECALL matter.
+        committed: the COMMIT that took effect; claims before it and of other groups are ignored.
+        scheduled: the sequences of the delayed messages.
+        ended: the messages that are DELIVERED or RECALLED already.
+
+    Returns:
+        The state of each ended message, and the claims that took effect.
     """
     standing, facts = dict(ended), []
     for claim in sorted(claims, key=order_of):
@@ -230,10 +235,10 @@ def fold_deliveries(
         if state is None or not fits:
             continue
         named = scheduled if claim.sequences is None else {*scheduled} & {*claim.sequences}
-        took = tuple(sorted({*named} - standing.keys()))
-        if took:
-            standing.update(dict.fromkeys(took, state))
-            facts.append(DeliveryFact(claim, state, took))
+        newly_ended = tuple(sorted({*named} - standing.keys()))
+        if newly_ended:
+            standing.update(dict.fromkeys(newly_ended, state))
+            facts.append(DeliveryFact(claim, state, newly_ended))
     return standing, tuple(facts)
 
 
@@ -242,7 +247,7 @@ def _is_after(claim: Claim, committed: Claim) -> bool:
 
 
 def end_asked_for(kind: ClaimKind) -> TransactionState:
-    """The end that a caller of commit or rollback wants to see."""
+    """The state that a caller of commit or rollback asks for."""
     match kind:
         case ClaimKind.COMMIT:
             return TransactionState.COMMITTED

@@ -1,4 +1,4 @@
-"""Helpers for tests, of users and our own: a clock that moves when told, faults on demand."""
+"""Helpers for tests of users and of txmq: a clock that stands still, and faults on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ManualClock:
         return self._now_ms
 
     def advance(self, seconds: float) -> None:
-        """Move on; a negative number is a clock that was set back."""
+        """Move the clock forward; a negative number sets it back."""
         self._now_ms += round(seconds * 1000)
 
 
@@ -57,10 +57,10 @@ def failing_commits(
     """Make the next `count` Delta commits of this process raise `error`.
 
     Args:
-        count: how many commits fail; later ones work.
-        error: what they raise; a lost race (CommitFailedError) if left out.
-        after_commit: the commit is made and only its answer is lost.
-        table: the end of the location, such as "half"; all tables if left out.
+        count: how many commits fail; later commits succeed.
+        error: the error that they raise; a lost race (CommitFailedError) if left out.
+        after_commit: make the commit and lose only its answer.
+        table: the end of a table's location, such as "half"; all tables if left out.
 
     Yields:
         The locations of the commits that failed so far.
@@ -82,7 +82,10 @@ def failing_commits(
 
 @contextmanager
 def before_commit(action: Callable[[], None], *, table: str | None = None) -> Iterator[None]:
-    """Run `action` once, right before the next Delta commit of this process: a rival writer."""
+    """Run `action` once, right before the next Delta commit of this process.
+
+    It can play another writer that is faster. `table` is as in `failing_commits`.
+    """
     waiting = [action]
 
     def around(location: str, commit: Callable[[], None]) -> None:
@@ -95,12 +98,15 @@ def before_commit(action: Callable[[], None], *, table: str | None = None) -> It
 
 
 def arm_fail_points(text: str) -> Callable[[], None]:
-    """Let this process die, fail or wait at fail points; returns what ends that.
+    """Let this process die, fail or wait at fail points.
 
     Args:
-        text: `point=action` or `point=action@hit`, several with commas between, such as
+        text: `point=action` or `point=action@hit`, separated by commas, such as
             `settle.facts_committed=kill@3,check.answered=raise`. Actions: `kill` (SIGKILL),
-            `raise` (an OSError) and `pause-SECONDS`; without a hit the first one counts.
+            `raise` (an OSError) and `pause-SECONDS`. Without a hit it acts at the first one.
+
+    Returns:
+        A function that disarms these fail points.
 
     Raises: ValueError for an unknown point or action.
     """
@@ -138,7 +144,7 @@ def _fault(text: str) -> _Fault:
     action, _, hit = rest.partition("@")
     is_pause = action.startswith("pause-") and action[6:].replace(".", "", 1).isdecimal()
     if name not in list(FailPoint) or not (is_pause or action in ("kill", "raise")):
-        problem = f"{text!r} is no point=action@hit; points: {', '.join(FailPoint)}"
+        problem = f"{text!r} is not point=action@hit; points: {', '.join(FailPoint)}"
         raise ValueError(problem)
     return _Fault(FailPoint(name), action, int(hit or 1))
 
@@ -149,7 +155,7 @@ def _is_of(location: str, table: str | None) -> bool:
 
 @contextmanager
 def _around_commits(around: Callable[[str, Callable[[], None]], None]) -> Iterator[None]:
-    """Put `around` between txmq and both of delta-rs's ways to commit."""
+    """Call `around` at each commit; delta-rs has two functions that commit."""
     append = vars(delta_table)["write_deltalake"]
     commit_files = DeltaTable.create_write_transaction
 

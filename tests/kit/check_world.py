@@ -97,7 +97,7 @@ class CheckWorld:
         self.folder = folder
         self.store = fresh_store(folder / "store", CHECK_CONFIG.replace(**settings))
         self.clock = ManualClock(wall_ms())
-        self._half, self._op = self.store.half_log(), self.store.op_log()
+        self._half, self._op = self.store.tables.half_log(), self.store.tables.op_log()
         self._numbers = itertools.count(1)
         self._app_id = f"test/{uuid.uuid4()}"
 
@@ -134,13 +134,13 @@ class CheckWorld:
 
     def claims(self, kind: ClaimKind | None = None) -> list[dict[str, Any]]:
         """All rows of the op log, or those of one kind, in their order."""
-        op = self.store.op_log()
+        op = self.store.tables.op_log()
         rows = op.between(-1, op.table.version)
         rows = rows.sort_by([("_commit_version", "ascending"), ("ordinal", "ascending")])
         return [row for row in rows.to_pylist() if kind is None or row["kind"] == kind.value]
 
     def half_rows(self) -> int:
-        table = self.store.half_log().table
+        table = self.store.tables.half_log().table
         return int(table.read(table.files(), ["transaction_id"]).num_rows)
 
     def listener(self, answer: Answer | LocalTransactionState = UNKNOWN) -> JournalListener:

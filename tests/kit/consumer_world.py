@@ -32,9 +32,10 @@ class SentBack:
         if self.failing:
             self.failing -= 1
             raise OSError("no disk")
-        for each in failed:
-            self.messages.append((each.message.body, repr(each.reason), each.delay_level))
-            self.replays.append(each.replay)
+        for failure in failed:
+            body, reason = failure.message.body, repr(failure.reason)
+            self.messages.append((body, reason, failure.delay_level))
+            self.replays.append(failure.replay)
 
 
 class ConsumerWorld(DelayWorld):
@@ -83,10 +84,10 @@ class ConsumerWorld(DelayWorld):
 
 def drained(consumer: PullConsumer, max_messages: int = 32) -> list[ReceivedMessage]:
     """All that is there now."""
-    found: list[ReceivedMessage] = []
+    messages: list[ReceivedMessage] = []
     while polled := consumer.poll(max_messages, 0):
-        found += polled
-    return found
+        messages += polled
+    return messages
 
 
 def bodies(messages: Iterable[ReceivedMessage]) -> list[str]:
@@ -95,18 +96,26 @@ def bodies(messages: Iterable[ReceivedMessage]) -> list[str]:
 
 def are_in_order(messages: Sequence[ReceivedMessage]) -> bool:
     """Each queue from its first message on, without gaps."""
-    found: dict[TopicQueue, list[int]] = {}
+    offsets: dict[TopicQueue, list[int]] = {}
     for message in messages:
         queue = TopicQueue(message.topic, message.queue_id)
-        found.setdefault(queue, []).append(message.queue_offset)
-    return all(own == list(range(own[0], own[0] + len(own))) for own in found.values())
+        offsets.setdefault(queue, []).append(message.queue_offset)
+    return all(
+        of_queue == list(range(of_queue[0], of_queue[0] + len(of_queue)))
+        for of_queue in offsets.values()
+    )
+
+
+def wake(consumer: PullConsumer) -> None:
+    """Let the next call look at everything, and not only some milliseconds later."""
+    consumer._reader._looked_s = consumer._reader._member._looked_s = 0.0
 
 
 def settle(consumers: Sequence[PullConsumer], rounds: int = 6) -> None:
     """Let members share the queues out, as their polls do."""
     for _ in range(rounds):
         for consumer in consumers:
-            consumer._member._looked_s = 0.0
+            wake(consumer)
             consumer.pause(TOPIC)
             consumer.poll(1, 0)
             consumer.resume(TOPIC)

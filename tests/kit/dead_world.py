@@ -30,14 +30,14 @@ class DeadWorld(DelayWorld):
 
     def bury(self, *bodies: str, **fields: Any) -> list[str]:
         """Ids of the dead letters; each is a commit of its own."""
-        found = []
+        letters = []
         for body in bodies:
             (own_id,) = self.send(body, **fields)
             (row,) = [row for row in self.rows() if row["message_id"] == own_id]
             sent = self.send_back.send_back(received(row), reason="no customer", delay_level=-1)
-            found.append(sent.message_id)
+            letters.append(sent.message_id)
             self.publisher.run_once()
-        return found
+        return letters
 
     def received(self, topic: str) -> list[ReceivedMessage]:
         return [received(row) for row in self.rows(topic)]

@@ -69,7 +69,7 @@ class DelayWorld:
         """A topic in its order of publishing, queue by queue."""
         if topic not in self.store.topics():
             return []
-        table = self.store.table_at(f"topics/{topic}")
+        table = self.store.tables.table_at(f"topics/{topic}")
         names = [field.name for field in table.schema.columns]
         found: list[Mapping[str, Any]] = table.read(table.files(), names).to_pylist()
         return sorted(found, key=lambda row: (row["queue_id"], row["queue_offset"]))
@@ -89,5 +89,5 @@ class DelayWorld:
             life=0 if kind is ClaimKind.DISCARD else None, sequences=sequences or None,
         )  # fmt: skip
         number = time.monotonic_ns()
-        self.store.op_log().append([row], 0, app_id=f"test-{number}", number=1)
+        self.store.tables.op_log().append([row], 0, app_id=f"test-{number}", number=1)
         self.publisher.run_once()

@@ -25,12 +25,13 @@ from txmq.clock import Clock
 from txmq.delta.files import DataFile, partition_columns, with_partition
 from txmq.delta.parquet import NewFile, new_file_path
 from txmq.delta.pinned import commit_properties, translated
-from txmq.delta.schemas import HALF, OP, REGISTER, SETTLED, TableSchema
+from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import StoreNotFoundError
 from txmq.publish import arrow_engine
 from txmq.store.config import Config
-from txmq.store.store import REGISTERS, Store
+from txmq.store.store import Store
+from txmq.store.tables import StoreTables
 from txmq.testing import ManualClock
 
 
@@ -296,32 +297,38 @@ class MemoryTable(Table):
             self.handle.write(files, commit_properties(marks), replaces=True)  # type: ignore[attr-defined]
 
 
-class MemoryStore(Store):
-    """A store whose tables are in memory; its production code is all there."""
+class _MemoryTables(StoreTables):
+    """Where these are is a disk in memory."""
 
-    def __init__(self, config: Config | None = None, *, clock: Clock | None = None) -> None:
-        super().__init__("/memory", config or Config())
-        self.disk = Disk(clock)
-        for schema, path in ((HALF, "half"), (OP, "op"), (SETTLED, "settled")):
-            self._create(schema, path)
-        for name in REGISTERS:
-            self._create(REGISTER, f"state/{name}")
+    def __init__(self, location: str, config: Config, disk: Disk) -> None:
+        super().__init__(location, config)
+        self.disk = disk
 
     def table(self, schema: TableSchema, path: str) -> Table:
-        location, attempts = f"{self.location}/{path}", self.config.commit_attempts
+        location, attempts = f"{self.location}/{path}", self._config.commit_attempts
         return MemoryTable(location, schema, self.disk, commit_attempts=attempts)
 
-    def log(self, path: str) -> Log:
-        """The commits of one table, for the eyes of a test."""
-        return self.disk.logs[f"{self.location}/{path}"]
-
-    def _topic_names(self) -> list[str]:
+    def topic_names(self) -> list[str]:
         folder = f"{self.location}/topics/"
         return sorted(
             location.removeprefix(folder)
             for location in self.disk.logs
             if location.startswith(folder)
         )
+
+
+class MemoryStore(Store):
+    """A store whose tables are in memory; its production code is all there."""
+
+    def __init__(self, config: Config | None = None, *, clock: Clock | None = None) -> None:
+        super().__init__("/memory", config or Config())
+        self.disk = Disk(clock)
+        self.tables = _MemoryTables(self.location, self.config, self.disk)
+        self.tables.create_all()
+
+    def log(self, path: str) -> Log:
+        """The commits of one table, for the eyes of a test."""
+        return self.disk.logs[f"{self.location}/{path}"]
 
 
 @contextmanager

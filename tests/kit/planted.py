@@ -151,7 +151,7 @@ def _incomplete(made: Filled) -> None:
     own_id = new_transaction_id(time.time_ns() // 1_000_000)
     origin = HalfOrigin(own_id, GROUP, 0, 6.0, time.time_ns() // 1_000_000)
     rows = half_table([HalfTransaction(origin, [Message("paid", b"one")], [0], 2)])
-    made.store.half_log().table.append(rows, app_id="test", number=1)
+    made.store.tables.half_log().table.append(rows, app_id="test", number=1)
     Vandal(made.location).claim(own_id, KIND.COMMIT)
 
 
@@ -213,7 +213,7 @@ class Vandal:
         given = {"source": ClaimSource.PRODUCER, "op_timestamp_ms": hour_later_ms, **fields}
         row = OpRow(own_id, kind, group, **given)
         number = time.time_ns()
-        return self.store.op_log().append([row], 0, app_id=f"vandal/{number}", number=1)
+        return self.store.tables.op_log().append([row], 0, app_id=f"vandal/{number}", number=1)
 
     def check(self, own_id: str, times: int, **fields: Any) -> int:
         return self.claim(

@@ -43,7 +43,7 @@ STEPS = {
     FailPoint.END_READY: Step("producer", hit=5),
     FailPoint.END_COMMITTED: Step("producer", hit=5),
     FailPoint.END_CONFIRMED: Step("producer", hit=5),
-    FailPoint.BELL_RUNG: Step("running publisher"),
+    FailPoint.TIMER_FIRED: Step("running publisher"),
     FailPoint.CLAIMS_READ: Step("publisher"),
     FailPoint.FACTS_DECIDED: Step("publisher"),
     FailPoint.FACTS_COMMITTED: Step("publisher"),

@@ -200,7 +200,7 @@ class HandMadeStore:
         changes: Mapping[str, Any] | None = None,
     ) -> None:
         """One commit of messages to one topic; `changes` falsify the rows."""
-        self.store.create_topic(topic)
+        self.store.tables.create_topic(topic)
         rows = [
             {**self._topic_row(topic, half, op_version, life), **(changes or {})}
             for half in published

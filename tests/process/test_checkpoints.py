@@ -20,7 +20,7 @@ from txmq.consumer.stream import Consumer
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
-from txmq.store.store import Store
+from txmq.store.store import Store, service_checkpoint_location
 
 TOPIC, OTHER_TOPIC = TOPICS
 GARBAGE = b"\x00 no JSON"
@@ -73,7 +73,7 @@ class Service:
 
     def __init__(self, store: Store, books: Books, spark: Any) -> None:
         self.broker = Broker(store, spark=spark, listeners={GROUP: books})
-        self.folder = Path(store.service_checkpoint_location("any")).parent
+        self.folder = Path(service_checkpoint_location(store, "any")).parent
         self.handle: BrokerHandle = self.broker.start()
 
     def checkpoints(self) -> list[Path]:
@@ -266,7 +266,7 @@ def test_checkpoint_of_another_topic_is_refused_by_spark(consumed: Consumed) -> 
 def test_topic_that_was_made_anew_is_refused_to_an_old_checkpoint(consumed: Consumed) -> None:
     topic = Path(consumed.store.topic_location(TOPIC))
     aside = topic.rename(consumed.folder / "aside")
-    consumed.store.create_topic(TOPIC)
+    consumed.store.tables.create_topic(TOPIC)
     try:
         with pytest.raises(PySparkException, match="DIFFERENT_DELTA_TABLE"):
             consumed.read()

@@ -35,7 +35,7 @@ from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
-from txmq.store.store import Store
+from txmq.store.store import Store, service_checkpoint_location
 from txmq.testing import before_commit, failing_commits
 from txmq.verify import verify
 
@@ -261,7 +261,7 @@ def test_two_running_publishers_of_one_name_share_no_checkpoint(
     # Two drivers in one: Spark itself refuses two queries of one name in one session.
     sessions = [spark.newSession() for _ in range(2)]
     handles = [Publisher(store, spark=session, name="same").start() for session in sessions]
-    checkpoints = Path(store.service_checkpoint_location("any")).parent
+    checkpoints = Path(service_checkpoint_location(store, "any")).parent
     assert len(list(checkpoints.iterdir())) == 2
     sell(store, books, 30)
     committed = [row["kind"] for row in log_rows(store, "op")].count("COMMIT")

@@ -123,7 +123,7 @@ def discard(store: Store, transaction: Transaction) -> None:
 
     asked = range(1, store.config.transaction_check_max + 1)
     rows = [*(row(ClaimKind.UNKNOWN, times) for times in asked), row(ClaimKind.DISCARD, None)]
-    store.op_log().append(rows, 0, app_id="test", number=1)
+    store.tables.op_log().append(rows, 0, app_id="test", number=1)
 
 
 # --- full ---------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def prepare(store: Store, books: Books, actor: str) -> None:
 
 
 def is_all_due(store: Store) -> bool:
-    schedule = store.schedule_log().refresh().table
+    schedule = store.tables.schedule_log().refresh().table
     due = schedule.read(schedule.files(), ("deliver_timestamp",))["deliver_timestamp"]
     return max(due.to_pylist()) <= datetime.now(UTC)
 

@@ -1,16 +1,19 @@
-"""A query that breaks is started anew, unless no new start can heal it."""
+"""Handles of services: a query that breaks is started anew, and every end is told."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.kit.memory_table import MemoryStore
 from tests.kit.reading import wait_until
 from txmq import handles as service
-from txmq.handles import BREAKS_MAX, Restarting, StreamHandle
+from txmq.broker import Broker, BrokerHandle
+from txmq.handles import BREAKS_MAX, Restarting, StreamHandle, ThreadHandle
 
 
 class Query:
@@ -165,3 +168,98 @@ def test_batch_that_hangs_does_not_keep_a_service_for_ever(
     StreamHandle(Ended(), threading.Event(), in_batch, forgotten.set).stop()
 
     assert forgotten.is_set()
+
+
+# --- threads and brokers --------------------------------------------------------------------------
+
+
+class Service(ThreadHandle):
+    """A thread whose turn or end fails as it is told."""
+
+    def __init__(self, turn: BaseException | None = None, end: BaseException | None = None) -> None:
+        super().__init__("test", 0.001)
+        self._turn_failure, self._end_failure = turn, end
+        self.begin()
+
+    def _turn(self) -> None:
+        if self._turn_failure is not None:
+            raise self._turn_failure
+
+    def _end(self) -> None:
+        if self._end_failure is not None:
+            raise self._end_failure
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), MemoryError()])
+def test_whatever_ends_a_thread_is_its_exception(failure: BaseException) -> None:
+    handle = Service(turn=failure)
+    wait_until(lambda: not handle.is_alive)
+
+    assert handle.exception is failure
+
+
+def test_end_that_fails_is_the_exception_of_its_thread() -> None:
+    failure = OSError("progress not kept")
+    handle = Service(end=failure)
+    handle.stop()
+
+    assert handle.exception is failure
+
+
+def test_turn_that_fails_is_told_before_an_end_that_fails() -> None:
+    turn = OSError("turn")
+    handle = Service(turn=turn, end=OSError("end"))
+    wait_until(lambda: not handle.is_alive)
+
+    assert handle.exception is turn
+
+
+class Started:
+    """A service of a broker that notes when it was stopped."""
+
+    is_alive, exception = True, None
+
+    def __init__(self, name: str, stopped: list[str], failure: Exception | None = None) -> None:
+        self._name, self._stopped, self._failure = name, stopped, failure
+
+    def stop(self) -> None:
+        self._stopped.append(self._name)
+        if self._failure is not None:
+            raise self._failure
+
+
+def test_service_that_cannot_stop_holds_up_no_other() -> None:
+    stopped: list[str] = []
+    failure = OSError("no Java")
+    handle = BrokerHandle(
+        {
+            "publisher": Started("publisher", stopped),
+            "check service": Started("check service", stopped, failure),
+            "maintenance": Started("maintenance", stopped),
+        }
+    )
+
+    with pytest.raises(OSError, match="no Java"):
+        handle.stop()
+
+    assert stopped == ["maintenance", "check service", "publisher"]
+
+
+@pytest.mark.parametrize("broken", ["check_service", "delay_service", "maintenance"])
+def test_broker_that_cannot_start_all_services_runs_none(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, stopped = Broker(MemoryStore()), list[str]()
+    for name in ("publisher", "check_service", "delay_service", "maintenance"):
+        monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
+
+    def failing() -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(getattr(broker, broken), "start", failing)
+    with pytest.raises(RuntimeError, match="can't start"):
+        broker.start()
+
+    services = ["publisher", "check_service", "delay_service", "maintenance"]
+    assert stopped == services[: services.index(broken)][::-1]

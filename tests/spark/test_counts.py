@@ -62,7 +62,7 @@ def same_for_all(cost: Cost) -> Mapping[str, Cost]:
 
 def append_backlog(store: Store, commits: int) -> None:
     """1,000 one-message transactions and their ends, in so many commits of each log."""
-    half, op = store.half_log().table, store.op_log().table
+    half, op = store.tables.half_log().table, store.tables.op_log().table
     share = MESSAGES // commits
     for number in range(commits):
         own = range(number * share, (number + 1) * share)

@@ -190,7 +190,7 @@ def test_27_bad_group_is_refused_before_its_tables_get_their_names(
 def test_28_topic_that_differs_in_case_from_another_store_wide(
     store: Store, producer: TransactionProducer
 ) -> None:
-    store.create_topic("orders")
+    store.tables.create_topic("orders")
     before = table_versions(store)
 
     check_refused(producer, to_topic("Orders"), TopicConflictError)
@@ -361,7 +361,7 @@ def test_bad_end(producer: TransactionProducer, case: str) -> None:
 def test_87_end_of_another_group_s_transaction(
     store: Store, producer: TransactionProducer, state: LocalTransactionState
 ) -> None:
-    store.half_log().table.append(halves(1, producer_group="others"), app_id="o", number=1)
+    store.tables.half_log().table.append(halves(1, producer_group="others"), app_id="o", number=1)
     before = table_versions(store)
 
     check_refused(

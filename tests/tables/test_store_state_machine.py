@@ -141,16 +141,16 @@ class StoreMachine(RuleBasedStateMachine):
         origin = HalfOrigin(transaction_id, GROUP, 0, IMMUNITY_S, self.clock.now_ms())
         messages = [Message(*one) for one in sent]
         rows = half_table([HalfTransaction(origin, messages, [0] * len(sent), len(sent))])
-        half = self.store.half_log().table
+        half = self.store.tables.half_log().table
         half.append(rows.slice(0, len(sent) - 1), app_id=str(uuid.uuid4()), number=1)
 
     @precondition(lambda self: self.own)
     @rule(place=places)
     def retried_append(self, place: int) -> None:
         """Another process wrote the same halves again, for it had no answer either."""
-        half = self.store.half_log().table
+        half = self.store.tables.half_log().table
         transaction_id = self._chosen(self.own, place)
-        rows = self.store.half_log().rows(ids(transaction_id))
+        rows = self.store.tables.half_log().rows(ids(transaction_id))
         half.append(rows, app_id=str(uuid.uuid4()), number=1)
 
     @precondition(lambda self: self.own)
@@ -252,7 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _append_claims(self, rows: list[OpRow]) -> None:
         if not rows:
             return
-        self.store.op_log().append(rows, 0, app_id=str(uuid.uuid4()), number=1)
+        self.store.tables.op_log().append(rows, 0, app_id=str(uuid.uuid4()), number=1)
 
     # --- the check --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What operators do with consumer groups: list them, reset their offsets."""
+"""Consumer groups for operators: list them, reset their offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txmq.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary(Plain):
-    """A consumer group in a list; names are the stored ones, `members` those that live."""
+    """A consumer group; names are stored names, `members` are the living members."""
 
     group: str
     mode: ConsumeMode
@@ -33,7 +33,7 @@ class GroupSummary(Plain):
 
 @dataclass(frozen=True, slots=True)
 class OffsetsReset(Plain):
-    """What a reset changes, or has changed, by queue; `is_written` is false in a dry run."""
+    """The offsets by queue before and after a reset; `is_written` is false in a dry run."""
 
     group: str
     topic: str
@@ -43,7 +43,11 @@ class OffsetsReset(Plain):
 
 
 class ConsumerGroups:
-    """Consumer groups as things of their own; needs no Spark.
+    """Lists consumer groups and resets their offsets; needs no Spark.
+
+    Args:
+        store: the store of the groups.
+        clock: the time by which leases of members end.
 
     Example:
         >>> [summary.group for summary in ConsumerGroups(store).list()]
@@ -51,26 +55,30 @@ class ConsumerGroups:
     """
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
-        """Read nothing yet; the clock says whose lease is over."""
+        """Read nothing yet."""
         self._store = store
         self._clock: Clock = clock or SystemClock()
 
     def list(self) -> list[GroupSummary]:
-        """All groups that a member has ever joined; 0 commits."""
+        """All groups that a member has ever joined, with their lag.
+
+        Reads: state/group_<group> of each group, the topics that it reads. Commits: 0. Raises:
+        StorageError.
+        """
         lags = ConsumerLag(self._store, self._clock)
-        found = []
+        summaries = []
         for name in group_names(self._store):
             group = group_in(self._store, name)
             if group.exists:
                 state = group.read()
-                lag = sum(each.lag for each in lags.of_group(name))
-                found.append(self._summary(name, state, lag))
-        return found
+                lag = sum(queue.lag for queue in lags.of_group(name))
+                summaries.append(self._summary(name, state, lag))
+        return summaries
 
     def _summary(self, name: str, state: GroupState, lag: int) -> GroupSummary:
         members = tuple(state.living(self._clock.now_ms()))
-        own = state.settings
-        return GroupSummary(name, own.mode, dict(own.subscription), members, lag)
+        settings = state.settings
+        return GroupSummary(name, settings.mode, dict(settings.subscription), members, lag)
 
     def reset_offsets(  # noqa: PLR0913 - an operator's options
         self,
@@ -83,21 +91,28 @@ class ConsumerGroups:
         apply: bool = False,
         force: bool = False,
     ) -> OffsetsReset:
-        """Let a group go on elsewhere in a topic; dry unless `apply`.
+        """Move a group to another place in a topic; a dry run unless `apply`.
 
         Args:
             consumer_group, topic: stored names, or as RocketMQ shows them.
-            to: the first or the last offset, a moment, or an offset for each queue.
-            moment: for ConsumeFromWhere.TIMESTAMP.
-            queue_id: one queue alone.
-            apply: write it.
-            force: also while members live; they forget what they have read ahead and join again,
-                and what is in the hands of a handler is handled beside what comes next.
+            to: the first or the last offset, a time, or an offset for each queue.
+            moment: the time for ConsumeFromWhere.TIMESTAMP.
+            queue_id: reset this queue only.
+            apply: write the offsets; without it they are only computed.
+            force: reset also while members live. They drop what they have read ahead and join
+                again; a handler may still work on an old message beside the next ones.
 
-        Commits: with `apply` one to `state/group_<group>`, else 0.
+        Reads: state/group_<group>, the topic. Commits: with `apply` one to `state/group_<group>`,
+        else 0. A call that failed can be repeated.
 
-        Raises: ConsumerGroupNotFoundError, ConsumerGroupInUseError, OffsetOutOfRangeError,
-            ConfigError, InvalidNameError, StorageError.
+        Returns:
+            The offsets before and after, by queue.
+
+        Raises:
+            ConsumerGroupNotFoundError: no member has ever joined the group.
+            ConsumerGroupInUseError: members live, and `force` is not given.
+            OffsetOutOfRangeError, ConfigError, InvalidNameError: a wrong argument.
+            StorageError: a table cannot be read or written, or members won every try.
         """
         name = stored_group(consumer_group)
         stored = stored_topic(topic)
@@ -128,29 +143,29 @@ def _chosen(
     state: GroupState, topic: str, to: ConsumeFromWhere | Mapping[int, int], queue_id: int | None
 ) -> list[int]:
     """The queues to reset."""
-    known = range(state.queues.get(topic, 0))
-    if not known:
+    queues = range(state.queues.get(topic, 0))
+    if not queues:
         raise ConfigError([f"topic {shown(topic)} is not among those that the group reads"])
-    if queue_id is not None and queue_id not in known:
-        raise ConfigError([f"queue_id must be below {len(known)}, not {shown(queue_id)}"])
-    wanted = list(known) if queue_id is None else [queue_id]
+    if queue_id is not None and queue_id not in queues:
+        raise ConfigError([f"queue_id must be below {len(queues)}, not {shown(queue_id)}"])
+    chosen = list(queues) if queue_id is None else [queue_id]
     if not isinstance(to, Mapping):
-        return wanted
-    strange = [queue for queue in to if queue not in wanted]
-    if strange:
+        return chosen
+    others = [queue for queue in to if queue not in chosen]
+    if others:
         raise ConfigError(
-            [f"offsets are given for the queues {shown(strange)}, which are not reset"]
+            [f"offsets are given for the queues {shown(others)}, which are not reset"]
         )
-    return [queue for queue in wanted if queue in to]
+    return [queue for queue in chosen if queue in to]
 
 
 def _before(state: GroupState, topic: str, queues: list[int]) -> dict[int, int]:
-    """In BROADCASTING the smallest of all members."""
+    """The offset of each queue; in BROADCASTING the smallest offset of all members."""
     readers = [reader for reader in state.offsets if (reader == SHARED) != state.is_broadcasting]
-    found: dict[int, int] = {}
+    before: dict[int, int] = {}
     for queue in queues:
-        own = [state.offsets[reader].get(TopicQueue(topic, queue)) for reader in readers]
-        known = [offset for offset in own if offset is not None]
-        if known:
-            found[queue] = min(known)
-    return found
+        offsets = [state.offsets[reader].get(TopicQueue(topic, queue)) for reader in readers]
+        stored = [offset for offset in offsets if offset is not None]
+        if stored:
+            before[queue] = min(stored)
+    return before

@@ -1,4 +1,4 @@
-"""What operators did with the dead letters of a group: one value in `state/`, swapped."""
+"""Notes about the dead letters of a group: one JSON value in `state/dead_letters_<group>`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import numpy.typing as npt
 from txmq.clock import timestamp
 from txmq.delta.pinned import pause
 from txmq.errors import CommitConflictError, CommitRefusedError
+from txmq.message.names import check_stored_group
 from txmq.store.store import Store
+from txmq.store.tables import DEAD_LETTERS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +27,7 @@ AUDIT_ENTRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The offsets that were purged, those that were sent again, and who did it last."""
+    """The offsets that were purged, the offsets that were replayed, and the last changes."""
 
     purged: OffsetRanges
     replayed: OffsetRanges
@@ -33,16 +35,17 @@ class Noted:
 
 
 class DeadLetterNotes:
-    """Reads and adds; the table is made with the first note."""
+    """Reads and adds notes; the first note creates the table."""
 
     def __init__(self, store: Store, consumer_group: str) -> None:
-        """`consumer_group` is its stored name; open nothing yet."""
+        """`consumer_group` is its stored name; open nothing yet. Raises: InvalidNameError."""
         self._store, self._group = store, consumer_group
+        self._name = DEAD_LETTERS + check_stored_group(consumer_group, "consumer_group")
 
     def read(self) -> Noted:
-        """All that was noted; 0 commits. Raises: StorageError."""
-        register = self._store.dead_letter_register(self._group)
-        value = {} if register is None else register.read().value
+        """All notes; 0 commits. Raises: StorageError."""
+        register = self._store.tables.register(self._name)
+        value = register.read().value if register.exists else {}
         return Noted(
             OffsetRanges.from_value(value.get(PURGED, ())),
             OffsetRanges.from_value(value.get(REPLAYED, ())),
@@ -54,7 +57,7 @@ class DeadLetterNotes:
 
         Raises: CommitConflictError, StorageError.
         """
-        register = self._store.made_dead_letter_register(self._group)
+        register = self._store.tables.register(self._name, create=True)
         for attempt in range(self._store.config.commit_attempts):
             seen = register.read()
             try:
@@ -63,13 +66,15 @@ class DeadLetterNotes:
                 pause(attempt)
             else:
                 return
-        raise CommitConflictError(f"state of {self._group}", "other operators won all the time")
+        raise CommitConflictError(
+            f"state of {self._group}", "other operators won every try; try again"
+        )
 
 
 def _with(
     value: dict[str, Any], what: str, offsets: Offsets, reason: str, now_ms: int
 ) -> dict[str, Any]:
-    known = OffsetRanges.from_value(value.get(what, ()))
+    ranges = OffsetRanges.from_value(value.get(what, ()))
     entry = {
         "what": what,
         "at": timestamp(now_ms).isoformat(),
@@ -77,26 +82,26 @@ def _with(
         "messages": len(offsets),
     }
     audit = [*value.get("audit", ()), entry][-AUDIT_ENTRIES:]
-    return {**value, what: known.with_offsets(offsets).to_value(), "audit": audit}
+    return {**value, what: ranges.with_offsets(offsets).to_value(), "audit": audit}
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRanges:
-    """Ranges from a first offset to the one after the last, in order and without touching."""
+    """Ordered ranges of offsets with gaps between them; each ends before its second number."""
 
     ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def from_value(cls, value: Iterable[Sequence[int]]) -> OffsetRanges:
-        """What `to_value` made."""
+        """From a value of `to_value`."""
         return cls(tuple((int(first), int(end)) for first, end in value))
 
     def to_value(self) -> list[list[int]]:
         """Plain values, for JSON."""
-        return [list(each) for each in self.ranges]
+        return [list(bounds) for bounds in self.ranges]
 
     def with_offsets(self, offsets: Offsets) -> OffsetRanges:
-        """These and others, in any order."""
+        """These ranges and more offsets, in any order."""
         if not len(offsets):
             return self
         ordered = np.unique(offsets)
@@ -106,16 +111,16 @@ class OffsetRanges:
         return OffsetRanges(_merged(sorted([*self.ranges, *runs])))
 
     def holding(self, offsets: Offsets) -> npt.NDArray[np.bool_]:
-        """Which of `offsets` are in it."""
+        """Which of `offsets` are in a range."""
         if not self.ranges:
             return np.zeros(len(offsets), dtype=np.bool_)
         first, end = np.array(self.ranges, dtype=np.int64).T
         place = np.searchsorted(first, offsets, side="right") - 1
-        found: npt.NDArray[np.bool_] = (place >= 0) & (offsets < end[place])
-        return found
+        is_in_range: npt.NDArray[np.bool_] = (place >= 0) & (offsets < end[place])
+        return is_in_range
 
     def end_of(self, offset: int) -> int:
-        """The first offset from `offset` on that is not in it."""
+        """The first offset from `offset` on that is in no range."""
         return next((end for first, end in self.ranges if first <= offset < end), offset)
 
 

@@ -1,8 +1,8 @@
-"""Dead letters of a consumer group, by hand: look, send again, put away; dry first.
+"""Dead letters of a consumer group: list, show, send again, purge.
 
-A message cannot leave the middle of a topic, whose offsets have no gaps. So a purged one is noted
-in `state/dead_letters_<group>` and hidden from then on; files leave the table once everything up
-to their end is purged, as retention takes them.
+A message cannot be removed from the middle of a topic, whose offsets have no gaps. So the offset of
+a purged message is noted in `state/dead_letters_<group>`, which hides it. A file leaves the table
+once all messages up to its end are purged.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class DeadLetter:
     """A message that a group could not handle.
 
     Attributes:
-        origin_topic, origin_message_id: of the first message; None where a program by hand made it.
+        origin_topic, origin_message_id: those of the first message; None where another program
+            than txmq wrote the dead letter.
         reconsume_times: how often it was sent back.
-        reason: of the last time.
-        store_timestamp: since when it is here.
+        reason: why it was sent back the last time.
+        store_timestamp: when it became a dead letter.
         is_replayed: whether it was sent again.
-        body: only where it was asked for.
+        body: None unless it was asked for.
     """
 
     message_id: str
@@ -72,7 +73,7 @@ class DeadLetter:
     body: bytes | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a body that is no text is in base64."""
+        """Plain values, for JSON; a body that is not UTF-8 text is in base64."""
         values = plain(replace(self, body=None))
         del values["body"]
         return values if self.body is None else {**values, **body_values(self.body)}
@@ -80,7 +81,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class PurgeResult(Plain):
-    """What a purge did, or would do; `files` is how many files left the table."""
+    """What a purge did, or would do; `files` counts the files that left the table."""
 
     consumer_group: str
     reason: str
@@ -91,9 +92,9 @@ class PurgeResult(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which dead letters: of these ids, or all that came before a time, or all.
+    """A choice of dead letters: some ids, or all before a time, or all.
 
-    Raises: InvalidMessageError unless it says one of the three.
+    Raises: InvalidMessageError unless exactly one of the three is given.
     """
 
     message_ids: tuple[str, ...] = ()
@@ -101,7 +102,7 @@ class Chosen:
     everything: bool = False
 
     def __post_init__(self) -> None:
-        """One of the three; nobody purges all by leaving out an argument."""
+        """Require exactly one, so that a forgotten argument never means "purge all"."""
         if bool(self.message_ids) + (self.before is not None) + self.everything != 1:
             problem = "must say which: message_ids, before a time, or everything"
             raise InvalidMessageError("chosen", problem)
@@ -109,16 +110,16 @@ class Chosen:
             raise InvalidMessageError("before", "has no time zone; write datetime(..., tzinfo=UTC)")
 
     def of(self, rows: pa.Table) -> pa.Table:
-        """Those rows. Raises: MessageNotFoundError, TransactionNotFoundError."""
+        """The chosen rows. Raises: MessageNotFoundError, TransactionNotFoundError."""
         if self.everything:
             return rows
         if self.before is not None:
             return rows.filter(pc.less(rows["store_timestamp"], pa.scalar(self.before)))
-        there = set(rows["message_id"].to_pylist())
-        for each in self.message_ids:
-            message_address(each)
-            if each not in there:
-                raise MessageNotFoundError(each)
+        stored = set(rows["message_id"].to_pylist())
+        for message_id in self.message_ids:
+            message_address(message_id)
+            if message_id not in stored:
+                raise MessageNotFoundError(message_id)
         return rows.filter(pc.is_in(rows["message_id"], value_set=pa.array(self.message_ids)))
 
 
@@ -126,9 +127,9 @@ class DeadLetters:
     """The dead letters of one consumer group; needs no Spark.
 
     Args:
-        store: where they are.
-        consumer_group: its name, `tenant%name` inside a namespace.
-        clock: whose time rows and notes have.
+        store: the store of the group.
+        consumer_group: the name of the group; `tenant%name` in a namespace.
+        clock: the time for rows and notes that are written.
 
     Example:
         >>> dead_letters = DeadLetters(store, "billing")
@@ -144,13 +145,19 @@ class DeadLetters:
         self._store = store
         self._clock: Clock = clock or SystemClock()
         self._topic = dead_letter_topic(self.consumer_group)
-        self._table = store.table_at(f"topics/{self._topic}")
+        self._table = store.tables.table_at(f"topics/{self._topic}")
         self._notes = DeadLetterNotes(store, self.consumer_group)
 
-    # --- looks --------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------
 
     def all(self, *, max_count: int | None = None) -> tuple[DeadLetter, ...]:
-        """The dead letters that were not purged, oldest first, without their bodies.
+        """The dead letters that were not purged, without their bodies.
+
+        Args:
+            max_count: the first so many only.
+
+        Returns:
+            The dead letters, oldest first.
 
         Reads: topics/DLQ_<group>, state/dead_letters_<group>. Commits: 0. Raises: StorageError.
         """
@@ -159,14 +166,18 @@ class DeadLetters:
         return tuple(_letters(rows, noted))
 
     def count(self) -> int:
-        """How many there are. Reads, commits, raises: as `all`."""
+        """How many dead letters were not purged. Reads, commits, raises: as `all`."""
         return int(self._rows(self._notes.read(), _PLACE).num_rows)
 
     def show(self, message_id: str, *, with_body: bool = False) -> DeadLetter:
-        """One of them.
+        """One dead letter, with its body if `with_body`.
 
-        Reads, commits: as `all`. Raises: MessageNotFoundError, TransactionNotFoundError,
-            StorageError.
+        Reads, commits: as `all`.
+
+        Raises:
+            MessageNotFoundError: it is no dead letter of this group, or it was purged.
+            TransactionNotFoundError: `message_id` is not a message id.
+            StorageError: a table cannot be read.
         """
         noted = self._notes.read()
         columns = (*_CONTENT, "body") if with_body else _CONTENT
@@ -175,7 +186,12 @@ class DeadLetters:
         return next(_letters(rows, noted))
 
     def audit(self) -> tuple[Mapping[str, Any], ...]:
-        """The last hundred changes by operators: what, when, why, by whom, how many messages."""
+        """The last hundred changes by operators, oldest first.
+
+        Each has `what` (purged or replayed), `at`, `reason` with the name of the OS user, and
+        `messages`, their number. Reads: state/dead_letters_<group>. Commits: 0. Raises:
+        StorageError.
+        """
         return tuple(self._notes.read().audit)
 
     # --- changes ------------------------------------------------------------------------------
@@ -188,17 +204,31 @@ class DeadLetters:
         to: ReplayTarget = ReplayTarget.RETRY,
         apply: bool = False,
     ) -> ReplayResult:
-        """Send dead letters again, each once, whoever else does the same; dry unless `apply`.
+        """Send dead letters again; a dry run unless `apply`.
 
-        To the group's retry topic they have all their tries again; to their first topic every group
-        that reads it sees them, with ORIGIN_MESSAGE_ID.
+        Each dead letter is sent once, also where two operators replay it or a call is repeated
+        after a failure: messages that were sent stay sent, and a repeated call sends the rest.
+
+        Args:
+            chosen: which dead letters.
+            reason: one line, which is stored with the claims.
+            to: RETRY sends to the retry topic of the group, with all retries again. TOPIC sends to
+                the first topic, where every group that reads it sees them, with ORIGIN_MESSAGE_ID.
+            apply: send them; without it they are only counted.
 
         Reads: topics/DLQ_<group>, half, settled, op. Writes: half, op (source operator, with
-        `reason` and the name of the OS user), state/dead_letters_<group>. Commits: one to each for
-        5,000 messages or 64 MiB.
+        `reason` and the name of the OS user), state/dead_letters_<group>. Commits: with `apply`
+        one to each for 5,000 messages or 64 MiB, else 0.
 
-        Raises: MessageNotFoundError, InvalidReasonError, TopicNotFoundError, InvalidBodyError,
-            CommitConflictError, StorageError. What was sent before stays sent; call again.
+        Returns:
+            How many messages went to each topic, and how many had been replayed before.
+
+        Raises:
+            MessageNotFoundError, TransactionNotFoundError: a chosen id is no dead letter.
+            InvalidReasonError: a wrong reason.
+            InvalidMessageError: a dead letter does not name its first topic; replay it to RETRY.
+            TopicNotFoundError, InvalidBodyError: the first topic is gone, or refuses the body.
+            CommitConflictError, StorageError: a table cannot be read or written.
         """
         signed, noted = signed_reason(reason), self._notes.read()
         rows = chosen.of(self._rows(noted, (*_PLACE, "properties")))
@@ -214,15 +244,27 @@ class DeadLetters:
         return ReplayResult(group, signed, dict(topics), skipped, is_written=apply)
 
     def purge(self, chosen: Chosen, *, reason: str, apply: bool = False) -> PurgeResult:
-        """Put dead letters away for good; dry unless `apply`.
+        """Hide dead letters for good; a dry run unless `apply`.
 
-        They are hidden at once. Their rows leave the table with their whole file, once everything
-        before them is purged too; half and schedule keep their own until retention.
+        They are hidden at once. Their rows leave the table together with their file, once all
+        messages before them are purged too. Half and schedule keep their rows until retention.
+
+        Args:
+            chosen: which dead letters.
+            reason: one line, which is stored in the audit.
+            apply: purge them; without it they are only counted.
 
         Reads: topics/DLQ_<group>, state/publisher. Writes: state/dead_letters_<group>; where files
-        leave, state/maintenance and topics/DLQ_<group>. Commits: one to each.
+        leave, state/maintenance and topics/DLQ_<group>. Commits: with `apply` one to each, else 0.
+        A repeated call purges what is left and removes files that an earlier call could not.
 
-        Raises: MessageNotFoundError, InvalidReasonError, CommitConflictError, StorageError.
+        Returns:
+            How many messages were purged, and how many files left the table.
+
+        Raises:
+            MessageNotFoundError, TransactionNotFoundError: a chosen id is no dead letter.
+            InvalidReasonError: a wrong reason.
+            CommitConflictError, StorageError: a table cannot be read or written.
         """
         signed, noted = signed_reason(reason), self._notes.read()
         offsets = offsets_of(chosen.of(self._rows(noted, _PLACE)))
@@ -260,39 +302,39 @@ class DeadLetters:
     # --- purge --------------------------------------------------------------------------------
 
     def _drop_files(self) -> int:
-        """Take away the files before the first message that is kept; 0 where others are at work."""
+        """Remove the files before the first kept message; returns how many."""
         if not self._table.exists():
             return 0
         self._table.refresh()
-        gone = self._files_before_all_others(published_up_to(self._store))
-        if not gone:
+        purged = self._purged_files(published_up_to(self._store))
+        if not purged:
             return 0
-        op_version = max(high for _, high in gone)
+        op_version = max(high for _, high in purged)
         try:
-            # Said before it is done: what is missing and not said to be would be a loss.
+            # Recorded before files are removed, so that verify never meets an unexplained gap.
             tell_topic_begin(self._store, {self._topic: op_version}, self._clock.now_ms())
-            self._table.remove([file for file, _ in gone])
+            self._table.remove([file for file, _ in purged])
         except CommitRefusedError:
-            # Maintenance was faster; the next purge does it.
+            # Maintenance was faster; the next purge removes them.
             return 0
-        return len(gone)
+        return len(purged)
 
-    def _files_before_all_others(self, published: int) -> list[tuple[DataFile, int]]:
-        """Files of purged messages alone, with their newest op version."""
-        by_offset = self._table.ranges("queue_offset")
-        if not by_offset or any(one.low is None or one.high is None for one in by_offset):
+    def _purged_files(self, published: int) -> list[tuple[DataFile, int]]:
+        """Files up to the first kept message, each with its newest op version."""
+        offsets = self._table.ranges("queue_offset")
+        if not offsets or any(span.low is None or span.high is None for span in offsets):
             return []
-        end = self._notes.read().purged.end_of(min(one.low for one in by_offset))
-        versions = {one.file.path: one.high for one in self._table.ranges("op_version")}
+        end = self._notes.read().purged.end_of(min(span.low for span in offsets))
+        versions = {span.file.path: span.high for span in self._table.ranges("op_version")}
         return [
-            (one.file, versions[one.file.path])
-            for one in by_offset
-            if one.high < end and (versions[one.file.path] or published) < published
+            (span.file, versions[span.file.path])
+            for span in offsets
+            if span.high < end and (versions[span.file.path] or published) < published
         ]
 
 
 def groups_with_dead_letters(store: Store) -> list[str]:
-    """Consumer groups that have a dead-letter topic, by their stored names. Commits: 0."""
+    """The stored names of the consumer groups that have a dead-letter topic. Commits: 0."""
     topics = store.topics()
     return [
         name.removeprefix(DEAD_LETTER_PREFIX)

@@ -1,4 +1,4 @@
-"""A message and every place where it is, as a value."""
+"""A message with every table that holds it, as a value."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class MessagePlace:
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """One message and everything that tells where it is.
+    """One message, and where it is.
 
     Attributes:
-        topic: its stored name; see `txmq.message.names`.
-        body: only where it was asked for.
-        is_half: whether its half is there still.
-        ordinary: sent without a local transaction; None without a half.
-        state: of its transaction; None where nothing but its row in a topic is left.
-        source: who brought that state about.
-        delivery: the second life of a delayed message, as far as it is settled.
-        due: when a delayed message becomes visible, as far as that is known.
-        places: where consumers see it.
-        dead_letters: where it lies because nobody knew its end.
-        trace: records about it, oldest first.
+        topic: the stored name of its topic; see `txmq.message.names`.
+        body: None unless it was asked for.
+        is_half: whether its half message still exists.
+        ordinary: whether it was sent without a local transaction; None without a half.
+        state: the state of its transaction; None where only its row in a topic is left.
+        source: who wrote the claim that led to that state.
+        delivery: the settled state of a delayed message; None for other messages.
+        due: when a delayed message becomes visible; None where that is unknown.
+        places: its rows in topics, where consumers see it.
+        dead_letters: its rows among the dead letters of discarded transactions.
+        trace: trace records about it, oldest first.
     """
 
     message_id: str
@@ -83,7 +83,7 @@ class FoundMessage:
 
     @property
     def where(self) -> str:
-        """In a few words, where it is now."""
+        """Where the message is now, in a few words."""
         if self.places:
             return "visible"
         if self.delivery is not None:
@@ -91,7 +91,7 @@ class FoundMessage:
         return "unknown" if self.state is None else _UNPUBLISHED[self.state]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; a body that is no text is in base64."""
+        """Plain values, for JSON; a body that is not UTF-8 text is in base64."""
         values = plain(replace(self, body=None, trace=()))
         del values["body"]
         body = {} if self.body is None else body_values(self.body)
@@ -105,12 +105,12 @@ def record_moment(record: TraceRecord) -> tuple[int, bool]:
 
 
 def message_place(row: Mapping[str, Any]) -> MessagePlace:
-    """The place of a topic row; `row["in"]` names its topic."""
+    """The place of a row of a topic; `row["in"]` names that topic."""
     return MessagePlace(topic=row["in"], **{name: row[name] for name in PLACE_COLUMNS})
 
 
 def body_values(body: bytes) -> dict[str, str]:
-    """A body for JSON: as text, or in base64 where it is none."""
+    """A body for JSON: as text, or in base64 if it is not UTF-8."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:

@@ -28,7 +28,7 @@ NOT_VISIBLE = (TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC)
 
 
 class LifeStage(enum.StrEnum):
-    """Which table an event was read from, in the order in which a message passes them."""
+    """The table of an event, in the order in which a message passes the tables."""
 
     HALF = "half"
     CLAIM = "claim"
@@ -40,7 +40,7 @@ class LifeStage(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LifeEvent(Plain):
-    """One row about a transaction; `at` is the clock of whoever wrote it."""
+    """One row about a transaction; `at` is the clock of its writer."""
 
     at: datetime
     stage: LifeStage
@@ -50,13 +50,14 @@ class LifeEvent(Plain):
 
 @dataclass(frozen=True, slots=True)
 class TransactionLife(Plain):
-    """Everything that the tables know of one transaction, in order of time.
+    """All rows about one transaction, in order of time.
 
     Attributes:
-        producer_group: None without a half.
-        message_count: what its head promises; None without a head.
+        producer_group: None where no half message is left.
+        message_count: how many messages its head promises; None without a head.
+        messages_found: how many half messages there are.
         life: how often it was resumed.
-        check_times: counted checks in this life.
+        check_times: how many checks were counted in this life.
     """
 
     transaction_id: str
@@ -70,15 +71,15 @@ class TransactionLife(Plain):
 
 
 def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
-    """All claims about a transaction; those whose commit was cleaned away have version NOTHING."""
+    """All claims about a transaction; a claim has version NOTHING if clean-up took its commit."""
     first = min(log_files(op.table).commits_ms, default=0)
     rows = op.between(first - 1, op.table.version)
     recent = rows.filter(pc.equal(rows["transaction_id"], transaction_id))
     if first == 0:
         return recent
-    known = {_claim_key(row) for row in recent.to_pylist()}
+    recent_keys = {_claim_key(row) for row in recent.to_pylist()}
     live = op.rows_about(pa.array([transaction_id]))
-    is_old = pa.array([_claim_key(row) not in known for row in live.to_pylist()], pa.bool_())
+    is_old = pa.array([_claim_key(row) not in recent_keys for row in live.to_pylist()], pa.bool_())
     old = live.filter(is_old)
     version = pa.array([NOTHING] * old.num_rows, pa.int64())
     return pa.concat_tables([old.append_column("_commit_version", version), recent])
@@ -91,7 +92,7 @@ def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def standing_of(
     claims: pa.Table, settled: SettledLog, halves: Halves | None, transaction_id: str
 ) -> Standing:
-    """What is settled, and what the claims after it come to."""
+    """The standing by the settled facts and the claims after them."""
     if halves is None:
         return PENDING
     all_claims = claims_of_table(claims)
@@ -116,7 +117,7 @@ def _check_times(claims: Sequence[Claim], producer_group: str, life: int) -> int
 
 
 def topics_of(halves: pa.Table) -> list[str]:
-    """The topics that messages of these halves can be in."""
+    """The topics that may hold messages of these halves."""
     names = sorted(name for name in pc.unique(halves["real_topic"]).to_pylist() if name)
     return [*names, TRANS_CHECK_MAX_TIME_TOPIC]
 
@@ -136,7 +137,7 @@ def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
             "ordinary": row["ordinary"] or None,
             **_content(row),
         }
-        yield LifeEvent(row["born_timestamp"], LifeStage.HALF, title, _known(details))
+        yield LifeEvent(row["born_timestamp"], LifeStage.HALF, title, _without_nulls(details))
 
 
 def claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
@@ -153,7 +154,7 @@ def claim_events(claims: pa.Table) -> Iterator[LifeEvent]:
             "sequences": row["sequences"],
             "reason": row["reason"],
         }
-        yield LifeEvent(row["op_timestamp"], LifeStage.CLAIM, row["kind"], _known(details))
+        yield LifeEvent(row["op_timestamp"], LifeStage.CLAIM, row["kind"], _without_nulls(details))
 
 
 def fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
@@ -161,7 +162,9 @@ def fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
     for row in facts.to_pylist():
         names = ("source", "op_version", "ordinal", "life", "sequences", "reason")
         details = {name: row[name] for name in names}
-        yield LifeEvent(row["settled_timestamp"], LifeStage.FACT, row["state"], _known(details))
+        yield LifeEvent(
+            row["settled_timestamp"], LifeStage.FACT, row["state"], _without_nulls(details)
+        )
 
 
 def scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
@@ -186,11 +189,11 @@ def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
             "life": row["life"],
             **_content(row),
         }
-        yield LifeEvent(row["store_timestamp"], stage, f"in {topic}", _known(details))
+        yield LifeEvent(row["store_timestamp"], stage, f"in {topic}", _without_nulls(details))
 
 
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be shown of a message: its size and the front of its hash, never its body."""
+    """The details of a message that may be shown: size and start of the hash, never the body."""
     body = row["body"]
     if body is None:
         return {}
@@ -199,12 +202,12 @@ def _content(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**shown, "body_size_bytes": len(body), "body_sha256": sha256}
 
 
-def _known(details: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(details: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in details.items() if value is not None}
 
 
 def event_order(event: LifeEvent) -> tuple[datetime, int, int, int, str]:
-    """Sort key of an event: its time, then the way of a message through the tables."""
+    """Sort key of an event: its time, then the order of the tables."""
     details = event.details
     place = details.get("op_version", NOTHING), details.get("ordinal", 0)
     stage = list(LifeStage).index(event.stage)

@@ -1,4 +1,4 @@
-"""Where a message is: by its id, by one of its keys, by its transaction (R92). Reads only."""
+"""Finds messages by their id, by a key or by their transaction (R92). Read-only."""
 
 from __future__ import annotations
 
@@ -56,6 +56,9 @@ _INTERNAL = frozenset({SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 class MessageQuery:
     """Looks for messages in all tables of a store; needs no Spark, commits nothing.
 
+    Args:
+        store: the store to search.
+
     Example:
         >>> MessageQuery(store).by_key("order-42", topic="order-paid")
         ()
@@ -68,29 +71,45 @@ class MessageQuery:
     def by_id(self, message_id: str, *, with_body: bool = False) -> FoundMessage:
         """One message and its trace.
 
-        Reads: half, op, settled, the schedule and the topics, of each the files that may hold its
+        Reads: of half, op, settled, the schedule and the topics the files that may hold its
         transaction; the keys of the trace topic. Commits: 0.
 
-        Raises: MessageNotFoundError, TransactionNotFoundError for what is no id, StorageError.
+        Args:
+            message_id: `transaction id:sequence`, as a send returned it.
+            with_body: read the body too.
+
+        Raises:
+            MessageNotFoundError: no table holds the message.
+            TransactionNotFoundError: `message_id` is not a message id.
+            StorageError: a table cannot be read.
         """
-        own_id, _ = message_address(message_id)
-        found = self._look([own_id], [message_id], with_body=with_body, with_trace=True)
-        if not found:
+        transaction_id, _ = message_address(message_id)
+        messages = self._messages(
+            [transaction_id], [message_id], with_body=with_body, with_trace=True
+        )
+        if not messages:
             raise MessageNotFoundError(message_id)
-        return found[0]
+        return messages[0]
 
     def by_transaction(
         self, transaction_id: str, *, max_count: int = MAX_COUNT, with_body: bool = False
     ) -> tuple[FoundMessage, ...]:
-        """The first `max_count` messages of a transaction, in their order, and their trace.
+        """The messages of a transaction in their order, and their trace.
+
+        Args:
+            transaction_id: the transaction.
+            max_count: the first so many messages.
+            with_body: read the bodies too.
 
         Reads, commits: as `by_id`. Raises: TransactionNotFoundError, StorageError.
         """
-        own_id = check_transaction_id(transaction_id)
-        ids = self._message_ids(own_id)
+        transaction_id = check_transaction_id(transaction_id)
+        ids = self._message_ids(transaction_id)
         if not ids:
-            raise TransactionNotFoundError(own_id)
-        return self._look([own_id], ids[:max_count], with_body=with_body, with_trace=True)
+            raise TransactionNotFoundError(transaction_id)
+        return self._messages(
+            [transaction_id], ids[:max_count], with_body=with_body, with_trace=True
+        )
 
     def by_key(
         self,
@@ -102,19 +121,27 @@ class MessageQuery:
     ) -> tuple[FoundMessage, ...]:
         """Messages in topics that have `key` among their keys, newest first, without their trace.
 
-        Without `topic` all but the trace topic are looked through: the schedule and the dead
-        letters too, not what nobody sees yet. Keys have no index: all of them are read, of the
-        newest files first, until there are `max_count`.
+        Half messages are not searched. Keys have no index, so the key column is read, of the
+        newest files first, until `max_count` messages are found.
 
-        Raises: InvalidNameError, TopicNotFoundError, StorageError. Commits: 0.
+        Args:
+            key: one key, without a space.
+            topic: search this topic only; without it all topics but the trace topic, the schedule
+                and the dead letters too.
+            max_count: the newest so many messages.
+            with_body: read the bodies too.
+
+        Reads: the keys of the topics; then as `by_id`. Commits: 0.
+
+        Raises: InvalidNameError, TopicNotFoundError, StorageError.
         """
         if not key or KEY_SEPARATOR in key:
             raise InvalidNameError("key", key, "pass one key, without a space")
         hits = [hit for name in self._searched(topic) for hit in self._hits(name, key, max_count)]
         newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
-        wanted = list(newest)[:max_count]
-        ids = list(dict.fromkeys(message_address(each)[0] for each in wanted))
-        return self._look(ids, wanted, with_body=with_body)
+        message_ids = list(newest)[:max_count]
+        ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
+        return self._messages(ids, message_ids, with_body=with_body)
 
     # --- by key ------------------------------------------------------------------------------
 
@@ -127,53 +154,54 @@ class MessageQuery:
     def _hits(self, topic: str, key: str, max_count: int) -> list[_Hit]:
         table = self._table(topic)
         hits: list[_Hit] = []
-        for each in sorted(table.ranges("op_version"), key=_newest_first):
-            is_full = len(hits) >= max_count and each.high is not None
-            if is_full and each.high < hits[max_count - 1].op_version:
+        for span in sorted(table.ranges("op_version"), key=_newest_first):
+            is_full = len(hits) >= max_count and span.high is not None
+            if is_full and span.high < hits[max_count - 1].op_version:
                 break
-            found = _hits_in(table.read([each.file], _KEY_COLUMNS), key)
-            hits = sorted([*hits, *found], reverse=True)
+            more = _hits_in(table.read([span.file], _KEY_COLUMNS), key)
+            hits = sorted([*hits, *more], reverse=True)
         return hits[:max_count]
 
-    # --- one look for all that were found -------------------------------------------------------
+    # --- the messages of some ids ----------------------------------------------------------------
 
-    def _look(
+    def _messages(
         self,
         transaction_ids: Sequence[str],
-        wanted: Sequence[str],
+        message_ids: Sequence[str],
         *,
         with_body: bool,
         with_trace: bool = False,
     ) -> tuple[FoundMessage, ...]:
-        """These messages, as far as they are anywhere, in the order in which they are wanted."""
+        """Those of the messages that any table holds, in the order of `message_ids`."""
         ids, body = pa.array(transaction_ids, pa.string()), (("body",) if with_body else ())
-        logs = self._store.logs()
-        found = logs.half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body))
-        halves = _by_id(found, wanted)
+        logs = self._store.tables.logs()
+        half_rows = logs.half.table.rows_of("transaction_id", ids, (*_HALF_COLUMNS, *body))
+        halves = _by_id(half_rows, message_ids)
         rows: dict[str, list[dict[str, Any]]] = {}
-        for topic in self._topics_of(halves, wanted):
-            for row in self._rows_in(topic, ids, wanted, body):
+        for topic in self._topics_of(halves, message_ids):
+            for row in self._rows_in(topic, ids, message_ids, body):
                 rows.setdefault(row["message_id"], []).append({**row, "in": topic})
         ends = EndReader(logs).ends_of(transaction_ids)
-        known = _known(logs.settled, ids) | {half["transaction_id"] for half in halves.values()}
+        known_ids = _settled_ids(logs.settled, ids)
+        known_ids |= {half["transaction_id"] for half in halves.values()}
         deliveries = _deliveries(logs.settled, ids)
-        trace = {own_id: self._trace(own_id) for own_id in transaction_ids if with_trace}
+        trace = {key: self._trace(key) for key in transaction_ids if with_trace}
         return tuple(
-            _found(
-                halves.get(each),
-                rows.get(each, []),
-                _end_of(each, ends, known),
-                deliveries.get(each),
-                _about(trace.get(message_address(each)[0], ()), each),
+            _found_message(
+                halves.get(message_id),
+                rows.get(message_id, []),
+                _end_of(message_id, ends, known_ids),
+                deliveries.get(message_id),
+                _about(trace.get(message_address(message_id)[0], ()), message_id),
             )
-            for each in wanted
-            if each in halves or each in rows
+            for message_id in message_ids
+            if message_id in halves or message_id in rows
         )
 
     def _message_ids(self, transaction_id: str) -> list[str]:
-        """All messages of a transaction that are anywhere, in their order."""
+        """The ids of all messages of a transaction, in their order."""
         ids = pa.array([transaction_id], pa.string())
-        half = self._store.half_log().table
+        half = self._store.tables.half_log().table
         rows = half.rows_of("transaction_id", ids, ("sequence", "message_id", "real_topic"))
         rows = rows.filter(pc.is_valid(rows["real_topic"])).select(["sequence", "message_id"])
         if not rows.num_rows:
@@ -181,13 +209,13 @@ class MessageQuery:
             parts = [t.rows_of("transaction_id", ids, rows.column_names) for t in tables]
             rows = pa.concat_tables([rows, *parts])
         pairs = zip(rows["sequence"].to_pylist(), rows["message_id"].to_pylist(), strict=True)
-        return [own_id for _, own_id in sorted(set(pairs))]
+        return [message_id for _, message_id in sorted(set(pairs))]
 
     def _topics_of(
-        self, halves: Mapping[str, Mapping[str, Any]], wanted: Sequence[str]
+        self, halves: Mapping[str, Mapping[str, Any]], message_ids: Sequence[str]
     ) -> list[str]:
-        """Where these messages may be; without a half that is anywhere."""
-        if any(each not in halves for each in wanted):
+        """The topics that may hold these messages; a message without a half may be in any."""
+        if any(message_id not in halves for message_id in message_ids):
             return self._all_topics()
         sent = {half["real_topic"] for half in halves.values()} | _INTERNAL
         return sorted(filter(self._is_there, sent))
@@ -196,28 +224,27 @@ class MessageQuery:
         return [name for name in self._store.topics() if name != TRACE_TOPIC]
 
     def _rows_in(
-        self, topic: str, ids: pa.Array, wanted: Sequence[str], body: tuple[str, ...]
+        self, topic: str, ids: pa.Array, message_ids: Sequence[str], body: tuple[str, ...]
     ) -> Iterator[dict[str, Any]]:
         due = ("deliver_timestamp",) if topic == SCHEDULE_TOPIC else ()
         columns = (*_TOPIC_COLUMNS, *due, *body)
         rows = self._table(topic).rows_of("transaction_id", ids, columns)
-        is_wanted = pc.is_in(rows["message_id"], value_set=pa.array(wanted, pa.string()))
-        yield from rows.filter(is_wanted).to_pylist()
+        yield from rows.filter(_is_one_of(rows, message_ids)).to_pylist()
 
     def _is_there(self, topic: str) -> bool:
         try:
             return self._table(topic).exists()
         except InvalidNameError:
-            # A half by hand may name anything.
+            # A half that another program wrote may name anything.
             return False
 
     def _table(self, topic: str) -> ReadTable:
-        return self._store.table_at(f"topics/{topic}")
+        return self._store.tables.table_at(f"topics/{topic}")
 
     # --- the trace ---------------------------------------------------------------------------
 
     def _trace(self, transaction_id: str) -> list[TraceRecord]:
-        """Records of one transaction, oldest first."""
+        """The trace records of one transaction, oldest first."""
         table = self._table(TRACE_TOPIC)
         if not table.exists():
             return []
@@ -240,9 +267,9 @@ class _Hit:
     message_id: str
 
 
-def _newest_first(found: FileRange) -> tuple[bool, int]:
-    """Files whose statistics do not say how new they are come first."""
-    return found.high is not None, -(found.high or 0)
+def _newest_first(span: FileRange) -> tuple[bool, int]:
+    """Sort key of files; a file without statistics comes first."""
+    return span.high is not None, -(span.high or 0)
 
 
 def _hits_in(rows: pa.Table, key: str) -> Iterator[_Hit]:
@@ -251,22 +278,25 @@ def _hits_in(rows: pa.Table, key: str) -> Iterator[_Hit]:
 
 
 def _has_key(keys: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
-    """Which texts have `key` as one of their words."""
+    """Whether each text has `key` as one of its words."""
     padded = pc.binary_join_element_wise("", pc.fill_null(keys, ""), "", KEY_SEPARATOR)
     return pc.match_substring(padded, f"{KEY_SEPARATOR}{key}{KEY_SEPARATOR}")
 
 
-def _by_id(rows: pa.Table, wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The first row of each message; a retried append may have written it twice."""
-    is_wanted = pc.is_in(rows["message_id"], value_set=pa.array(wanted, pa.string()))
-    rows = rows.filter(pc.and_(is_wanted, pc.is_valid(rows["real_topic"])))
-    found: dict[str, dict[str, Any]] = {}
+def _is_one_of(rows: pa.Table, message_ids: Sequence[str]) -> pa.ChunkedArray:
+    return pc.is_in(rows["message_id"], value_set=pa.array(message_ids, pa.string()))
+
+
+def _by_id(rows: pa.Table, message_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The first half of each message; a retried append may have written it twice."""
+    rows = rows.filter(pc.and_(_is_one_of(rows, message_ids), pc.is_valid(rows["real_topic"])))
+    halves: dict[str, dict[str, Any]] = {}
     for row in rows.to_pylist():
-        found.setdefault(row["message_id"], row)
-    return found
+        halves.setdefault(row["message_id"], row)
+    return halves
 
 
-def _known(settled: SettledLog, ids: pa.Array) -> set[str]:
+def _settled_ids(settled: SettledLog, ids: pa.Array) -> set[str]:
     return set(settled.facts_of(ids)["transaction_id"].to_pylist())
 
 
@@ -278,19 +308,21 @@ def _deliveries(settled: SettledLog, ids: pa.Array) -> dict[str, DeliveryState]:
     }
 
 
-def _end_of(message_id: str, ends: Mapping[str, Resolution], known: set[str]) -> Resolution | None:
-    own_id, _ = message_address(message_id)
-    return ends[own_id] if own_id in known else None
+def _end_of(
+    message_id: str, ends: Mapping[str, Resolution], known_ids: set[str]
+) -> Resolution | None:
+    transaction_id, _ = message_address(message_id)
+    return ends[transaction_id] if transaction_id in known_ids else None
 
 
 def _about(records: Iterable[TraceRecord], message_id: str) -> tuple[TraceRecord, ...]:
-    """Records that name the message, or tell of its whole transaction."""
+    """Records that name the message or are about its whole transaction."""
     return tuple(
         record
         for record in records
         if record.trace_type is TraceType.END_TRANSACTION
         or not record.messages
-        or any(one.message_id == message_id for one in record.messages)
+        or any(message.message_id == message_id for message in record.messages)
     )
 
 
@@ -299,11 +331,11 @@ def _decoded(bodies: Iterable[bytes]) -> Iterator[TraceRecord]:
         try:
             yield decoded(body)
         except InvalidBodyError:
-            # Anybody may append to a table.
+            # Other programs may append to the topic.
             continue
 
 
-def _found(
+def _found_message(
     half: Mapping[str, Any] | None,
     rows: Sequence[Mapping[str, Any]],
     end: Resolution | None,
@@ -311,14 +343,14 @@ def _found(
     trace: tuple[TraceRecord, ...],
 ) -> FoundMessage:
     row = half or rows[0]
-    waiting = next((one for one in rows if one["in"] == SCHEDULE_TOPIC), None)
-    due = (waiting or half or {}).get("deliver_timestamp")
+    scheduled = next((place for place in rows if place["in"] == SCHEDULE_TOPIC), None)
+    due = (scheduled or half or {}).get("deliver_timestamp")
     delay_s = half["delay_s"] if half else None
     is_committed = end is None or end.state is TransactionState.COMMITTED
-    if delivery is None and is_committed and (waiting or due or delay_s is not None):
+    if delivery is None and is_committed and (scheduled or due or delay_s is not None):
         delivery = DeliveryState.SCHEDULED
-    dead = [one for one in rows if one["in"] == TRANS_CHECK_MAX_TIME_TOPIC]
-    seen = [one for one in rows if one["in"] not in _INTERNAL]
+    dead = [place for place in rows if place["in"] == TRANS_CHECK_MAX_TIME_TOPIC]
+    visible = [place for place in rows if place["in"] not in _INTERNAL]
     return FoundMessage(
         **{name: row[name] for name in _CONTENT if name != "properties"},
         properties=dict(row["properties"] or ()),
@@ -330,7 +362,7 @@ def _found(
         delivery=delivery,
         delay_s=delay_s,
         due=due,
-        places=tuple(map(message_place, seen)),
+        places=tuple(map(message_place, visible)),
         dead_letters=tuple(map(message_place, dead)),
         trace=trace,
         body=row.get("body"),

@@ -1,4 +1,4 @@
-"""Transactions that need a person, as values: open ones and discarded ones."""
+"""Open and discarded transactions as values, for operators."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class OpenTransaction(Plain):
     """A transaction without a final end.
 
     Attributes:
-        age_s: since the time in its id; None where the id tells none.
-        check_times: counted checks in this life.
-        next_check: when its listener is asked next; None where it is not, or where that is long
-            past and was not looked up.
-        is_due: its listener is asked in the next round.
-        reason: why the last look at it brought no end, such as NO_LISTENER, BUSY or TIMEOUT; None
-            where nobody has looked yet, or the listener itself said UNKNOWN without one.
-        problem: MISSING or CONFLICT: a COMMIT would not take effect.
+        age_s: the time since the moment in its id; None where the id has none.
+        check_times: how many checks were counted in this life.
+        next_check: when its listener is asked next; None where it is not asked, or where that
+            time is long past and was not read.
+        is_due: whether its listener is asked in the next round.
+        reason: why the last check brought no end, such as NO_LISTENER, BUSY or TIMEOUT; None
+            before the first check, and where the listener gave UNKNOWN without a reason.
+        problem: MISSING or CONFLICT where a COMMIT would not take effect, else None.
     """
 
     transaction_id: str
@@ -41,9 +41,9 @@ class OpenTransaction(Plain):
 
 @dataclass(frozen=True, slots=True)
 class DiscardedTransaction(Plain):
-    """A transaction that is not asked about any more; its messages are dead letters.
+    """A transaction that is not checked any more; its messages are dead letters.
 
-    `discarded_at` and `reason` are those of the claim that discarded it.
+    `discarded_at` and `reason` come from the claim that discarded it.
     """
 
     transaction_id: str
@@ -85,7 +85,7 @@ def discarded_row(row: Mapping[str, Any], claim: Mapping[str, Any]) -> Discarded
 
 
 def life_key(row: Mapping[str, Any]) -> tuple[str, str, int]:
-    """What tells one life of one transaction from all others."""
+    """The key of one life of one transaction."""
     return row["transaction_id"], row["producer_group"], row["life"]
 
 
@@ -93,5 +93,5 @@ def _age_s(transaction_id: str, now_ms: int) -> float | None:
     try:
         return max(0.0, (now_ms - transaction_time_ms(transaction_id)) / 1000)
     except ValueError:
-        # Anybody may write a half, with anything as its id.
+        # A program other than txmq may have written a half with any id.
         return None

@@ -1,4 +1,4 @@
-"""What operators do by hand: see what is open, end or resume it by an audited claim, dry first."""
+"""What operators do by hand: list open transactions, end or resume one by an audited claim."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class OperatorResult:
-    """What an operator's claim leads to, or has led to.
+    """The effect of an operator's claim; without `apply` the effect that it would have.
 
     Attributes:
         kind: COMMIT, ROLLBACK or RESUME.
-        reason: as it stands in the row, with who wrote it.
-        state_before, state_after: without `apply`, what would follow.
-        life: how often the transaction was resumed, then.
-        source: who brought `state_after` about.
-        messages: their number by topic.
-        problem: MISSING or CONFLICT, in a transaction that is resumed before it is repaired.
-        is_needed: false where the transaction has this end already; nothing is written then.
+        reason: the reason with the name of the OS user, as the row holds it.
+        state_before, state_after: the state before and after the claim.
+        life: how often the transaction has been resumed after the claim.
+        source: who wrote the claim that led to `state_after`.
+        messages: how many messages the transaction has in each topic.
+        problem: MISSING or CONFLICT where the half messages must be repaired first.
+        is_needed: false where the transaction already has this end; then nothing is written.
         op_version: the commit that holds the row; None where none was written.
     """
 
@@ -87,11 +87,11 @@ class OperatorResult:
 
 
 class Operator:
-    """Looks at transactions that need a person, and ends or resumes them; needs no Spark.
+    """Lists transactions that need a person, and ends or resumes them; needs no Spark.
 
     Args:
-        store: whose transactions.
-        clock: what ages and the times of rows are told by.
+        store: the store of the transactions.
+        clock: the time for ages and for the rows that are written.
 
     Example:
         >>> operator = Operator(store)
@@ -109,20 +109,32 @@ class Operator:
     def open_transactions(
         self, *, producer_group: str | None = None
     ) -> tuple[OpenTransaction, ...]:
-        """All transactions without a final end, oldest first: PENDING, DISCARDED, INCOMPLETE.
+        """All transactions without a final end: PENDING, DISCARDED, INCOMPLETE.
+
+        Args:
+            producer_group: the stored name of a group, to list only its transactions.
+
+        Returns:
+            The transactions, oldest first.
 
         Reads: half, settled, op. Writes: nothing. Commits: 0. Raises: StorageError.
         """
         rows = self._open_rows(producer_group).to_pylist()
         incomplete = TransactionState.INCOMPLETE.value
-        settled_so = [row["transaction_id"] for row in rows if row["state"] == incomplete]
-        # Only these are known to be few enough to compare their bodies.
-        halves = self._store.half_log().halves_of(settled_so) if settled_so else {}
+        ids = [row["transaction_id"] for row in rows if row["state"] == incomplete]
+        # Their bodies are compared, which is affordable for the few incomplete ones only.
+        halves = self._store.tables.half_log().halves_of(ids) if ids else {}
         now_ms = self._clock.now_ms()
         return tuple(open_row(row, halves.get(row["transaction_id"]), now_ms) for row in rows)
 
     def discarded(self, *, producer_group: str | None = None) -> tuple[DiscardedTransaction, ...]:
-        """All DISCARDED transactions, oldest first; `resume` opens one again.
+        """All DISCARDED transactions; `resume` opens one again.
+
+        Args:
+            producer_group: the stored name of a group, to list only its transactions.
+
+        Returns:
+            The transactions, oldest first.
 
         Reads: half, settled, op. Writes: nothing. Commits: 0. Raises: StorageError.
         """
@@ -139,33 +151,62 @@ class Operator:
         reason: str,
         apply: bool = False,
     ) -> OperatorResult:
-        """End a transaction by COMMIT or ROLLBACK, from whichever life; dry unless `apply`.
+        """End a transaction by COMMIT or ROLLBACK; a dry run unless `apply`.
 
-        Where it has this end already, nothing is written and that is no error.
+        A transaction that already has this end is no error, and nothing is written. So a call
+        that failed can be repeated.
+
+        Args:
+            transaction_id: the transaction, in any of its lives.
+            end: LocalTransactionState.COMMIT or ROLLBACK.
+            reason: one line, which is stored with the claim.
+            apply: write the claim; without it only the effect is computed.
 
         Reads: half, op, settled. Writes: op, one row of source operator, with `reason` and the
         name of the OS user. Commits: one to op with `apply`, else 0.
 
-        Raises: TransactionNotFoundError, IncompleteTransactionError (a COMMIT), InvalidReasonError,
-            InvalidMessageError, ClaimWithoutEffectError (resume it first), StorageError;
-            AlreadyResolvedError, also after the row was written where another end was first.
+        Returns:
+            The state before and after the claim, and the messages that it concerns.
+
+        Raises:
+            TransactionNotFoundError: there is no half message of this id.
+            AlreadyResolvedError: the transaction has another end; also where another claim was
+                faster than the row that was written.
+            IncompleteTransactionError: a COMMIT, while half messages are missing.
+            ClaimWithoutEffectError: the transaction was discarded; resume it first.
+            InvalidReasonError, InvalidMessageError: a wrong argument.
+            CommitConflictError, UnknownCommitError, StorageError: the row could not be written,
+                or nobody knows whether it was.
         """
         if end not in _ENDS:
             raise InvalidMessageError("end", "must be LocalTransactionState.COMMIT or ROLLBACK")
         return self._claim(transaction_id, _ENDS[end], reason, apply=apply)
 
     def resume(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
-        """Open a DISCARDED or INCOMPLETE transaction again: PENDING in its next life, unchecked.
+        """Open a DISCARDED or INCOMPLETE transaction again; a dry run unless `apply`.
 
-        It is due at once. Reads, writes, commits: as `resolve`.
+        It becomes PENDING in its next life, with no counted check, and its listener is asked at
+        once. A repeated call that finds it open raises ClaimWithoutEffectError.
 
-        Raises: TransactionNotFoundError, AlreadyResolvedError, InvalidReasonError,
-            ClaimWithoutEffectError (it is open), StorageError.
-        Source: RocketMQ R91; differs: a claim like any other, with its reason.
+        Args:
+            transaction_id: the transaction.
+            reason: one line, which is stored with the claim.
+            apply: write the claim; without it only the effect is computed.
+
+        Reads, writes, commits, returns: as `resolve`.
+
+        Raises:
+            TransactionNotFoundError: there is no half message of this id.
+            AlreadyResolvedError: the transaction has a final end.
+            ClaimWithoutEffectError: the transaction is open.
+            InvalidReasonError: a wrong argument.
+            CommitConflictError, UnknownCommitError, StorageError: as `resolve`.
+
+        Source: RocketMQ R91. Differs: it is a claim like any other, with a reason.
         """
         return self._claim(transaction_id, ClaimKind.RESUME, reason, apply=apply)
 
-    # --- looks -------------------------------------------------------------------------------
+    # --- reading -----------------------------------------------------------------------------
 
     def _open_rows(self, producer_group: str | None) -> pa.Table:
         rows = open_transactions(self._store, clock=self._clock)
@@ -174,23 +215,23 @@ class Operator:
         return rows.filter(pc.equal(rows["producer_group"], producer_group))
 
     def _discards(self, transaction_ids: pa.Array) -> dict[tuple[str, str, int], dict[str, Any]]:
-        """The first DISCARD row of each life: of two, only the first took effect."""
-        rows = self._store.op_log().rows_about(transaction_ids)
+        """The first DISCARD row of each life; only the first one took effect."""
+        rows = self._store.tables.op_log().rows_about(transaction_ids)
         rows = rows.filter(pc.equal(rows["kind"], ClaimKind.DISCARD.value))
         first: dict[tuple[str, str, int], dict[str, Any]] = {}
         for row in rows.sort_by("op_timestamp").to_pylist():
             first.setdefault(life_key(row), row)
         return first
 
-    def _look(self, transaction_id: str) -> _Look:
-        """Where it stands by everything that is durable now, settled or not."""
-        logs = self._store.logs()
-        resolution = EndReader(logs).end_of(transaction_id)
+    def _read(self, transaction_id: str) -> _TransactionNow:
+        """The transaction by all claims that are durable now, settled or not."""
+        logs = self._store.tables.logs()
+        end = EndReader(logs).end_of(transaction_id)
         halves = logs.half.halves(transaction_id)
         if halves is None:
             raise TransactionNotFoundError(transaction_id)
-        standing = Standing(resolution.state, resolution.life)
-        return _Look(transaction_id, standing, halves, resolution.source)
+        standing = Standing(end.state, end.life)
+        return _TransactionNow(transaction_id, standing, halves, end.source)
 
     # --- claims ------------------------------------------------------------------------------
 
@@ -198,15 +239,15 @@ class Operator:
         self, transaction_id: str, kind: ClaimKind, reason: str, *, apply: bool
     ) -> OperatorResult:
         signed = signed_reason(reason)
-        look = self._look(check_transaction_id(transaction_id))
-        messages = _messages_by_topic(self._store.half_log(), look.transaction_id)
-        seen = look.result(kind, signed, messages)
-        if kind is not ClaimKind.RESUME and look.standing.state is end_asked_for(kind):
-            return seen
-        row = look.row(kind, signed, self._clock.now_ms())
-        after = look.after(row)
+        before = self._read(check_transaction_id(transaction_id))
+        messages = _messages_by_topic(self._store.tables.half_log(), before.transaction_id)
+        unchanged = before.result(kind, signed, messages)
+        if kind is not ClaimKind.RESUME and before.standing.state is end_asked_for(kind):
+            return unchanged
+        row = before.row(kind, signed, self._clock.now_ms())
+        after = before.after(row)
         planned = replace(
-            seen,
+            unchanged,
             state_after=after.state,
             life=after.life,
             source=ClaimSource.OPERATOR.value,
@@ -215,22 +256,24 @@ class Operator:
         return self._applied(planned, row) if apply else planned
 
     def _applied(self, planned: OperatorResult, row: OpRow) -> OperatorResult:
-        claims = ClaimWriter(self._store.op_log(), "operator", self._store.config.half_queues)
+        claims = ClaimWriter(
+            self._store.tables.op_log(), "operator", self._store.config.half_queues
+        )
         claims.append([row])
-        look = self._look(row.transaction_id)
-        look.check_took_effect(row)
+        after = self._read(row.transaction_id)
+        after.check_took_effect(row)
         return replace(
             planned,
-            state_after=look.standing.state,
-            life=look.standing.life,
-            source=look.source,
+            state_after=after.standing.state,
+            life=after.standing.life,
+            source=after.source,
             op_version=claims.last_version(),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """One transaction at one moment, and what a claim would come to."""
+class _TransactionNow:
+    """A transaction as the logs show it, and the effect that a claim would have on it."""
 
     transaction_id: str
     standing: Standing
@@ -238,7 +281,7 @@ class _Look:
     source: str
 
     def result(self, kind: ClaimKind, reason: str, messages: Mapping[str, int]) -> OperatorResult:
-        """What is there now; nothing is needed and nothing written."""
+        """The result of a claim that is not needed: nothing changes."""
         return OperatorResult(
             transaction_id=self.transaction_id,
             producer_group=self.halves.producer_group,
@@ -253,7 +296,7 @@ class _Look:
         )
 
     def row(self, kind: ClaimKind, reason: str, now_ms: int) -> OpRow:
-        """The claim, in the name of the group that prepared the transaction."""
+        """The row of the claim, for the group that prepared the transaction."""
         group, life = self.halves.producer_group, None
         if kind is ClaimKind.RESUME:
             life = self.standing.life + 1
@@ -261,7 +304,7 @@ class _Look:
         return OpRow(self.transaction_id, kind, group, source, now_ms, life=life, reason=reason)
 
     def after(self, row: OpRow) -> Standing:
-        """The standing that the row would lead to.
+        """The standing after the row.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError, ClaimWithoutEffectError.
         """
@@ -269,17 +312,17 @@ class _Look:
             row.transaction_id, row.kind, row.producer_group, op_version=0, ordinal=0, life=row.life
         )
         standing, facts = fold([claim], self.halves, self.standing)
-        if not facts or standing.state is not _wanted(row.kind):
+        if not facts or standing.state is not _state_asked_for(row.kind):
             raise self._refusal(row.kind)
         return standing
 
     def check_took_effect(self, row: OpRow) -> None:
-        """Raise as `after`, unless the row, or another one to the same end, took effect."""
+        """Raise as `after` unless this row, or another row with the same end, took effect."""
         if row.life is not None:
-            # The new life may have ended since; that it began is what was asked for.
+            # The new life may have ended since; a RESUME only asks that it began.
             took_effect = self.standing.life >= row.life
         else:
-            took_effect = self.standing.state is _wanted(row.kind)
+            took_effect = self.standing.state is _state_asked_for(row.kind)
         if not took_effect:
             raise self._refusal(row.kind)
 
@@ -297,7 +340,7 @@ class _Look:
         )
 
 
-def _wanted(kind: ClaimKind) -> TransactionState:
+def _state_asked_for(kind: ClaimKind) -> TransactionState:
     return TransactionState.PENDING if kind is ClaimKind.RESUME else end_asked_for(kind)
 
 
@@ -316,6 +359,3 @@ def _messages_by_topic(half: HalfLog, transaction_id: str) -> dict[str, int]:
     messages = rows.group_by(["sequence", "real_topic"]).aggregate([])
     counts = messages["real_topic"].value_counts().to_pylist()
     return {count["values"]: count["counts"] for count in sorted(counts, key=lambda c: c["values"])}
-
-
-# --- values --------------------------------------------------------------------------------------

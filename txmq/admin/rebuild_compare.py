@@ -14,7 +14,7 @@ from txmq.admin.rebuild_read import expected_rows, shown_rows
 from txmq.columns import Integers, first_of_each, integers
 from txmq.errors import TopicNotRebuiltError
 from txmq.maintenance.topic_retention import topic_begins
-from txmq.publish.progress import Progress
+from txmq.publish.progress import PublishProgress
 from txmq.results import plain
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
@@ -82,10 +82,10 @@ class TopicComparison:
         The topic is pinned before the facts are read: facts are only ever added, so those that
         are read afterwards explain every row of the pinned version.
         """
-        op = store.op_log().table
-        progress = Progress.from_value(store.register("publisher").read().value, op)
+        op = store.tables.op_log().table
+        progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
         self._published = _published_up_to(progress, topic)
-        self.log = store.topic_log(topic, op.table_id)
+        self.log = store.tables.topic_log(topic, op.table_id)
         self.log.table.refresh()
         self.op_table_id = op.table_id
         self.begin = topic_begins(store).get(topic)
@@ -126,7 +126,7 @@ class TopicComparison:
         shown = self.shown
         rest = np.flatnonzero(self._places() == NONE)
         ids = shown.transaction_ids.take(pa.array(rest))
-        half = store.half_log().table
+        half = store.tables.half_log().table
         halves = half.rows_of("transaction_id", pc.unique(ids).drop_null(), ("transaction_id",))
         has_half = integers(pc.index_in(ids, value_set=pc.unique(halves["transaction_id"])), NONE)
         is_old = shown.op_version[rest] <= self._after
@@ -278,7 +278,7 @@ class TopicComparison:
         return len(self._rows)
 
 
-def _published_up_to(progress: Progress, topic: str) -> int:
+def _published_up_to(progress: PublishProgress, topic: str) -> int:
     """The op version up to which the publisher says that it has published to the topic."""
     parked = progress.parked.get(topic)
     return progress.low_water_version if parked is None else parked.from_version

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import milliseconds
 from txmq.columns import Integers, flags, integers
-from txmq.delta.files import DataFile
+from txmq.delta.files import DataFile, FileRange
 from txmq.delta.schemas import TOPIC
 from txmq.errors import StorageError, TopicNotRebuiltError
 from txmq.maintenance.retention import FORGOTTEN_BEFORE
@@ -94,13 +94,13 @@ def expected_rows(store: Store, op_table_id: str, topic: str, after: int) -> Exp
 
     Raises: PayloadMissingError where halves are missing that retention did not take.
     """
-    settled, half = store.settled_log(op_table_id), store.half_log()
+    settled, half = store.tables.settled_log(op_table_id), store.tables.half_log()
     mark = settled.mark
     facts = settled.to_show(after, mark)
     half.table.refresh()
     # Read after half: retention writes down what it takes before it takes it.
     first_kept_id = _first_kept_id(store)
-    schedule = store.schedule_log()
+    schedule = store.tables.schedule_log()
     kept, gone = _split(half, schedule, facts, first_kept_id)
     plan = make_plan(half, kept, schedule).of_topic(topic, after)
     keys, digests = _digests_of(plan)
@@ -120,16 +120,10 @@ def shown_rows(
     parts: list[pa.Table] = []
     ranges = log.table.ranges("transaction_id")
     for span in (span for span in ranges if span.file.path not in skip):
-        try:
-            part = _shown_file(log, span.file, len(files))
-        except (OSError, StorageError, pa.ArrowException) as error:
-            if first_kept_id is not None and (span.low is None or span.low < first_kept_id):
-                problem = f"has a file that cannot be read ({span.file.path}), and the halves of "
-                raise TopicNotRebuiltError(log.name, f"{problem}its messages are gone") from error
-            logger.warning("topic %s: %s cannot be read", log.name, span.file.path)
-            continue
-        files.append(span.file)
-        parts.append(part)
+        part = _shown_file_if_readable(log, span, len(files), first_kept_id)
+        if part is not None:
+            files.append(span.file)
+            parts.append(part)
     rows = pa.concat_tables([_no_rows(), *parts]).combine_chunks()
     return Shown(
         files,
@@ -150,7 +144,7 @@ def shown_rows(
 
 
 def _first_kept_id(store: Store) -> str | None:
-    day = store.register("maintenance").read().value.get(FORGOTTEN_BEFORE)
+    day = store.tables.register("maintenance").read().value.get(FORGOTTEN_BEFORE)
     if not day:
         return None
     moment = datetime.combine(date.fromisoformat(day), time(), UTC)
@@ -201,6 +195,20 @@ def _digests_of(plan: Plan) -> tuple[pa.Array, Integers]:
     order = np.argsort(np.concatenate([np.arange(0), *places]), kind="stable")
     all_keys = pa.concat_arrays([pa.array([], pa.string()), *keys])
     return all_keys.take(pa.array(order)), digests
+
+
+def _shown_file_if_readable(
+    log: TopicLog, span: FileRange, number: int, first_kept_id: str | None
+) -> pa.Table | None:
+    try:
+        return _shown_file(log, span.file, number)
+    except (OSError, StorageError, pa.ArrowException) as error:
+        path = span.file.path
+        if first_kept_id is not None and (span.low is None or span.low < first_kept_id):
+            problem = f"has a file that cannot be read ({path}), and the halves of its messages"
+            raise TopicNotRebuiltError(log.name, f"{problem} are gone") from error
+        logger.warning("topic %s: %s cannot be read", log.name, path)
+        return None
 
 
 def _shown_file(log: TopicLog, file: DataFile, number: int) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What operators ask: how does the store stand, and what happened to one transaction?"""
+"""What operators ask: the status of the store, and the life of one transaction."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far something is behind the op log.
+    """How far settle or publish is behind the op log.
 
     Attributes:
-        op_version: up to here everything is done; -1 is nothing yet.
-        op_versions: commits of the op log that are still to do.
-        seconds: how long the oldest claim among them has been waiting.
+        op_version: everything up to this version is done; -1 before the first.
+        op_versions: how many commits of the op log are still to do.
+        seconds: how long the oldest claim in them has been waiting.
     """
 
     op_version: int
@@ -64,7 +64,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class ParkedTopicStatus:
-    """A topic that could not be written; the others go on without it."""
+    """A topic that could not be written; the other topics are published without it."""
 
     topic: str
     from_version: int
@@ -78,15 +78,16 @@ class Status(Plain):
     """A store at one moment.
 
     Attributes:
-        open: prepared and not ended yet (PENDING).
-        unasked: those of them whose last check reached no listener, by its reason.
-        committed: COMMIT took effect, whether its messages are visible yet or not.
-        messages: visible messages of each topic.
-        scheduled: committed messages that wait for their time.
-        oldest_open_half_age_s: None if nothing is open.
+        open: how many transactions are prepared and have not ended (PENDING).
+        unasked: how many of them were not asked about in their last check, by the reason.
+        committed: how many COMMITs took effect, whether or not the messages are visible yet.
+        messages: how many messages are visible in each topic.
+        scheduled: how many committed messages wait for their time.
+        oldest_open_half_age_s: None if no transaction is open.
         op_version: the newest commit of the op log.
-        settled, published: how far claims became facts, and facts became messages.
-        members: live producers that answer checks, by producer group.
+        settled, published: how far settling and publishing are behind the op log.
+        parked: the topics that could not be written.
+        members: how many live producers answer checks, by producer group.
     """
 
     location: str
@@ -110,7 +111,11 @@ class Status(Plain):
 
 
 class Admin:
-    """Looks at a store; needs no Spark and writes nothing.
+    """Reads how a store stands; needs no Spark and writes nothing.
+
+    Args:
+        store: the store to look at.
+        clock: the time by which ages and lags are computed.
 
     Example:
         >>> Admin(store).status().open
@@ -123,21 +128,21 @@ class Admin:
         self._clock = clock or SystemClock()
 
     def status(self) -> Status:
-        """How the store stands now.
+        """The counts of transactions and messages, and the lags of the services.
 
         Reads: op, settled, half (ids and groups), state/publisher, the sizes of topics. Commits: 0.
 
         Raises: StoreNotFoundError, StorageError.
         """
-        # What is published was settled before, so this is read before the logs are.
-        progress = self._store.register("publisher").read().value
-        logs, now_ms = self._store.logs(), self._clock.now_ms()
+        # Read before the logs: what is published was settled before.
+        progress = self._store.tables.register("publisher").read().value
+        logs, now_ms = self._store.tables.logs(), self._clock.now_ms()
         logs.refresh_after_half()
         op, settled = logs.op, logs.settled
         op_version, op_table_id = op.table.version, op.table.table_id
         states = _states(logs, now_ms)
         halves = _open_halves(logs.half, states)
-        checks = StandingReader(self._store.logs(), self._store.config).of(halves, now_ms)
+        checks = StandingReader(self._store.tables.logs(), self._store.config).of(halves, now_ms)
         published = progress.get("low_water_version", NOTHING)
         return Status(
             location=self._store.location,
@@ -157,30 +162,33 @@ class Admin:
         )
 
     def transaction(self, transaction_id: str) -> TransactionLife:
-        """Everything about one transaction.
+        """All rows about one transaction, without message bodies.
 
-        Reads: op (its whole change feed: only that knows the order of commits), and of half,
-        settled and the topics the files that may hold the id. Commits: 0.
+        Reads: op (its whole change feed, which alone has the order of commits); of half, settled
+        and the topics the files that may hold the id. Commits: 0.
+
+        Args:
+            transaction_id: the id that `begin_transaction` or a send gave.
 
         Raises: TransactionNotFoundError, StorageError.
         """
-        own_id = check_transaction_id(transaction_id)
-        ids, logs = pa.array([own_id]), self._store.logs()
+        transaction_id = check_transaction_id(transaction_id)
+        ids, logs = pa.array([transaction_id]), self._store.tables.logs()
         logs.refresh()
         op_table_id = logs.op.table.table_id
-        claims = claims_about(logs.op, own_id)
+        claims = claims_about(logs.op, transaction_id)
         facts = logs.settled.table.rows_of("transaction_id", ids, SETTLED.columns.names)
         rows = logs.half.rows(ids)
         if rows.num_rows == 0 and claims.num_rows == 0:
-            raise TransactionNotFoundError(own_id)
+            raise TransactionNotFoundError(transaction_id)
         events = [*half_events(rows), *claim_events(claims), *fact_events(facts)]
-        events += scheduled_events(self._rows_in(SCHEDULE_TOPIC, own_id, op_table_id))
+        events += scheduled_events(self._rows_in(SCHEDULE_TOPIC, transaction_id, op_table_id))
         for topic in topics_of(rows):
-            events += shown_events(topic, self._rows_in(topic, own_id, op_table_id))
-        halves = logs.half.halves(own_id)
-        standing = standing_of(claims, logs.settled, halves, own_id)
+            events += shown_events(topic, self._rows_in(topic, transaction_id, op_table_id))
+        halves = logs.half.halves(transaction_id)
+        standing = standing_of(claims, logs.settled, halves, transaction_id)
         return TransactionLife(
-            transaction_id=own_id,
+            transaction_id=transaction_id,
             producer_group=None if halves is None else halves.producer_group,
             state=standing.state,
             life=standing.life,
@@ -195,11 +203,11 @@ class Admin:
         return {name: self._row_count(name, op_table_id) for name in topics}
 
     def _row_count(self, topic: str, op_table_id: str) -> int:
-        table = self._store.topic_log(topic, op_table_id).table
+        table = self._store.tables.topic_log(topic, op_table_id).table
         return sum(file.num_records for file in table.files()) if table.exists() else 0
 
     def _rows_in(self, topic: str, transaction_id: str, op_table_id: str) -> pa.Table:
-        table = self._store.topic_log(topic, op_table_id).table
+        table = self._store.tables.topic_log(topic, op_table_id).table
         columns = table.schema.columns
         if not table.exists():
             return columns.empty_table()
@@ -210,18 +218,18 @@ class Admin:
 
 
 def _states(logs: Logs, now_ms: int) -> pa.Table:
-    """transaction_id and state of all that any claim changed, settled or not yet."""
+    """transaction_id and state of all transactions that a claim changed, settled or not."""
     settled, op = logs.settled, logs.op
     facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
     waiting = op.between(settled.mark, op.table.version)
     columns = ["transaction_id", "state", "op_version", "ordinal"]
     fresh = settle(waiting, logs.half, settled, now_ms).facts
-    found = pa.concat_tables([facts.select(columns), fresh.select(columns)])
-    return last_facts(without_deliveries(found))
+    all_facts = pa.concat_tables([facts.select(columns), fresh.select(columns)])
+    return last_facts(without_deliveries(all_facts))
 
 
 def _open_halves(half: HalfLog, states: pa.Table) -> pa.Table:
-    """transaction_id and producer_group of each that is PENDING."""
+    """transaction_id and producer_group of the PENDING transactions."""
     rows = half.table.read(half.table.files(), ("transaction_id", "producer_group"))
     is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
     ended = states.filter(pc.invert(is_pending))["transaction_id"]
@@ -231,17 +239,17 @@ def _open_halves(half: HalfLog, states: pa.Table) -> pa.Table:
 
 
 def _unasked(standings: pa.Table) -> dict[str, int]:
-    """How many were not asked in their last check, by the reason."""
+    """How many transactions were not asked about in their last check, by the reason."""
     counted = standings["reason"].value_counts().to_pylist()
     counts = {row["values"]: row["counts"] for row in counted}
     return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
 
 
 def _counts(states: pa.Table) -> dict[str, int]:
-    """The fields of Status that are named after a state; open ones are counted by their halves."""
-    found = {row["values"]: row["counts"] for row in states["state"].value_counts().to_pylist()}
+    """The fields of Status that are named after a state; `open` is counted by halves instead."""
+    counts = {row["values"]: row["counts"] for row in states["state"].value_counts().to_pylist()}
     ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
-    return {name.lower(): int(found.get(name, 0)) for name in ended}
+    return {name.lower(): int(counts.get(name, 0)) for name in ended}
 
 
 def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:
@@ -251,7 +259,7 @@ def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:
 
 
 def _scheduled(schedule: ScheduleLog, settled: SettledLog) -> int:
-    """Messages of the schedule that are neither delivered nor recalled."""
+    """How many messages of the schedule are neither delivered nor recalled."""
     if not schedule.refresh().is_there:
         return 0
     rows = schedule.table.read(schedule.table.files(), ("transaction_id", "sequence"))
@@ -263,7 +271,7 @@ def _lag(op: OpLog, done: int, now_ms: int) -> Lag:
     waiting = op.table.changes(done + 1, latest, ("op_timestamp",))
     oldest = pc.min(waiting["op_timestamp"]).as_py()
     if oldest is None:
-        # Commits without rows, such as the making of the table, keep nobody waiting.
+        # Commits without rows, such as the creation of the table, are no lag.
         return Lag(done, 0, 0.0)
     return Lag(done, latest - done, max(0.0, (now_ms - milliseconds(oldest)) / 1000))
 
@@ -287,6 +295,3 @@ def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus,
         )
         for topic, entry in sorted(parked.items())
     )
-
-
-# --- one transaction ---------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""What operators do with topics: make, look, alter, delete, rebuild."""
+"""Topics for operators: create, list, describe, alter, delete, rebuild."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +12,8 @@ import pyarrow.compute as pc
 from txmq.admin.rebuild_compare import TopicRebuild
 from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topic_deletion import TopicDeletion, delete_topic
-from txmq.clock import Clock, SystemClock, timestamp
+from txmq.admin.topic_description import TopicDescription, TopicSummary
+from txmq.clock import Clock, SystemClock
 from txmq.delta.files import DataFile, FileRange
 from txmq.delta.reading import ReadTable
 from txmq.errors import (
@@ -33,8 +33,7 @@ from txmq.message.names import (
     stored_name,
     stored_topic,
 )
-from txmq.publish.progress import ParkedTopic, Progress
-from txmq.results import plain
+from txmq.publish.progress import ParkedTopic, PublishProgress
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog
@@ -42,7 +41,7 @@ from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings
 
 
 class Keep(enum.Enum):
-    """Stands for a setting that is left as it is, where None has a meaning of its own."""
+    """Leaves a setting unchanged, where None is a value of the setting."""
 
     KEEP = "keep"
 
@@ -50,66 +49,14 @@ class Keep(enum.Enum):
 KEEP = Keep.KEEP
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSummary:
-    """A topic in a list.
-
-    Attributes:
-        is_registered: an operator made or altered it; else its first message did.
-        is_parked: it cannot be written now, and the others go on without it.
-    """
-
-    topic: str
-    settings: TopicSettings
-    is_registered: bool
-    is_system: bool
-    rows: int
-    size_bytes: int
-    is_parked: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        values = plain(self)
-        del values["settings"]
-        return {"topic": values.pop("topic"), **self.settings.to_value(), **values}
-
-
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """All about one topic.
-
-    Attributes:
-        files: how many files hold its rows.
-        next_offsets: of each queue, the offset of its next message.
-        oldest, newest: when the first and the last message that is there became visible.
-        op_version: its messages are complete up to here; NOTHING before the first.
-        begin: messages up to this op version may be gone by retention; None where all are there.
-        parked: why it cannot be written, if it cannot.
-    """
-
-    summary: TopicSummary
-    files: int
-    next_offsets: Mapping[int, int]
-    oldest: datetime | None
-    newest: datetime | None
-    op_version: int
-    begin: int | None
-    parked: ParkedTopic | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        values = plain(self)
-        del values["summary"]
-        parked = None if self.parked is None else _parked_value(self.parked)
-        return {**self.summary.to_dict(), **values, "parked": parked}
-
-
 class Topics:
-    """Topics as things of their own; needs no Spark.
+    """Creates, lists, alters, deletes and rebuilds topics; needs no Spark.
+
+    A name in a namespace is given as `tenant%name`.
 
     Args:
-        store: whose topics.
-        clock: what the times of changes are told by.
+        store: the store of the topics.
+        clock: the time for changes that are written.
 
     Example:
         >>> topics = Topics(store)
@@ -133,28 +80,44 @@ class Topics:
         reserved_time_h: float | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> TopicSettings:
-        """Make a topic and its table at once; see TopicSettings.
+        """Create a topic with settings, and its table.
 
-        Writes: state/topics, topics/NAME. Commits: one to each (and one where the first settings
-        make state/topics).
+        Args:
+            topic: the name of the new topic.
+            kind: which messages it takes.
+            queue_nums: how many queues it has; `default_topic_queue_nums` if left out.
+            reserved_time_h: messages may be removed when they are so many hours old; None keeps
+                them for ever.
+            body: the schema of its bodies; None takes any bytes.
 
-        Raises: TopicExistsError, TopicConflictError, ReservedNameError and other InvalidNameErrors,
-            ConfigError (a body schema too), StorageError.
+        Writes: state/topics, topics/NAME. Commits: one to each, and one that creates state/topics
+        with the first settings. After a failure in between, a repeated call raises
+        TopicExistsError; the first message then creates the table.
+
+        Returns:
+            The settings of the topic.
+
+        Raises:
+            TopicExistsError: there is a topic of this name.
+            TopicConflictError: there is a topic whose name differs only in case.
+            ReservedNameError, InvalidNameError: the name is not allowed.
+            ConfigError: a setting or the body schema is wrong.
+            CommitConflictError, StorageError: a table cannot be read or written.
         """
         topic = _own_topic(topic)
         count = self._store.config.default_topic_queue_nums if queue_nums is None else queue_nums
         settings = TopicSettings(kind, count, reserved_time_h, body)
 
-        def created(known: RegisteredTopics) -> RegisteredTopics:
-            names = [*self._store.topics(), *known.settings]
+        def created(registered: RegisteredTopics) -> RegisteredTopics:
+            names = [*self._store.topics(), *registered.settings]
             check_spelling(topic, names)
             if topic in names:
                 raise TopicExistsError("topic", topic, "it is there already; alter it instead")
-            self._store.check_body_schema(topic, settings.body_schema)
-            return known.with_settings(topic, settings)
+            self._store.tables.check_body_schema(topic, settings.body_schema)
+            return registered.with_settings(topic, settings)
 
         self._swap(created)
-        self._store.create_topic(topic)
+        self._store.tables.create_topic(topic)
         return settings
 
     def alter(  # noqa: PLR0913 - each is one setting
@@ -169,20 +132,33 @@ class Topics:
     ) -> TopicSettings:
         """Change settings of a topic; producers follow within `topic_refresh_s`.
 
-        More queues: messages of one sharding key before and after the change may be in two queues.
-        Fewer queues also leave queues that nobody writes to any more: only with `force`. A shorter
-        `reserved_time_h` lets the next round of maintenance take messages away. Another `body` only
-        while the topic has no messages.
+        Args:
+            topic: the name of the topic.
+            kind: which messages it takes; None leaves it unchanged.
+            queue_nums: how many queues it has; None leaves it unchanged. With another number the
+                messages of one sharding key may be in two queues.
+            reserved_time_h: None keeps messages for ever. With a shorter time the next round of
+                maintenance may remove messages.
+            body: the schema of its bodies; None takes any bytes. It can only be changed while the
+                topic has no messages.
+            force: allow fewer queues, which leaves messages in queues that get no new ones.
 
         Writes: state/topics; with `body` also topics/NAME. Commits: one, with `body` up to three.
+        A repeated call writes the same settings again.
 
-        Raises: TopicNotFoundError, InvalidNameError, ConfigError, BodySchemaConflictError,
-            StorageError.
+        Returns:
+            The settings after the change.
+
+        Raises:
+            TopicNotFoundError, InvalidNameError: there is no such topic.
+            ConfigError: a setting is wrong, or there would be fewer queues without `force`.
+            BodySchemaConflictError: the topic has messages with other bodies.
+            CommitConflictError, StorageError: a table cannot be read or written.
         """
         topic = _own_topic(topic)
 
-        def altered(known: RegisteredTopics) -> RegisteredTopics:
-            before = self._settings(self._checked(topic, known), known)
+        def altered(registered: RegisteredTopics) -> RegisteredTopics:
+            before = self._settings(self._checked(topic, registered), registered)
             after = TopicSettings(
                 before.kind if kind is None else kind,
                 before.queue_nums if queue_nums is None else queue_nums,
@@ -191,62 +167,83 @@ class Topics:
             )
             _check_queues(before, after, force=force)
             if not isinstance(body, Keep):
-                self._store.check_body_schema(topic, after.body_schema)
-            return known.with_settings(topic, after)
+                self._store.tables.check_body_schema(topic, after.body_schema)
+            return registered.with_settings(topic, after)
 
         settings = self._swap(altered).settings[topic]
         if not isinstance(body, Keep):
-            self._store.create_topic(topic)
+            self._store.tables.create_topic(topic)
         return settings
 
     def delete(self, topic: str, *, apply: bool = False) -> TopicDeletion:
-        """Take a topic's settings and its messages away; dry unless `apply`.
+        """Remove the settings and the messages of a topic; a dry run unless `apply`.
 
-        Refused while transactions that name it are open or not published everywhere. Later messages
-        to the name make it anew, with the default settings; their offsets go on where it ended. A
-        stream that reads the topic goes on and sees them; one that lags behind fails.
+        A later message to the name creates the topic again, with default settings; its offsets
+        continue where the topic ended. A stream that has read everything continues and sees later
+        messages; a stream that lags behind fails.
+
+        Args:
+            topic: the name of the topic.
+            apply: delete it; without it only its size is counted.
 
         Reads: half, settled, state/publisher. Writes: state/maintenance, state/topics, topics/NAME.
-        Commits: with `apply` one to each.
+        Commits: with `apply` one to each, else 0. A deletion that failed or was killed can be
+        repeated.
 
-        Raises: TopicInUseError, TopicNotFoundError, InvalidNameError, StorageError.
+        Raises:
+            TopicInUseError: transactions that name it are open or not published everywhere.
+            TopicNotFoundError, InvalidNameError: there is no such topic.
+            CommitConflictError, StorageError: a table cannot be read or written.
         """
-        topic = self._checked(_own_topic(topic), self._store.topic_register().read())
+        topic = self._checked(_own_topic(topic), self._store.tables.topic_register().read())
         return delete_topic(self._store, topic, self._clock, apply=apply)
 
     def rebuild(self, topic: str, *, apply: bool = False) -> TopicRebuild:
-        """Compare a topic with what half and settled say, and set it right; dry unless `apply`.
+        """Compare a topic with half and settled, and repair it; a dry run unless `apply`.
 
-        Reads: half, settled, the schedule, the topic. Writes: the topic. Commits: with `apply` one,
-        if anything is wrong.
+        Streams skip the commit of a rebuild, so they do not receive messages that it restores.
 
-        Raises: TopicNotRebuiltError, PayloadMissingError, TopicNotFoundError, InvalidNameError,
-            CommitConflictError, StorageError.
+        Args:
+            topic: the name of the topic; a system topic too, except the schedule.
+            apply: repair it; without it the differences are only counted.
+
+        Reads: half, settled, the schedule, the topic. Writes: the topic. Commits: with `apply` one
+        if anything is wrong, else 0. A repeated call compares again.
+
+        Raises:
+            TopicNotRebuiltError: messages are missing that no other table holds any more.
+            PayloadMissingError: half messages are missing that retention did not remove.
+            TopicNotFoundError, InvalidNameError: there is no such topic.
+            CommitConflictError, StorageError: a table cannot be read or written.
         """
         name = stored_topic(topic)
         if name == SCHEDULE_TOPIC:
-            rule = "the schedule holds what nothing else may hold any more; it is not rebuilt"
+            rule = "the schedule is not rebuilt: no other table may hold its messages"
             raise ReservedNameError("topic", name, rule)
         if name not in self._store.topics():
             raise _not_found(name)
         return rebuild_topic(self._store, name, self._clock, apply=apply)
 
     def all(self) -> tuple[TopicSummary, ...]:
-        """All topics by name, system topics too. Commits: 0. Raises: StorageError."""
-        known, parked = self._store.topic_register().read(), self._parked()
-        names = sorted({*self._store.topics(), *known.settings})
-        return tuple(self._summary(name, known, parked) for name in names)
+        """All topics by name, system topics too.
+
+        Reads: state/topics, state/publisher, the logs of all topics. Commits: 0. Raises:
+        StorageError.
+        """
+        registered, parked = self._store.tables.topic_register().read(), self._parked()
+        names = sorted({*self._store.topics(), *registered.settings})
+        return tuple(self._summary(name, registered, parked) for name in names)
 
     def describe(self, topic: str) -> TopicDescription:
-        """All about one topic; system topics too.
+        """Settings, size and offsets of one topic; of a system topic too.
 
         Reads: state/topics, state/publisher, state/maintenance, the topic's log and two of its
         files. Commits: 0. Raises: TopicNotFoundError, InvalidNameError, StorageError.
         """
-        known, parked = self._store.topic_register().read(), self._parked()
-        name = self._checked(stored_topic(topic), known)
-        summary = self._summary(name, known, parked)
-        log = self._store.topic_log(name, self._store.op_log().table.table_id)
+        registered, parked = self._store.tables.topic_register().read(), self._parked()
+        name = self._checked(stored_topic(topic), registered)
+        summary = self._summary(name, registered, parked)
+        log = self._store.tables.topic_log(name, self._store.tables.op_log().table.table_id)
         is_there = log.table.exists()
         ranges = log.table.ranges("op_version") if is_there else []
         return TopicDescription(
@@ -263,13 +260,13 @@ class Topics:
     # --- helpers ------------------------------------------------------------------------------
 
     def _summary(
-        self, topic: str, known: RegisteredTopics, parked: Mapping[str, ParkedTopic]
+        self, topic: str, registered: RegisteredTopics, parked: Mapping[str, ParkedTopic]
     ) -> TopicSummary:
         files = self._files(topic)
         return TopicSummary(
             topic,
-            self._settings(topic, known),
-            is_registered=topic in known.settings,
+            self._settings(topic, registered),
+            is_registered=topic in registered.settings,
             is_system=_is_system(topic),
             rows=sum(file.num_records for file in files),
             size_bytes=sum(file.size_bytes for file in files),
@@ -277,27 +274,31 @@ class Topics:
         )
 
     def _files(self, topic: str) -> list[DataFile]:
-        table = self._store.table_at(f"topics/{topic}")
+        table = self._store.tables.table_at(f"topics/{topic}")
         return table.files() if table.exists() else []
 
-    def _settings(self, topic: str, known: RegisteredTopics) -> TopicSettings:
+    def _settings(self, topic: str, registered: RegisteredTopics) -> TopicSettings:
         count = 1 if is_group_topic(topic) else self._store.config.default_topic_queue_nums
         default = TopicSettings(TopicKind.UNSPECIFIED, count)
-        return known.settings.get(topic, default)
+        return registered.settings.get(topic, default)
 
-    def _checked(self, topic: str, known: RegisteredTopics) -> str:
-        if topic not in known.settings and topic not in self._store.topics():
+    def _checked(self, topic: str, registered: RegisteredTopics) -> str:
+        if topic not in registered.settings and topic not in self._store.topics():
             raise _not_found(topic)
         return topic
 
     def _parked(self) -> Mapping[str, ParkedTopic]:
-        value = self._store.register("publisher").read().value
-        return Progress.from_value(value, self._store.op_log().table).parked if value else {}
+        value = self._store.tables.register("publisher").read().value
+        return (
+            PublishProgress.from_value(value, self._store.tables.op_log().table).parked
+            if value
+            else {}
+        )
 
     def _swap(self, change: Callable[[RegisteredTopics], RegisteredTopics]) -> RegisteredTopics:
-        """What is known after a change; where another operator was faster, it is asked again."""
-        change(self._store.topic_register().read())
-        register = self._store.topic_register(create=True)
+        """Swap the register; where another operator was faster, compute the change again."""
+        change(self._store.tables.topic_register().read())
+        register = self._store.tables.topic_register(create=True)
         for _ in range(self._store.config.commit_attempts):
             try:
                 after = change(register.read())
@@ -305,11 +306,11 @@ class Topics:
             except CommitRefusedError:
                 continue
             return after
-        raise CommitConflictError("state/topics", "other operators won every try")
+        raise CommitConflictError("state/topics", "other operators won every try; try again")
 
 
 def _own_topic(topic: object) -> str:
-    """The stored name of a topic of users; one in a namespace is given as `tenant%name`."""
+    """The stored name of a topic of users."""
     return check_stored_topic(stored_name(topic) if isinstance(topic, str) else topic)
 
 
@@ -336,25 +337,16 @@ def _is_system(topic: str) -> bool:
 
 
 def _next_offsets(log: TopicLog, queue_nums: int) -> dict[int, int]:
-    highs = [one.high for one in log.table.ranges("queue_id") if one.high is not None]
+    highs = [span.high for span in log.table.ranges("queue_id") if span.high is not None]
     return log.next_offsets(range(max([queue_nums, *(high + 1 for high in highs)])))
 
 
 def _edge(table: ReadTable, ranges: list[FileRange], *, newest: bool) -> datetime | None:
-    """When the first or the last message was stored: later claims are published later."""
-    known = [one for one in ranges if one.high is not None]
-    if not known:
+    """When the first or the last message was stored; read from the file that holds it."""
+    bounded = [span for span in ranges if span.high is not None]
+    if not bounded:
         return None
-    at = max(known, key=lambda one: one.high) if newest else min(known, key=lambda one: one.low)
-    times = table.read([at.file], ("store_timestamp",))["store_timestamp"]
-    found: datetime | None = (pc.max(times) if newest else pc.min(times)).as_py()
-    return found
-
-
-def _parked_value(parked: ParkedTopic) -> dict[str, Any]:
-    return {
-        "from_version": parked.from_version,
-        "reason": parked.reason,
-        "since": timestamp(parked.since_ms).isoformat(),
-        "attempts": parked.attempts,
-    }
+    last, first = max(bounded, key=lambda span: span.high), min(bounded, key=lambda span: span.low)
+    times = table.read([(last if newest else first).file], ("store_timestamp",))["store_timestamp"]
+    stored: datetime | None = (pc.max(times) if newest else pc.min(times)).as_py()
+    return stored

@@ -38,7 +38,7 @@ class CheckHooks:
         self._hooks = hooks
         self._untold: deque[pa.Table] = deque()
         self._telling = threading.Lock()
-        self._ends = EndReader(store.logs())
+        self._ends = EndReader(store.tables.logs())
 
     def written(self, claims: pa.Table) -> None:
         """Remember the ends among durable `claims`, as OP, until `tell`."""

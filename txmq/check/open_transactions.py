@@ -94,7 +94,7 @@ class OpenTransactions:
         """Deadlines are times of the store; an AffineClock shows them as its own."""
         self._config = store.config
         self._clock = clock
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._half = self._logs.half.table
         self._standings = StandingReader(self._logs, store.config)
 

@@ -20,7 +20,7 @@ from txmq.columns import Groups
 from txmq.fail_points import FailPoint, reached
 from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimSource
-from txmq.listeners.askers import GroupListeners
+from txmq.listeners.askers import Askers
 from txmq.listeners.protocol import CheckListener
 from txmq.listeners.remote_asker import remote_asker
 from txmq.store.claim_writer import ClaimWriter
@@ -62,13 +62,13 @@ class CheckRound:
         config = store.config
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
-        logs = store.logs()
+        logs = store.tables.logs()
         self._half, self._standings = logs.half, StandingReader(logs, config)
         self._hooks = CheckHooks(hooks or Hooks(), store)
         remote = partial(remote_asker, store, clock)
-        self._listeners = GroupListeners(listeners, config, spark, remote)
+        self._listeners = Askers(listeners, config, spark, remote)
         self._claims = ClaimWriter(logs.op, "check", config.half_queues)
-        holder, register = str(self._claims.session), store.register("check_lease")
+        holder, register = str(self._claims.session), store.tables.register("check_lease")
         self._lease = CheckLease(register, holder, config.check_lease_s)
         self._unwritten: list[pa.Table] = []
 

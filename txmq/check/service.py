@@ -26,7 +26,7 @@ from txmq.handles import LOOK_INTERVAL_S, StreamHandle, ThreadHandle, forget_che
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners.protocol import CheckListener
-from txmq.store.store import Store
+from txmq.store.store import Store, service_checkpoint_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -276,7 +276,7 @@ class _Running(StreamHandle):
         self._last_batch_s = -math.inf
         self._ending_batches = 0
         self.batches = 0
-        checkpoint = store.service_checkpoint_location(f"check-{uuid.uuid4().hex[:8]}")
+        checkpoint = service_checkpoint_location(store, f"check-{uuid.uuid4().hex[:8]}")
         query = start_check_stream(
             spark, store, clock=clock, checkpoint=checkpoint, on_batch=self._batch
         )

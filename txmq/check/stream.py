@@ -75,15 +75,15 @@ class LogVersions:
 
 def versions_now(store: Store) -> LogVersions:
     """The newest commits of half and op."""
-    return LogVersions(store.half_log().table.version, store.op_log().table.version)
+    return LogVersions(store.tables.half_log().table.version, store.tables.op_log().table.version)
 
 
 def due_transactions(
     session: SparkSession, store: Store, clock: AffineClock, begin: LogVersions
 ) -> DataFrame:
     """Transactions whose deadline passes unanswered, from the commits since `begin`."""
-    halves = changes(session, store.half_log().table.location, begin.half)
-    claims = changes(session, store.op_log().table.location, begin.op)
+    halves = changes(session, store.tables.half_log().table.location, begin.half)
+    claims = changes(session, store.tables.op_log().table.location, begin.op)
     armed = heads(halves, clock).unionByName(rearmed(claims, clock))
     return overdue(armed, ends(claims), horizon_s=horizon_s(store.config), clock=clock)
 

@@ -38,7 +38,7 @@ ConsumerGroup = Annotated[
     str, typer.Option("--group", help="The consumer group; tenant%name in a namespace.")
 ]
 MessageIds = Annotated[
-    list[str] | None, typer.Option("--id", help="This message; give it once for each.")
+    list[str] | None, typer.Option("--id", help="The id of a message; repeatable.")
 ]
 OlderThan = Annotated[
     float | None,
@@ -63,7 +63,8 @@ def list_dead_letters(
     location: Location,
     *,
     group: Annotated[
-        str | None, typer.Option("--group", help="Of this group; without it, how many of each.")
+        str | None,
+        typer.Option("--group", help="Of this group; without it, count those of every group."),
     ] = None,
     limit: Annotated[
         int | None,

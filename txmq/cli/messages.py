@@ -65,7 +65,7 @@ def produce(  # noqa: PLR0913 - the options of a command
         typer.Option("--property", metavar="NAME=VALUE", help="A property; repeatable."),
     ] = None,
     sharding_key: Annotated[
-        str | None, typer.Option("--sharding-key", help="The same one, the same queue.")
+        str | None, typer.Option("--sharding-key", help="Messages of one key go to one queue.")
     ] = None,
     queue_id: Annotated[int | None, typer.Option("--queue-id", help="The queue itself.")] = None,
     delay_level: Annotated[

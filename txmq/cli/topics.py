@@ -13,7 +13,8 @@ from rich.text import Text
 
 from txmq.admin.rebuild_compare import TopicRebuild
 from txmq.admin.topic_deletion import TopicDeletion
-from txmq.admin.topics import KEEP, TopicDescription, Topics, TopicSummary
+from txmq.admin.topic_description import TopicDescription, TopicSummary
+from txmq.admin.topics import KEEP, Topics
 from txmq.cli.shared import (
     AsJson,
     Location,

@@ -1,4 +1,4 @@
-"""Checks what a caller passes to a consumer, before anything is opened."""
+"""Checks the arguments of a consumer before anything is opened or written."""
 
 from __future__ import annotations
 
@@ -7,19 +7,90 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 
-from txmq.consumer.rules import ALL, ConsumeMode
+from txmq.consumer.offsets import OffsetsByTopic, StartPoint
+from txmq.consumer.rules import ALL, ConsumeFromWhere, ConsumeMode, GroupSettings
 from txmq.errors import ConfigError, InvalidNameError, shown
 from txmq.message.filter import MessageFilter, parse_filter
-from txmq.message.names import check_readable_topic
+from txmq.message.names import (
+    check_namespace,
+    check_readable_topic,
+    group_in_namespace,
+    topic_in_namespace,
+)
 
 _MEMBER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,254}", re.ASCII)
 Filter = str | MessageFilter
 Topics = str | Iterable[str] | Mapping[str, Filter | None]
 
 
-def filters_by_topic(topics: Topics) -> dict[str, MessageFilter]:
-    """Topics as they were passed, each with its filter. Raises: ConfigError, InvalidFilterError."""
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What one member of a consumer group reads, checked.
+
+    Attributes:
+        consumer_group: the stored name of the group.
+        filters: the stored names of the topics, each with its filter.
+        start: where the group begins if it has no offsets yet.
+        mode: whether the members share the messages, or each member reads all of them.
+        member_id: the name of the member in its group.
+        namespace: messages show names of this namespace without it.
+    """
+
+    consumer_group: str
+    filters: Mapping[str, MessageFilter]
+    start: StartPoint
+    mode: ConsumeMode
+    member_id: str
+    namespace: str | None = None
+
+    @classmethod
+    def of(  # noqa: PLR0913 - the arguments of a consumer
+        cls,
+        *,
+        consumer_group: object,
+        topics: Topics,
+        from_where: ConsumeFromWhere | OffsetsByTopic,
+        from_timestamp: datetime | None,
+        mode: object,
+        member_id: object,
+        namespace: object,
+    ) -> Subscription:
+        """Check the arguments of a consumer; see `PullConsumer`.
+
+        Raises: InvalidNameError, InvalidFilterError, ConfigError.
+        """
+        space = None if namespace is None else check_namespace(namespace)
+        group = group_in_namespace(consumer_group, space, "consumer_group")
+        checked_mode = _checked_mode(mode)
+        return cls(
+            group,
+            filters_by_topic(topics, space),
+            StartPoint.of(from_where, from_timestamp).in_namespace(space),
+            checked_mode,
+            _checked_member_id(member_id, checked_mode),
+            space,
+        )
+
+    @property
+    def settings(self) -> GroupSettings:
+        """What all members of the group have to agree on."""
+        texts = {topic: message_filter.text for topic, message_filter in self.filters.items()}
+        return GroupSettings(self.mode, texts)
+
+    def filter_of(self, topic: str) -> MessageFilter | None:
+        """The filter of a topic by its stored name; None where all messages pass."""
+        message_filter = self.filters.get(topic)
+        return None if message_filter is None or message_filter.is_all else message_filter
+
+
+def filters_by_topic(topics: Topics, namespace: str | None) -> dict[str, MessageFilter]:
+    """The filter of each topic, by the topic's stored name.
+
+    Raises: InvalidNameError, InvalidFilterError; ConfigError where no topic is named.
+    """
     named: Mapping[str, Filter | None]
     if isinstance(topics, Mapping):
         named = topics
@@ -28,13 +99,16 @@ def filters_by_topic(topics: Topics) -> dict[str, MessageFilter]:
     else:
         named = {check_readable_topic(topic): None for topic in _several(topics)}
     if not named:
-        raise ConfigError(["topics must name one topic at least"])
-    return {topic: parse_filter(ALL if own is None else own) for topic, own in named.items()}
+        raise ConfigError(["topics must name at least one topic"])
+    return {
+        topic_in_namespace(topic, namespace): parse_filter(ALL if text is None else text)
+        for topic, text in named.items()
+    }
 
 
 def _several(topics: object) -> Iterable[str]:
     if not isinstance(topics, Iterable) or isinstance(topics, bytes):
-        raise ConfigError([f"topics must be a name or several of them, not {shown(topics)}"])
+        raise ConfigError([f"topics must be a name or several names, not {shown(topics)}"])
     return topics
 
 
@@ -48,23 +122,35 @@ def _checked_member_id(member_id: object, mode: ConsumeMode) -> str:
     if member_id is None and mode is ConsumeMode.CLUSTERING:
         return f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
     if not isinstance(member_id, str) or not _MEMBER_ID.fullmatch(member_id):
-        rule = "use 1 to 255 ASCII letters, digits and . _ @ -; in BROADCASTING it is needed"
+        rule = "use 1 to 255 ASCII letters, digits and . _ @ -; BROADCASTING needs a member_id"
         raise InvalidNameError("member_id", member_id, rule)
     return member_id
 
 
-def _checked_queue(queue_id: object) -> int:
+def check_queue_id(queue_id: object) -> int:
+    """The number of a queue. Raises: ConfigError."""
     if type(queue_id) is not int or queue_id < 0:
         raise ConfigError([f"queue_id must be a whole number from 0 on, not {shown(queue_id)}"])
     return queue_id
 
 
-def _check_poll(max_messages: object, timeout_s: object) -> None:
-    faults = []
-    if type(max_messages) is not int or max_messages < 1:
-        faults.append(f"max_messages must be a whole number above 0, not {shown(max_messages)}")
+def check_max_messages(max_messages: object) -> None:
+    """Refuse what is no number of messages. Raises: ConfigError."""
+    if faults := _faults_of_max_messages(max_messages):
+        raise ConfigError(faults)
+
+
+def check_poll(max_messages: object, timeout_s: object) -> None:
+    """Refuse what `poll` cannot take. Raises: ConfigError, which names all faults."""
+    faults = _faults_of_max_messages(max_messages)
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not (is_number and 0 <= float(str(timeout_s)) < math.inf):
         faults.append(f"timeout_s must be seconds from 0 on, not {shown(timeout_s)}")
     if faults:
         raise ConfigError(faults)
+
+
+def _faults_of_max_messages(max_messages: object) -> list[str]:
+    if type(max_messages) is int and max_messages > 0:
+        return []
+    return [f"max_messages must be a whole number above 0, not {shown(max_messages)}"]

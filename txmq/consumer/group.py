@@ -1,50 +1,109 @@
-"""A consumer group in the store: `state/group_<group>`, changed by compare-and-swap alone."""
+"""A consumer group in the store: the table `state/group_<group>`, changed by compare-and-swap."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from txmq.consumer.rules import GroupState
+from txmq.consumer.rules import (
+    ConsumeMode,
+    GroupSettings,
+    GroupState,
+    Membership,
+    Owner,
+    TopicQueue,
+)
 from txmq.errors import StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue
 from txmq.store.store import Store
+from txmq.store.tables import CONSUMER_GROUP
 
 
 class ConsumerGroup(SharedValue[GroupState]):
     """The state of one group. Not safe for several threads.
 
-    It needs no hold on VACUUM or on the clean-up of logs: members read it anew.
+    It does not hold back VACUUM or the clean-up of logs: members always read the newest version.
     """
 
     def __init__(self, name: str, register: Register) -> None:
-        """`name` is the stored name; the first join makes the table."""
-        super().__init__(register, f"state/group_{name}", self._read, GroupState.to_value)
+        """`name` is the stored name; the first member that joins creates the table."""
+        super().__init__(register, f"state/{CONSUMER_GROUP}{name}", self._read, value_of)
         self.name = name
 
     @property
     def retry_topic(self) -> str:
-        """Where messages wait that a member could not handle (R107)."""
+        """The stored name of the topic of messages that a member could not handle (R107)."""
         return retry_topic(self.name)
 
     def _read(self, value: Mapping[str, Any]) -> GroupState:
         try:
-            return GroupState.from_value(value)
+            return state_of(value)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             problem = f"cannot be read as a consumer group ({type(error).__name__})"
-            raise StoreFormatError(self._name, problem) from error
-
-
-KIND = "group_"
+            raise StoreFormatError(f"state/{CONSUMER_GROUP}{self.name}", problem) from error
 
 
 def group_in(store: Store, consumer_group: str, *, create: bool = False) -> ConsumerGroup:
-    """Members and offsets of a consumer group by its stored name."""
+    """The members and offsets of a consumer group.
+
+    Args:
+        store: the store of the group.
+        consumer_group: the stored name of the group.
+        create: create the table of a new group: one commit.
+
+    Raises: InvalidNameError, StorageError.
+    """
     name = check_stored_group(consumer_group, "consumer_group")
-    return ConsumerGroup(name, store.group_register(KIND, name, create=create))
+    return ConsumerGroup(name, store.tables.register(CONSUMER_GROUP + name, create=create))
 
 
 def group_names(store: Store) -> list[str]:
-    """Stored names of the consumer groups that a member has ever joined."""
-    return store.groups_of(KIND)
+    """The stored names of all consumer groups that a member has ever joined."""
+    return store.tables.groups_with(CONSUMER_GROUP)
+
+
+# --- as plain values --------------------------------------------------------------------------
+
+
+def value_of(state: GroupState) -> dict[str, Any]:
+    """A state as plain values, for JSON."""
+    return {
+        "mode": state.settings.mode.value,
+        "subscription": dict(state.settings.subscription),
+        "queues": dict(state.queues),
+        "offsets": {reader: _nested(offsets) for reader, offsets in state.offsets.items()},
+        "members": {name: list(membership) for name, membership in state.members.items()},
+        "owners": _nested({queue: list(owner) for queue, owner in state.owners.items()}),
+        "replays": _nested(state.replays),
+        "epoch": state.epoch,
+    }
+
+
+def state_of(value: Mapping[str, Any]) -> GroupState:
+    """The state of a value of `value_of`; an empty value is a group that nobody has joined."""
+    if not value:
+        return GroupState()
+    settings = GroupSettings(ConsumeMode(value["mode"]), dict(value["subscription"]))
+    return GroupState(
+        settings,
+        dict(value["queues"]),
+        {reader: dict(_flat(offsets)) for reader, offsets in value["offsets"].items()},
+        {name: Membership(*membership) for name, membership in value["members"].items()},
+        {queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
+        dict(_flat(value["replays"])),
+        value["epoch"],
+    )
+
+
+def _nested(by_queue: Mapping[TopicQueue, Any]) -> dict[str, dict[str, Any]]:
+    nested: dict[str, dict[str, Any]] = {}
+    for (topic, queue_id), value in by_queue.items():
+        nested.setdefault(topic, {})[str(queue_id)] = value
+    return nested
+
+
+def _flat(nested: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[TopicQueue, Any]]:
+    for topic, by_queue in nested.items():
+        for queue_id, value in by_queue.items():
+            yield TopicQueue(topic, int(queue_id)), value

@@ -1,4 +1,4 @@
-"""What consumer groups have not consumed yet, from the tables alone. Reads only."""
+"""How many messages consumer groups have not consumed yet, by the tables alone. Read-only."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ class QueueLag:
     """How far a group is behind in one queue.
 
     Attributes:
-        group, topic: stored names.
-        reader: the member whose offset it is, in BROADCASTING; else empty.
-        owner: the member that reads the queue now; None where nobody does.
-        next_offset: the first message that is not consumed.
-        end_offset: what the next message of the queue gets.
+        group: the stored name of the group.
+        topic: the stored name of the topic.
+        queue_id: the queue of the topic.
+        reader: in BROADCASTING the member that the offset belongs to; else empty.
+        owner: the member that reads the queue now; None where no member does.
+        next_offset: the offset of the first message that is not consumed.
+        end_offset: the offset that the next message of the queue will get.
     """
 
     group: str
@@ -35,41 +37,66 @@ class QueueLag:
 
     @property
     def lag(self) -> int:
-        """Messages that are visible and not consumed, or gone by retention."""
+        """How many messages are not consumed, including those that retention has removed."""
         return max(0, self.end_offset - self.next_offset)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The lag as plain values, for JSON."""
         return {**asdict(self), "lag": self.lag}
 
 
 class ConsumerLag:
-    """Looks at the newest version of each topic once. Not safe for several threads; 0 commits."""
+    """The lag of consumer groups.
+
+    It reads the newest version of each topic once, so make a new one for each look. Not safe for
+    several threads; 0 commits.
+
+    Args:
+        store: the store of the groups.
+        clock: the clock that says which leases are over.
+
+    Example:
+        >>> sum(queue.lag for queue in ConsumerLag(store).of_group("billing"))
+        0
+    """
 
     def __init__(self, store: Store, clock: Clock | None = None) -> None:
-        """Read nothing yet; the clock says whose lease is over."""
+        """Nothing is read yet."""
         self._store, self._clock = store, clock or SystemClock()
         self._offsets: dict[str, TopicOffsets] = {}
 
     def of_all(self) -> list[QueueLag]:
-        """All groups that a member has ever joined."""
+        """The lag of all groups that a member has ever joined, queue by queue; 0 commits.
+
+        Reads: `state/group_<group>`, topics. Raises: StorageError.
+        """
         return [lag for group in group_names(self._store) for lag in self.of_group(group)]
 
     def of_group(self, consumer_group: str) -> list[QueueLag]:
-        """One group by its stored name; nothing for one that nobody has joined."""
+        """The lag of one group, queue by queue; 0 commits.
+
+        Args:
+            consumer_group: the stored name of the group.
+
+        Returns:
+            One entry for each queue of which the group has an offset; in BROADCASTING one for each
+            queue and member. An empty list for a group that no member has ever joined.
+
+        Raises: InvalidNameError, StorageError.
+        """
         group = group_in(self._store, consumer_group)
         if not group.exists:
             return []
         return self._of_state(group.name, group.read())
 
     def _of_state(self, group: str, state: GroupState) -> list[QueueLag]:
-        read = set(state.queues)
+        topics = set(state.queues)
         return [
             self._lag(group, state, reader, queue, offset)
             for reader, offsets in sorted(state.offsets.items())
             if (reader == SHARED) != state.is_broadcasting
             for queue, offset in sorted(offsets.items())
-            if queue.topic in read
+            if queue.topic in topics
         ]
 
     def _lag(
@@ -90,7 +117,7 @@ class ConsumerLag:
 
 
 def lag_of_group(store: Store, consumer_group: str, clock: Clock | None = None) -> list[QueueLag]:
-    """Queue by queue, what one group has not consumed yet."""
+    """The lag of one group, queue by queue; see `ConsumerLag.of_group`."""
     return ConsumerLag(store, clock).of_group(consumer_group)
 
 

@@ -1,7 +1,7 @@
-"""A member of a consumer group: joins, lives on, gets its share of the queues, commits.
+"""A member of a consumer group: it joins, renews its lease, gets its share of queues, commits.
 
-Whoever reads, with Spark or without, is such a member: leases, offsets and lag are the same. A
-lease is told by each member's own clock, so clocks of one group must agree within a third of it.
+Readers with Spark and without are such members, with the same leases, offsets and lag. Each member
+measures leases with its own clock, so the clocks of a group must agree within a third of a lease.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-# Who has not asked for messages for so long is stuck (RocketMQ's consume timeout).
+# A member that has not asked for messages for so long is stuck (RocketMQ's consume timeout).
 CONSUME_TIMEOUT_S = 900.0
-# The other thread renews first, together with its offsets.
+# Shares of a lease. The reading thread renews first, together with its offsets; the thread of
+# LeaseRenewal looks every sixth of a lease, and renews only where the other one is late.
 RENEWAL, LATE_RENEWAL = 1 / 3, 1 / 2
-HEARTBEAT = 1 / 6
+RENEWAL_LOOK = 1 / 6
 UNFAIR_LOOK_S = 0.1
 _NOBODY = Owner("", 0)
 Commits = Mapping[TopicQueue, tuple[int, int]]
@@ -35,12 +36,12 @@ Commits = Mapping[TopicQueue, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class HeldQueues:
-    """What a member may read now.
+    """The queues that a member may read now.
 
     Attributes:
-        epochs: the queues, each with the epoch under which the member has it.
-        offsets: where the group goes on.
-        surplus: queues that it is to give up as soon as it can.
+        epochs: the queues, each with the epoch in which the member got it.
+        offsets: the next offset of each queue, as the group knows it.
+        surplus: queues that the member must give up as soon as it can.
         replays: how often the group went back in a queue on purpose.
     """
 
@@ -51,12 +52,24 @@ class HeldQueues:
 
 
 class GroupMember:
-    """One member. Its own thread renews the lease; everything else is for one other thread.
+    """One member of a group.
 
-    Reads: topics that the group has no offsets of, `state/topics`. Writes: `state/group_<group>`.
+    A thread of its own renews the lease; all methods are for one other thread.
+
+    Reads: `state/topics`, and topics of which the group has no offsets. Writes:
+    `state/group_<group>`.
+
+    Args:
+        store: the store of the topics.
+        group: the group in the store.
+        settings: what the member reads; all members of a group must agree.
+        start: where the group begins in queues of which it has no offsets.
+        member_id: the name of the member.
+        clock: the clock that leases are measured with.
+        seen_queues: the numbers of queues that the topics show.
     """
 
-    def __init__(  # noqa: PLR0913 - what a member is told once
+    def __init__(  # noqa: PLR0913 - the facts of a member
         self,
         store: Store,
         group: ConsumerGroup,
@@ -67,7 +80,7 @@ class GroupMember:
         clock: Clock,
         seen_queues: Callable[[], Mapping[str, int]],
     ) -> None:
-        """Nothing is written yet; `join()` does. `seen_queues` says how many topics show."""
+        """Nothing is written before `join`."""
         self.member_id, self.settings = member_id, settings
         self._store, self._group, self._start, self._clock = store, group, start, clock
         self._lease_ms = round(store.config.consumer_lease_s * 1000)
@@ -76,24 +89,23 @@ class GroupMember:
         self._me, self._state, self._lease_end_ms = _NOBODY, GroupState(), 0
         self._held = HeldQueues()
         self._looked_s = self._asked_s = time.monotonic()
-        self._told_of_namesake = False
+        self._has_warned = False
         self._lease_renewal: LeaseRenewal | None = None
 
     @property
     def topics(self) -> list[str]:
-        """Stored names of what is read; in CLUSTERING the group's retry topic too."""
-        own = list(self.settings.subscription)
-        retry = self._group.retry_topic
-        return own if self._is_broadcasting or retry in own else [*own, retry]
+        """The stored names of the topics that are read; in CLUSTERING also the retry topic."""
+        topics, retry_topic = list(self.settings.subscription), self._group.retry_topic
+        return topics if self._is_broadcasting or retry_topic in topics else [*topics, retry_topic]
 
     @property
     def renewal_s(self) -> float:
-        """How long offsets may wait for a swap that renews the lease."""
+        """How long offsets may wait until a swap commits them and renews the lease."""
         return self._lease_ms / 1000 * RENEWAL
 
     @property
     def held(self) -> HeldQueues:
-        """The queues that are this member's, as far as it knows; nothing once its lease is over."""
+        """The queues of this member by its newest knowledge; none once its lease is over."""
         return self._held if self.may_serve else HeldQueues()
 
     @property
@@ -108,9 +120,11 @@ class GroupMember:
     # --- joining and leaving ----------------------------------------------------------------
 
     def join(self) -> bool:
-        """Become a member with its share of the queues: one commit.
+        """Become a member and take a share of the queues: one commit.
 
-        False where another member of this name lives: it is waited for until its lease is over.
+        Returns:
+            False if another member of this name lives. `keep_up` tries again until its lease is
+            over.
 
         Raises: ConsumerGroupConflictError, OffsetOutOfRangeError, StorageError.
         """
@@ -118,9 +132,9 @@ class GroupMember:
             self._me = _NOBODY
             self._adopt(self._group.change(self._joined, self._clock.now_ms()))
             is_member = self._state.is_member(self._me)
-        self._tell_of_namesake(is_member=is_member)
+        self._warn_of_namesake(is_member=is_member)
         if is_member and self._lease_renewal is None:
-            self._lease_renewal = LeaseRenewal(self, self._lease_ms / 1000 * HEARTBEAT)
+            self._lease_renewal = LeaseRenewal(self, self._lease_ms / 1000 * RENEWAL_LOOK)
             self._lease_renewal.begin()
         return is_member
 
@@ -136,13 +150,19 @@ class GroupMember:
         self._me = Owner(self.member_id, after.epoch)
         return self._with_starts(after.shared_out(self._me, ()))
 
-    def _tell_of_namesake(self, *, is_member: bool) -> None:
-        if not is_member and not self._told_of_namesake:
-            logger.warning("group %s: another %s lives; waiting", self._group.name, self.member_id)
-        self._told_of_namesake = not is_member
+    def _warn_of_namesake(self, *, is_member: bool) -> None:
+        if not is_member and not self._has_warned:
+            logger.warning(
+                "group %s: another member %s lives; this one waits until its lease is over",
+                self._group.name, self.member_id,
+            )  # fmt: skip
+        self._has_warned = not is_member
 
     def leave(self) -> None:
-        """Give all queues to the others at once: one commit, or none where it was forgotten."""
+        """Stop renewing the lease, and give up all queues: one commit.
+
+        No commit if the group has dropped this member already. Raises: StorageError.
+        """
         if self._lease_renewal is not None:
             self._lease_renewal.stop()
         with self._lock:
@@ -155,14 +175,16 @@ class GroupMember:
     def keep_up(
         self, commits: Commits, busy: Collection[TopicQueue]
     ) -> frozenset[TopicQueue] | None:
-        """See what changed, renew the lease and the share where it is time.
+        """Read the news of the group; renew the lease, and adjust the share, if it is time.
+
+        Commits: at most one. A member that was dropped joins again.
 
         Args:
-            commits: what may be committed on the way, if a swap is made at all.
+            commits: offsets to commit on the way, if a swap is made at all.
             busy: queues whose messages are in the hands of the caller.
 
-        Returns the queues whose offsets were refused; None if no swap was made. Commits: at most
-        one.
+        Returns:
+            The queues whose offsets were refused; None if no swap was made.
 
         Raises: as `join`.
         """
@@ -177,7 +199,13 @@ class GroupMember:
             return None
 
     def swap(self, commits: Commits, busy: Collection[TopicQueue] = ()) -> frozenset[TopicQueue]:
-        """One swap: commit, renew, share out. Returns the queues whose offsets were refused."""
+        """Commit offsets, renew the lease and adjust the share of the queues: one commit.
+
+        Returns:
+            The queues whose offsets were refused, because the member does not have them any more.
+
+        Raises: StorageError.
+        """
         refused: frozenset[TopicQueue] = frozenset(commits)
 
         def changed(state: GroupState) -> GroupState:
@@ -192,7 +220,13 @@ class GroupMember:
         return refused
 
     def seek(self, offsets: Commits) -> frozenset[TopicQueue]:
-        """Set offsets of own queues, back or forth: one commit. Returns those that were refused."""
+        """Set the offsets of queues of this member, back or forth: one commit.
+
+        Returns:
+            The queues that were refused, because the member does not have them any more.
+
+        Raises: StorageError.
+        """
         refused: frozenset[TopicQueue] = frozenset()
 
         def changed(state: GroupState) -> GroupState:
@@ -205,8 +239,11 @@ class GroupMember:
             self._adopt(self._group.change(changed, self._clock.now_ms()))
         return refused
 
-    def beat(self) -> None:
-        """Renew the lease while the other thread is busy with messages; one commit if it is due."""
+    def renew_if_late(self) -> None:
+        """Renew the lease while the reading thread is busy with messages: at most one commit.
+
+        Does nothing once the reading thread has not asked for messages for CONSUME_TIMEOUT_S.
+        """
         if time.monotonic() - self._asked_s > CONSUME_TIMEOUT_S:
             return
         with self._lock:
@@ -214,9 +251,9 @@ class GroupMember:
                 self._adopt(self._group.change(self._renewed, self._clock.now_ms()))
 
     def _joined_again(self) -> bool:
-        """A name that is taken is looked at again now and then, for a lease may end."""
+        """Join again; where another member has the name, only some times a second."""
         now_s = time.monotonic()
-        if self._told_of_namesake and now_s - self._looked_s < UNFAIR_LOOK_S:
+        if self._has_warned and now_s - self._looked_s < UNFAIR_LOOK_S:
             return False
         self._looked_s = now_s
         return self.join()
@@ -230,7 +267,7 @@ class GroupMember:
         return left_ms <= self._lease_ms * (1 - share)
 
     def _is_unfair(self, busy: Collection[TopicQueue]) -> bool:
-        """Whether queues are free for us, or too many are ours; asked a few times a second."""
+        """Whether the member should take or give up queues; looks some times a second."""
         now_s = time.monotonic()
         if now_s - self._looked_s < UNFAIR_LOOK_S:
             return False
@@ -255,15 +292,18 @@ class GroupMember:
         return state.renewed(self._me, self._clock.now_ms() + self._lease_ms)
 
     def _with_starts(self, state: GroupState) -> GroupState:
-        """Offsets for all queues that have none, so that nobody begins later than the group did."""
-        known = state.offsets_of(self.member_id)
+        """Set first offsets for all queues that have none, also for those of other members.
+
+        So a queue begins where the group began, however late a member takes it.
+        """
+        stored = state.offsets_of(self.member_id)
         missing: dict[str, list[int]] = {}
         for topic, queue_id in state.all_queues():
-            if TopicQueue(topic, queue_id) not in known:
+            if TopicQueue(topic, queue_id) not in stored:
                 missing.setdefault(topic, []).append(queue_id)
         if not (missing and state.is_member(self._me)):
             return state
-        begun = {queue.topic for queue in known}
+        begun = {queue.topic for queue in stored}
         starts = {
             TopicQueue(topic, queue_id): offset
             for topic, queues in missing.items()
@@ -272,17 +312,17 @@ class GroupMember:
         return state.begun(self.member_id, starts)
 
     def _starts_in(self, topic: str, queues: list[int], begun: Collection[str]) -> dict[int, int]:
-        # A queue that a topic got later, and the group's own retries, are read from the first.
+        # New queues of a topic, and retries, are read from their first message.
         is_whole = topic in begun or topic == self._group.retry_topic
         start = FROM_THE_BEGINNING if is_whole else self._start
         return start.offsets_in(self._store, topic, queues)
 
     def _queues(self) -> dict[str, int]:
-        seen, known = self._seen_queues(), self._catalog.queue_count
-        return {topic: max(known(topic), seen.get(topic, 0)) for topic in self.topics}
+        seen, declared = self._seen_queues(), self._catalog.queue_count
+        return {topic: max(declared(topic), seen.get(topic, 0)) for topic in self.topics}
 
     def _adopt(self, state: GroupState) -> None:
-        """What the newest value says of us; `held` changes as a whole."""
+        """Take over a state of the group; `held` is replaced as a whole."""
         self._state = state
         if not state.is_member(self._me):
             self._held, self._lease_end_ms = HeldQueues(), 0
@@ -298,15 +338,15 @@ class GroupMember:
 
 
 class LeaseRenewal(ThreadHandle):
-    """Renews the lease of a member beside its other thread."""
+    """Renews the lease of a member in a thread of its own."""
 
     def __init__(self, member: GroupMember, interval_s: float) -> None:
-        """The first renewal is due after an interval."""
+        """Look at the lease every `interval_s`."""
         super().__init__("consumer", interval_s, first_s=interval_s)
         self._member = member
 
     def _turn(self) -> None:
         try:
-            self._member.beat()
+            self._member.renew_if_late()
         except (TxmqError, OSError) as error:
             logger.warning("a lease could not be renewed: %s", error)

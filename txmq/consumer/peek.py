@@ -1,4 +1,4 @@
-"""Reading a topic without a group: nothing is remembered, nobody is disturbed. Reads only."""
+"""Reads a topic without a group: it keeps no offsets and disturbs no consumer. Read-only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FIRST = StartPoint(ConsumeFromWhere.FIRST_OFFSET)
 
 
 class TopicPeek:
-    """Gives the messages of one topic, queue by queue, each queue in its order.
+    """Reads the messages of one topic, queue by queue, each queue in its order.
 
     Args:
-        store: where the topic is.
-        topic: its stored name; it need not be there yet.
+        store: the store of the topic.
+        topic: the stored name of the topic, which may not exist yet.
         start: where to begin.
-        message_filter: what is wanted; None is all.
-        namespace: names in it are shown without it.
+        message_filter: only messages that pass it are returned; None passes all.
+        namespace: messages show names of this namespace without it.
     """
 
     def __init__(
@@ -36,7 +36,10 @@ class TopicPeek:
         message_filter: MessageFilter | None = None,
         namespace: str | None = None,
     ) -> None:
-        """Look once, so that the end that it may begin at is the end of now."""
+        """Read the log once: a start at the end means the end at this time; 0 commits.
+
+        Raises: OffsetOutOfRangeError, StorageError.
+        """
         self._store, self._topic, self._start = store, topic, start
         self._reader = TopicReader(store, topic, message_filter=message_filter, namespace=namespace)
         self._offsets: dict[int, int] = {}
@@ -45,12 +48,12 @@ class TopicPeek:
     def _look(self) -> None:
         self._reader.look()
         new = [q for q in range(self._reader.queue_count) if q not in self._offsets]
-        # A queue that is seen later began after us.
+        # A queue that appears later is read from its first message.
         start = _FIRST if self._offsets else self._start
         self._offsets.update(start.offsets_in(self._store, self._topic, new))
 
     def messages(self) -> Iterator[ReceivedMessage]:
-        """What is visible and was not given yet.
+        """The visible messages that were not returned before; 0 commits.
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
         """
@@ -62,7 +65,7 @@ class TopicPeek:
         self._reader.forget_before(self._offsets)
 
     def follow(self) -> Iterator[ReceivedMessage]:
-        """As `messages`, and then what comes, for ever."""
+        """As `messages`, and then the messages that become visible, for ever."""
         while True:
             yield from self.messages()
             time.sleep(LOOK_INTERVAL_S)

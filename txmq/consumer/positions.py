@@ -1,4 +1,4 @@
-"""Where a consumer stands in each of its queues, and what it has read ahead."""
+"""The position of a member in each of its queues, and the messages it has read ahead."""
 
 from __future__ import annotations
 
@@ -15,140 +15,154 @@ QueueMessage = tuple[TopicQueue, ReceivedMessage]
 
 @dataclass(slots=True)
 class QueuePosition:
-    """One queue of this member.
+    """The position in one queue.
 
     Attributes:
-        epoch: under which it has the queue.
-        committed: the offset that the group knows.
-        position: the first offset that was not handed out.
-        is_dirty: whether messages were handed out since the last commit.
+        epoch: the epoch under which the member has the queue.
+        committed: the next offset as the group knows it.
+        next_offset: the first offset that was not handed out.
+        is_busy: whether messages were handed out since the last commit.
     """
 
     epoch: int
     committed: int
-    position: int
-    is_dirty: bool = False
-    _waiting: list[ReceivedMessage] = field(default_factory=list)
+    next_offset: int
+    is_busy: bool = False
+    _messages: list[ReceivedMessage] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
     _row: int = 0
-    _fetched: int = 0
+    _end_offset: int = 0
 
     def take(self, count: int) -> list[ReceivedMessage]:
-        """Hand out what was read ahead, at most `count`."""
-        end = min(len(self._waiting), self._row + count)
-        taken = self._waiting[self._row : end]
+        """Hand out at most `count` of the messages that were read ahead."""
+        end = min(len(self._messages), self._row + count)
+        taken = self._messages[self._row : end]
         if taken:
-            self._row, self.is_dirty = end, True
-            is_last = end == len(self._waiting)
-            self.position = self._fetched if is_last else self._offsets[end]
+            self._row, self.is_busy = end, True
+            is_last = end == len(self._messages)
+            self.next_offset = self._end_offset if is_last else self._offsets[end]
         return taken
 
-    def has_waiting(self) -> bool:
-        """Whether something was read ahead."""
-        return self._row < len(self._waiting)
+    def has_messages(self) -> bool:
+        """Whether messages that were read ahead wait to be handed out."""
+        return self._row < len(self._messages)
 
     def put(self, run: Run) -> None:
-        """What was read next; if none of it is wanted it counts as handed out."""
-        self._waiting, self._offsets = run.rows.messages(), run.offsets
-        self._row, self._fetched = 0, run.next_offset
-        self.position = self._offsets[0] if self._offsets else run.next_offset
+        """Keep messages that were read ahead. A run that the filter empties is skipped."""
+        self._messages, self._offsets = run.rows.messages(), run.offsets
+        self._row, self._end_offset = 0, run.next_offset
+        self.next_offset = self._offsets[0] if self._offsets else run.next_offset
 
-    def go_to(self, offset: int) -> None:
-        """Hand out this one next; what was read ahead is read again."""
-        self.position, self._waiting, self._offsets, self._row = offset, [], [], 0
-        self.is_dirty = self.is_dirty and offset > self.committed
+    def move_to(self, offset: int) -> None:
+        """Hand out this offset next; messages that were read ahead are dropped and read again."""
+        self.next_offset, self._messages, self._offsets, self._row = offset, [], [], 0
+        self.is_busy = self.is_busy and offset > self.committed
 
 
 class QueuePositions:
-    """All queues of a member. Not safe for several threads."""
+    """The positions in all queues of a member. Not safe for several threads."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Begin without a queue; `follow` adds the queues of a member."""
         self._positions: dict[TopicQueue, QueuePosition] = {}
-        self._turn = 0
-        self.lost: set[TopicQueue] = set()
+        self._first = 0
+        self._lost: set[TopicQueue] = set()
 
     def follow(self, held: HeldQueues) -> None:
-        """Forget queues that are not ours any more, begin with those that are now."""
-        for queue in [q for q, own in self._positions.items() if held.epochs.get(q) != own.epoch]:
-            if self._positions.pop(queue).is_dirty:
-                self.lost.add(queue)
-        for queue, epoch in held.epochs.items():
+        """Drop queues that the member has lost, and begin with those that it got."""
+        kept = held.epochs
+        for queue in [q for q, at in self._positions.items() if kept.get(q) != at.epoch]:
+            if self._positions.pop(queue).is_busy:
+                self._lost.add(queue)
+        for queue, epoch in kept.items():
             if queue not in self._positions and queue in held.offsets:
                 offset = held.offsets[queue]
                 self._positions[queue] = QueuePosition(epoch, offset, offset)
 
-    @property
-    def queues(self) -> list[TopicQueue]:
-        """Those that are held, sorted."""
-        return sorted(self._positions)
+    def take_lost(self) -> set[TopicQueue]:
+        """The queues that were lost while their messages were in the hands of the caller.
+
+        Each of them is reported once.
+        """
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def queues_of(self, topic: str) -> list[int]:
+        """The ids of the queues of a topic that the member has, sorted."""
+        return sorted(queue.queue_id for queue in self._positions if queue.topic == topic)
 
     def get(self, queue: TopicQueue) -> QueuePosition | None:
-        """The place in one queue, if it is held."""
+        """The position in a queue; None where the member does not have the queue."""
         return self._positions.get(queue)
 
-    def has_waiting(self) -> bool:
-        """Whether something was read ahead in any of them."""
-        return any(own.has_waiting() for own in self._positions.values())
+    def has_messages(self) -> bool:
+        """Whether messages of any queue were read ahead."""
+        return any(position.has_messages() for position in self._positions.values())
 
     def in_turn(self) -> list[tuple[TopicQueue, QueuePosition]]:
-        """All of them, another one first each time, so that none is always the last."""
-        found = list(self._positions.items())
-        if not found:
+        """All positions. Each call begins with another queue, so that no queue is always last."""
+        positions = list(self._positions.items())
+        if not positions:
             return []
-        self._turn = (self._turn + 1) % len(found)
-        return [*found[self._turn :], *found[: self._turn]]
+        self._first = (self._first + 1) % len(positions)
+        return [*positions[self._first :], *positions[: self._first]]
 
     def busy(self) -> set[TopicQueue]:
-        """Queues of which messages were handed out and not committed."""
-        return {queue for queue, own in self._positions.items() if own.is_dirty}
+        """The queues whose messages were handed out since their last commit."""
+        return {queue for queue, position in self._positions.items() if position.is_busy}
 
     def commits(self, unhandled: Mapping[TopicQueue, int] | None = None) -> Commits:
-        """What was handed out, or up to the first that is `unhandled`."""
-        ends = {q: (own.epoch, own.position) for q, own in self._positions.items()}
+        """The offsets to commit: all that was handed out, but nothing from `unhandled` on."""
+        ends = {q: (at.epoch, at.next_offset) for q, at in self._positions.items()}
         for queue, offset in (unhandled or {}).items():
             if queue in ends:
                 ends[queue] = (ends[queue][0], offset)
         return {q: end for q, end in ends.items() if end[1] > self._positions[q].committed}
 
     def idle_commits(self) -> Commits:
-        """What no filter let through, of queues of which nothing was handed out."""
+        """The offsets to commit of queues that are not busy: messages that filters held back."""
         busy = self.busy()
         return {queue: end for queue, end in self.commits().items() if queue not in busy}
 
     def hand_out(self, queue: TopicQueue, end: int) -> None:
-        """All up to before an offset is in the hands of the caller."""
-        self._positions[queue].go_to(end)
-        self._positions[queue].is_dirty = True
+        """Note that the caller has all messages of a queue up to before `end`."""
+        self._positions[queue].move_to(end)
+        self._positions[queue].is_busy = True
 
     def note_committed(self, commits: Commits, refused: Collection[TopicQueue]) -> None:
-        """The group knows these offsets now."""
+        """Note that the group knows these offsets now, but for the refused queues."""
         for queue, (epoch, offset) in commits.items():
-            own = self._positions.get(queue)
-            if own is not None and queue not in refused and own.epoch == epoch:
-                own.committed = offset
-                own.is_dirty = own.is_dirty and offset < own.position
+            position = self._positions.get(queue)
+            if position is not None and queue not in refused and position.epoch == epoch:
+                position.committed = offset
+                position.is_busy = position.is_busy and offset < position.next_offset
 
-    def offsets(self, topic: str) -> dict[int, int]:
-        """Where each queue of a topic stands."""
-        return {q.queue_id: own.position for q, own in self._positions.items() if q.topic == topic}
+    def next_offsets(self, topic: str) -> dict[int, int]:
+        """The first offset of each queue of a topic that was not handed out."""
+        return {
+            queue.queue_id: position.next_offset
+            for queue, position in self._positions.items()
+            if queue.topic == topic
+        }
 
-    def undo(self, taken: Mapping[TopicQueue, int], busy_before: Collection[TopicQueue]) -> None:
-        """As if these offsets, and what comes after them, had not been handed out."""
-        self.give_again(taken)
-        for queue in taken:
-            self._positions[queue].is_dirty = queue in busy_before
+    def undo(
+        self, first_offsets: Mapping[TopicQueue, int], busy_before: Collection[TopicQueue]
+    ) -> None:
+        """Go back to these offsets as if they, and what follows, had not been handed out."""
+        self.give_again(first_offsets)
+        for queue in first_offsets:
+            self._positions[queue].is_busy = queue in busy_before
 
-    def give_again(self, first: Mapping[TopicQueue, int]) -> None:
-        """Hand out these offsets next, and what comes after them."""
-        for queue, offset in first.items():
+    def give_again(self, first_offsets: Mapping[TopicQueue, int]) -> None:
+        """Hand out these offsets next, and what follows them; lost queues are left out."""
+        for queue, offset in first_offsets.items():
             if queue in self._positions:
-                self._positions[queue].go_to(offset)
+                self._positions[queue].move_to(offset)
 
 
-def first_offsets(places: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue, int]:
+def first_offsets(offsets: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue, int]:
     """The smallest offset of each queue."""
-    found: dict[TopicQueue, int] = {}
-    for queue, offset in places:
-        found[queue] = min(offset, found.get(queue, offset))
-    return found
+    smallest: dict[TopicQueue, int] = {}
+    for queue, offset in offsets:
+        smallest[queue] = min(offset, smallest.get(queue, offset))
+    return smallest

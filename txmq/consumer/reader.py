@@ -1,8 +1,8 @@
-"""Reading one topic queue by queue, strictly in the order of offsets, as its log grows.
+"""Reads one topic queue by queue, strictly in the order of offsets, while its log grows.
 
-Offsets have no gaps, so a row is handed out only if it is the next one. Where a file is gone, or
-rows were taken away, the reader plans again from the newest version, by offsets: it needs no hold
-on VACUUM, on compaction or on the clean-up of the log.
+Offsets have no gaps, so a row is returned only if it has the next offset. If a file or rows were
+removed, the reader plans again from the newest version of the table, by offsets. So it does not
+need to hold back VACUUM, compaction or the clean-up of the log.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
 
 RUN_ROWS = 1024
-# Larger files are read one row group at a time.
+# The reader reads larger files one row group at a time.
 LARGE_FILE_BYTES = 32 * 1024 * 1024
-# Up to here the bodies are read together with the offsets.
+# The reader reads the bodies of smaller files together with their offsets.
 SMALL_FILE_BYTES = 16 * 1024 * 1024
 KEPT_BYTES = 64 * 1024 * 1024
-# Queues may stand in different ones.
+# At least so many parts are kept: queues may read in different parts.
 KEPT_PARTS = 2
 KEPT_INDEXES = 256
 
 
 class MessageMask(Protocol):
-    """Which messages a consumer wants; `message_filter` makes them of expressions."""
+    """Says which messages pass a filter; `parse_filter` makes it of an expression."""
 
     @property
     def text(self) -> str:
-        """The expression."""
+        """The text of the expression."""
         ...
 
     def mask(self, table: pa.Table) -> pa.Array:
-        """One boolean for each row of MESSAGE_COLUMNS."""
+        """One boolean for each row; the columns are MESSAGE_COLUMNS."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Messages of one queue that follow each other.
+    """Messages of one queue with consecutive offsets.
 
     Attributes:
-        rows: those that pass the filter.
-        offsets: theirs.
-        next_offset: the first after the run; what did not pass counts as consumed.
+        rows: the messages that pass the filter.
+        offsets: the offsets of these messages.
+        next_offset: the offset after the run; messages that did not pass count as consumed.
     """
 
     rows: MessageRows
@@ -76,7 +76,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _PartIndex:
-    """For each queue the offsets in a part of a file, sorted, and the rows that have them."""
+    """The rows of a part of a file by queue and offset.
+
+    Attributes:
+        by_queue: for each queue its offsets, sorted, and the rows that have them.
+    """
 
     by_queue: Mapping[int, tuple[Integers, Integers]]
 
@@ -85,24 +89,30 @@ class _PartIndex:
         queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
         order = np.lexsort((offsets, queue_ids))
         names, first = np.unique(queue_ids[order], return_index=True)
-        parts = np.split(order, first[1:])
-        return cls({int(name): (offsets[own], own) for name, own in zip(names, parts, strict=True)})
+        rows_by_queue = zip(names, np.split(order, first[1:]), strict=True)
+        return cls({int(name): (offsets[own_rows], own_rows) for name, own_rows in rows_by_queue})
 
     def run(self, queue_id: int, offset: int) -> Integers | None:
-        """Rows with the offsets from this one on, as far as they follow each other."""
+        """The rows with consecutive offsets from `offset` on, at most RUN_ROWS; None if none."""
         if queue_id not in self.by_queue:
             return None
         offsets, rows = self.by_queue[queue_id]
         start = int(np.searchsorted(offsets, offset))
-        own = offsets[start : start + RUN_ROWS]
-        follows = own == np.arange(offset, offset + len(own))
-        count = len(own) if follows.all() else int(np.argmin(follows))
+        next_offsets = offsets[start : start + RUN_ROWS]
+        follows = next_offsets == np.arange(offset, offset + len(next_offsets))
+        count = len(next_offsets) if follows.all() else int(np.argmin(follows))
         return rows[start : start + count] if count else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoded:
-    """All columns of a part, and which of its rows pass the filter; None: all of them."""
+    """All columns of a part of a file.
+
+    Attributes:
+        rows: the rows with MESSAGE_COLUMNS.
+        passes: which rows pass the filter; None where all pass.
+        size_bytes: the memory that the rows take.
+    """
 
     rows: pa.Table
     passes: npt.NDArray[np.bool_] | None
@@ -118,7 +128,12 @@ class _Decoded:
 
 
 class TopicReader:
-    """Follows one topic, which may not be there yet. Not safe for several threads; 0 commits."""
+    """Reads one topic, which may not exist yet. Not safe for several threads; 0 commits.
+
+    Attributes:
+        topic: the stored name of the topic.
+        ends: the next offset of each queue, as far as `look` has followed the log.
+    """
 
     def __init__(
         self,
@@ -128,11 +143,11 @@ class TopicReader:
         message_filter: MessageMask | None = None,
         namespace: str | None = None,
     ) -> None:
-        """Open nothing yet; names in `namespace` are shown without it."""
+        """Open nothing yet; messages show names of `namespace` without it."""
         self.topic = topic
         self.ends: dict[int, int] = {}
         self._store, self._filter, self._namespace = store, message_filter, namespace
-        self._table: Table = store.table_at(f"topics/{topic}")
+        self._table: Table = store.tables.table_at(f"topics/{topic}")
         self._version, self._is_surely_absent = NONE, False
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
@@ -143,13 +158,16 @@ class TopicReader:
 
     @property
     def queue_count(self) -> int:
-        """One more than the highest queue that has ever been seen to have messages."""
+        """One more than the highest id of a queue that was seen with messages."""
         return 1 + max((queue for queue, end in self.ends.items() if end), default=NONE)
 
     def look(self) -> bool:
-        """Whether there is news: one look at one file name if not."""
+        """Follow the log of the topic, and return whether it has grown.
+
+        Without news it costs one look for one file name. Raises: StorageError.
+        """
         if self._version == NONE:
-            return self._looked_for_table()
+            return self._found_table()
         is_new = False
         while self._table.has_commit(self._version + 1):
             is_new = True
@@ -162,7 +180,10 @@ class TopicReader:
         return is_new
 
     def look_closely(self) -> None:
-        """Find what one file name does not tell: a log that was cleaned, or made anew."""
+        """Notice a log that was cleaned or created anew, which `look` does not see.
+
+        Raises: StorageError.
+        """
         if self._version == NONE:
             self._is_surely_absent = False
         elif not self._table.has_commit(self._version) or not self._is_same_table():
@@ -170,12 +191,12 @@ class TopicReader:
             self.look()
 
     def _is_same_table(self) -> bool:
-        """A table that was made anew at the same place has another id."""
-        fresh = self._store.table_at(f"topics/{self.topic}")
+        """A table that was created anew at the same place has another id."""
+        fresh = self._store.tables.table_at(f"topics/{self.topic}")
         return fresh.exists() and fresh.table_id == self._table.table_id
 
-    def _looked_for_table(self) -> bool:
-        # The first commit of an old table may have been cleaned away, but not of one made since.
+    def _found_table(self) -> bool:
+        # Clean-up may have removed the first commit of an old table, but not of a new one.
         if self._is_surely_absent and not self._table.has_commit(0):
             return False
         self._is_surely_absent = not self._table.exists()
@@ -190,7 +211,7 @@ class TopicReader:
                 self.ends[int(name.removeprefix(OFFSET_MARK))] = number
 
     def _plan(self) -> None:
-        """All live files of the newest version, and the next offset of each queue."""
+        """Read all live files of the newest version, and the next offset of each queue."""
         try:
             self._table.refresh()
         except StoreNotFoundError:
@@ -203,19 +224,19 @@ class TopicReader:
         self.ends = {queue: end_offset(self._table, queue) for queue in queues}
 
     def _forget_all(self) -> None:
-        self._table = self._store.table_at(f"topics/{self.topic}")
+        self._table = self._store.tables.table_at(f"topics/{self.topic}")
         self._version, self._is_surely_absent = NONE, False
         self.ends, self._parts, self._hints = {}, [], {}
         self._indexes.clear()
         self._decoded.clear()
 
     def forget_before(self, offsets: Mapping[int, int]) -> None:
-        """Drop what a reader of these queues has behind it; it can still be found again."""
-        wanted = {q: offset for q, offset in offsets.items() if offset < self.ends.get(q, 0)}
+        """Drop the files and rows before these offsets of queues; a later `read` finds them."""
+        unread = {q: offset for q, offset in offsets.items() if offset < self.ends.get(q, 0)}
         self._parts = [
             part
             for part in self._parts
-            if any(may_hold(part, queue, offset) for queue, offset in wanted.items())
+            if any(may_hold(part, queue, offset) for queue, offset in unread.items())
         ]
         self._hints = {}
         for part in self._decoded.keys() - set(self._parts):
@@ -224,9 +245,12 @@ class TopicReader:
     # --- reading ----------------------------------------------------------------------------
 
     def read(self, queue_id: int, offset: int) -> Run | None:
-        """Messages of a queue from an offset on; None where the next one is not there yet.
+        """Messages of a queue from an offset on; None where the next one is not visible yet.
 
-        Raises: MessagesExpiredError where retention took it, OffsetOutOfRangeError, StorageError.
+        Raises:
+            MessagesExpiredError: retention removed the message at this offset.
+            OffsetOutOfRangeError: the offset lies beyond the end of the queue.
+            StorageError: the table cannot be read.
         """
         end = self._end(queue_id)
         if offset == end:
@@ -242,13 +266,13 @@ class TopicReader:
         return run
 
     def _end(self, queue_id: int) -> int:
-        """The next offset; of a queue without a file, the table alone knows it."""
+        """The next offset of a queue; where no commit named it, a mark of the table has it."""
         if queue_id not in self.ends and self._version != NONE:
             self.ends[queue_id] = end_offset(self._table, queue_id)
         return self.ends.get(queue_id, 0)
 
     def _beyond(self, queue_id: int, offset: int) -> Run | None:
-        """Another member may have read what we have not seen, or retention has left nothing."""
+        """Read beyond the known end: another member may have seen a newer version."""
         self.look_closely()
         if self._version != NONE or self.look():
             self._plan()
@@ -272,12 +296,12 @@ class TopicReader:
             )  # fmt: skip
 
     def _find(self, queue_id: int, offset: int) -> Run | None:
-        """None also where a file is gone, so that nothing is concluded from what is left."""
+        """The run at an offset; None where it is not there, or a file was removed meanwhile."""
         for part in self._candidates(queue_id, offset):
-            places = self._index_of(part)
-            if places is None:
+            index = self._index_of(part)
+            if index is None:
                 return None
-            rows = places.run(queue_id, offset)
+            rows = index.run(queue_id, offset)
             if rows is not None:
                 decoded = self._decoded_of(part)
                 self._hints[queue_id] = part
@@ -285,18 +309,18 @@ class TopicReader:
         return None
 
     def _candidates(self, queue_id: int, offset: int) -> Iterator[FilePart]:
-        """Parts that may hold an offset, from the one on that held the offsets before it."""
-        known = self._hints.get(queue_id)
+        """The parts that may hold an offset, first the part of the offsets before it."""
+        last = self._hints.get(queue_id)
         parts = self._parts
-        start = parts.index(known) if known in parts else 0
+        start = parts.index(last) if last in parts else 0
         for part in (*parts[start:], *parts[:start]):
             if may_hold(part, queue_id, offset):
-                for each in self._split(part):
-                    if may_hold(each, queue_id, offset):
-                        yield each
+                for group in self._split(part):
+                    if may_hold(group, queue_id, offset):
+                        yield group
 
     def _split(self, part: FilePart) -> Sequence[FilePart]:
-        """The row groups of a large file, in its place from now on."""
+        """The row groups of a large file; they replace it in the list of parts."""
         if not _is_to_split(part):
             return (part,)
         groups = self._table.row_groups(part, POSITION_COLUMNS)
@@ -315,19 +339,19 @@ class TopicReader:
         taken = MessageRows(_taken(decoded, rows), self._namespace)
         return Run(taken, offsets.tolist(), next_offset)
 
-    # --- what was read before ---------------------------------------------------------------
+    # --- rows that are kept in memory -------------------------------------------------------
 
     def _index_of(self, part: FilePart) -> _PartIndex | None:
-        found = self._indexes.get(part)
-        if found is None:
+        index = self._indexes.get(part)
+        if index is None:
             rows = self._rows_with_positions(part)
             if rows is None:
                 return None
-            found = self._indexes[part] = _PartIndex.of(rows)
+            index = self._indexes[part] = _PartIndex.of(rows)
             while len(self._indexes) > KEPT_INDEXES:
                 self._indexes.popitem(last=False)
         self._indexes.move_to_end(part)
-        return found
+        return index
 
     def _rows_with_positions(self, part: FilePart) -> pa.Table | None:
         if part.file.size_bytes > SMALL_FILE_BYTES:
@@ -336,18 +360,18 @@ class TopicReader:
         return None if decoded is None else decoded.rows
 
     def _decoded_of(self, part: FilePart) -> _Decoded | None:
-        found = self._decoded.get(part)
-        if found is None:
+        decoded = self._decoded.get(part)
+        if decoded is None:
             rows = self._table.read_part(part, MESSAGE_COLUMNS)
             if rows is None:
                 return None
-            found = self._decoded[part] = _Decoded.of(_in_order(part, rows), self._filter)
-            self._let_go()
+            decoded = self._decoded[part] = _Decoded.of(_in_order(part, rows), self._filter)
+            self._drop_oldest()
         self._decoded.move_to_end(part)
-        return found
+        return decoded
 
-    def _let_go(self) -> None:
-        size_bytes = sum(each.size_bytes for each in self._decoded.values())
+    def _drop_oldest(self) -> None:
+        size_bytes = sum(decoded.size_bytes for decoded in self._decoded.values())
         while size_bytes > KEPT_BYTES and len(self._decoded) > KEPT_PARTS:
             size_bytes -= self._decoded.popitem(last=False)[1].size_bytes
 
@@ -357,7 +381,7 @@ def _is_to_split(part: FilePart) -> bool:
 
 
 def _in_order(part: FilePart, rows: pa.Table) -> pa.Table:
-    """Rows of a small part queue by queue, so that each run of it is a view."""
+    """The rows in an order in which a run is a view; those of a small part queue by queue."""
     if part.file.size_bytes > SMALL_FILE_BYTES:
         return rows.combine_chunks()
     queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
@@ -365,7 +389,7 @@ def _in_order(part: FilePart, rows: pa.Table) -> pa.Table:
 
 
 def _taken(decoded: _Decoded, rows: Integers) -> pa.Table:
-    """Some rows; copied where a view would keep much more in memory."""
+    """Some rows: a view, or a copy where a view would keep a large part in memory."""
     if decoded.size_bytes <= LARGE_FILE_BYTES and len(rows) and (np.diff(rows) == 1).all():
         return decoded.rows.slice(int(rows[0]), len(rows))
     return decoded.rows.take(pa.array(rows))

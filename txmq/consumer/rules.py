@@ -1,32 +1,32 @@
-"""What a consumer group is, as one frozen value, and every rule about it; pure.
+"""The state of a consumer group as one frozen value, and all rules about it; pure.
 
-A change is computed from the newest value and put in its place by compare-and-swap, so two members
-never decide on different pictures of the group.
+A change is computed from the newest state and replaces it by compare-and-swap. So two members never
+decide by different states of the group.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from txmq.errors import ConsumerGroupConflictError
 
-# Offsets that all members share; in BROADCASTING each member has its own.
+# The key of the offsets that all members share; in BROADCASTING each member has a key.
 SHARED = ""
 ALL = "*"
 
 
 class ConsumeMode(enum.StrEnum):
-    """Whether the members of a group share its messages, or each reads all of them."""
+    """Whether the members of a group share the messages, or each member reads all of them."""
 
     CLUSTERING = "CLUSTERING"
     BROADCASTING = "BROADCASTING"
 
 
 class ConsumeFromWhere(enum.Enum):
-    """Where a new group begins (R106); a group that has offsets goes on where it was."""
+    """Where a new group begins (R106); a group that has offsets goes on at its offsets."""
 
     FIRST_OFFSET = "first"
     LAST_OFFSET = "last"
@@ -34,7 +34,7 @@ class ConsumeFromWhere(enum.Enum):
 
 
 class ConsumeStatus(enum.Enum):
-    """What a handler says of a message; RECONSUME_LATER sends it back (R107)."""
+    """What a handler returns for a message; RECONSUME_LATER sends it back (R107)."""
 
     SUCCESS = "SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
@@ -48,14 +48,24 @@ class TopicQueue(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """The member that reads a queue; the epoch says since which change of the group."""
+    """The member that reads a queue.
+
+    Attributes:
+        member_id: the name of the member.
+        epoch: the epoch of the group when it got the queue.
+    """
 
     member_id: str
     epoch: int
 
 
 class Membership(NamedTuple):
-    """Since which change of the group somebody is a member, and how long at least."""
+    """One member of a group.
+
+    Attributes:
+        epoch: the epoch of the group when it joined.
+        lease_end_ms: it is a member at least until then.
+    """
 
     epoch: int
     lease_end_ms: int
@@ -67,13 +77,18 @@ _NO_OFFSETS: Offsets = {}
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What all members of a group have to agree on; `subscription` is a filter for each topic."""
+    """The settings that all members of a group must share.
+
+    Attributes:
+        mode: whether the members share the messages.
+        subscription: the text of the filter of each topic.
+    """
 
     mode: ConsumeMode = ConsumeMode.CLUSTERING
     subscription: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """As errors show it."""
+        """The text that errors show."""
         topics = ", ".join(
             topic if text == ALL else f"{topic} [{text}]"
             for topic, text in sorted(self.subscription.items())
@@ -83,7 +98,12 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class SwapResult:
-    """What one swap of a member came to; of the `refused` queues nothing was committed."""
+    """The outcome of one swap of a member.
+
+    Attributes:
+        state: the state after the swap.
+        refused: queues that the member does not have any more; their offsets were not committed.
+    """
 
     state: GroupState
     refused: frozenset[TopicQueue] = frozenset()
@@ -91,17 +111,18 @@ class SwapResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """A consumer group.
+    """The state of a consumer group.
 
     Attributes:
-        settings: what its members read.
-        queues: how many queues each topic has that is read, the retry topic too.
-        offsets: for SHARED, or for each member in BROADCASTING: the first offset of each queue
-            that is not yet consumed.
-        members: who reads.
-        owners: which member has which queue; none in BROADCASTING.
+        settings: what the members read.
+        queues: the number of queues of each topic that is read, also of the retry topic.
+        offsets: the next offset to consume of each queue, under SHARED; in BROADCASTING under the
+            name of each member.
+        members: the members by name.
+        owners: the member that has each queue; empty in BROADCASTING.
         replays: how often the group went back in a queue on purpose.
-        epoch: counts joins and queues that changed hands, so that nothing old fits again.
+        epoch: grows when a member joins or a queue changes hands, so that an old owner never
+            equals a new one.
     """
 
     settings: GroupSettings = field(default_factory=GroupSettings)
@@ -116,29 +137,29 @@ class GroupState:
 
     @property
     def is_broadcasting(self) -> bool:
-        """Whether each member reads all."""
+        """Whether each member reads all messages."""
         return self.settings.mode is ConsumeMode.BROADCASTING
 
     def living(self, now_ms: int) -> list[str]:
-        """Members whose lease is not over."""
-        return sorted(name for name, own in self.members.items() if now_ms < own.lease_end_ms)
+        """The names of the members whose lease is not over, sorted."""
+        return sorted(name for name, at in self.members.items() if now_ms < at.lease_end_ms)
 
     def all_queues(self) -> list[TopicQueue]:
-        """Every queue that is read, in the order in which they are shared out."""
-        found = (TopicQueue(topic, q) for topic, count in self.queues.items() for q in range(count))
-        return sorted(found, key=_by_queue)
+        """All queues that are read, in the order in which they are shared out."""
+        queues = (TopicQueue(topic, q) for topic, n in self.queues.items() for q in range(n))
+        return sorted(queues, key=_by_queue)
 
     def offsets_of(self, member_id: str) -> Offsets:
-        """Where a member goes on."""
+        """The next offsets of a member."""
         return self.offsets.get(self._reader(member_id), _NO_OFFSETS)
 
     def is_member(self, me: Owner) -> bool:
-        """Whether this member has not been forgotten since it joined."""
-        own = self.members.get(me.member_id)
-        return own is not None and own.epoch == me.epoch
+        """Whether the group has not dropped this member since it joined."""
+        membership = self.members.get(me.member_id)
+        return membership is not None and membership.epoch == me.epoch
 
     def held_by(self, me: Owner) -> dict[TopicQueue, int]:
-        """The queues that a member may read, each with the epoch under which it has it."""
+        """The queues that a member may read, each with the epoch in which it got the queue."""
         if not self.is_member(me):
             return {}
         if self.is_broadcasting:
@@ -154,7 +175,7 @@ class GroupState:
 
     # --- members ----------------------------------------------------------------------------
 
-    def joined(  # noqa: PLR0913 - what a member brings
+    def joined(  # noqa: PLR0913 - the facts of a member
         self,
         group: str,
         member_id: str,
@@ -164,11 +185,12 @@ class GroupState:
         now_ms: int,
         lease_end_ms: int,
     ) -> GroupState:
-        """The same with one more member, which has no queue yet.
+        """The state with one more member, which has no queue yet.
 
-        Settings of a group whose members are all gone are replaced; its offsets stay.
+        If all other members are gone, the settings of the new member replace those of the group;
+        the offsets stay.
 
-        Raises: ConsumerGroupConflictError.
+        Raises: ConsumerGroupConflictError where members with other settings live.
         """
         after = self.without_gone(now_ms)
         if after.settings != settings:
@@ -176,32 +198,32 @@ class GroupState:
                 raise ConsumerGroupConflictError(group, str(after.settings), str(settings))
             after = replace(after, settings=settings, queues={}, owners={}, members={})
         epoch = after.epoch + 1
-        others = {name: own for name, own in after.members.items() if name != member_id}
-        # What an earlier process of this name had is not its own.
-        after = after._with_members(others)  # noqa: SLF001 - its own kind
+        others = {name: at for name, at in after.members.items() if name != member_id}
+        # A new process does not inherit the queues of an earlier one of the same name.
+        after = after._with_members(others)  # noqa: SLF001 - of the same class
         members = {**others, member_id: Membership(epoch, lease_end_ms)}
         return replace(after, members=members, epoch=epoch).grown(queues)
 
     def without_gone(self, now_ms: int) -> GroupState:
-        """The same without members whose lease is over; their queues are free."""
+        """The state without members whose lease is over; their queues become free."""
         living = self.living(now_ms)
         if len(living) == len(self.members):
             return self
         return self._with_members({name: self.members[name] for name in living})
 
     def left(self, me: Owner) -> GroupState:
-        """The same without this member; its queues are free."""
+        """The state without this member; its queues become free."""
         if not self.is_member(me):
             return self
-        kept = {name: own for name, own in self.members.items() if name != me.member_id}
-        return self._with_members(kept)
+        others = {name: at for name, at in self.members.items() if name != me.member_id}
+        return self._with_members(others)
 
     def _with_members(self, members: Mapping[str, Membership]) -> GroupState:
-        owners = {queue: own for queue, own in self.owners.items() if own.member_id in members}
+        owners = {queue: by for queue, by in self.owners.items() if by.member_id in members}
         return replace(self, members=members, owners=owners)
 
     def renewed(self, me: Owner, lease_end_ms: int) -> GroupState:
-        """The same with a longer lease; a member that was forgotten has to join again."""
+        """The state with a longer lease; a member that was dropped must join again."""
         if not self.is_member(me):
             return self
         end_ms = max(lease_end_ms, self.members[me.member_id].lease_end_ms)
@@ -210,7 +232,7 @@ class GroupState:
     # --- queues -----------------------------------------------------------------------------
 
     def grown(self, queues: Mapping[str, int]) -> GroupState:
-        """The same with as many queues as anybody has seen."""
+        """The state with at least these numbers of queues; numbers never shrink."""
         counts = {
             topic: max(count, self.queues.get(topic, 0)) for topic, count in queues.items() if count
         }
@@ -218,7 +240,10 @@ class GroupState:
         return self if after == self.queues else replace(self, queues=after)
 
     def share_of(self, member_id: str) -> int:
-        """How many queues a member should have; who has more keeps the odd ones."""
+        """The number of queues that a member should have.
+
+        If the queues cannot be shared out evenly, members that have more keep one more.
+        """
         counts = dict.fromkeys(self.members, 0)
         for owner in self.owners.values():
             counts[owner.member_id] = counts.get(owner.member_id, 0) + 1
@@ -227,38 +252,38 @@ class GroupState:
         return least + (order.index(member_id) < odd)
 
     def is_unfair_to(self, me: Owner, busy: Collection[TopicQueue], now_ms: int) -> bool:
-        """Whether this member should take queues, or give up some that it is not busy with."""
+        """Whether this member should take queues, or give up queues that it is not busy with."""
         if not self.is_member(me):
             return False
         after = self.without_gone(now_ms)
         return after.shared_out(me, busy).owners != after.owners
 
     def shared_out(self, me: Owner, busy: Collection[TopicQueue]) -> GroupState:
-        """The same after this member gave up what is too much, or took what is free.
+        """The state after this member gave up its surplus, or took its share of the free queues.
 
-        Queues that it is `busy` with stay with it: messages of them are in its hands.
+        It keeps the queues that it is `busy` with: their messages are in its hands.
         """
         if self.is_broadcasting or not self.is_member(me):
             return self
         surplus = len(self.surplus_of(me))
         if surplus:
-            idle = [queue for queue in self._own(me) if queue not in busy]
+            idle = [queue for queue in self._queues_of(me) if queue not in busy]
             return self.given_up(idle[-surplus:])
         free = [queue for queue in self.all_queues() if queue not in self.owners]
-        return self._taken(me.member_id, free[: self.share_of(me.member_id) - len(self._own(me))])
+        missing = self.share_of(me.member_id) - len(self._queues_of(me))
+        return self._taken(me.member_id, free[:missing])
 
     def surplus_of(self, me: Owner) -> list[TopicQueue]:
-        """Queues of a member above its share, which it gives up as soon as it can."""
+        """The queues of a member above its share; it gives them up as soon as it can."""
         if self.is_broadcasting or not self.is_member(me):
             return []
-        own = self._own(me)
-        return own[self.share_of(me.member_id) :]
+        return self._queues_of(me)[self.share_of(me.member_id) :]
 
-    def _own(self, me: Owner) -> list[TopicQueue]:
+    def _queues_of(self, me: Owner) -> list[TopicQueue]:
         return sorted(self.held_by(me), key=_by_queue)
 
     def given_up(self, queues: Collection[TopicQueue]) -> GroupState:
-        """The same with these queues free."""
+        """The state with these queues free."""
         kept = {queue: owner for queue, owner in self.owners.items() if queue not in queues}
         return self if len(kept) == len(self.owners) else replace(self, owners=kept)
 
@@ -272,9 +297,9 @@ class GroupState:
     # --- offsets ----------------------------------------------------------------------------
 
     def begun(self, member_id: str, starts: Offsets) -> GroupState:
-        """The same with a first offset for each queue that has none; one that is there wins."""
-        known = self.offsets_of(member_id)
-        return self._with_offsets(self._reader(member_id), {**starts, **known})
+        """The state with first offsets for queues that have none; a stored offset wins."""
+        stored = self.offsets_of(member_id)
+        return self._with_offsets(self._reader(member_id), {**starts, **stored})
 
     def committed(
         self,
@@ -283,23 +308,32 @@ class GroupState:
         *,
         may_go_back: bool = False,
     ) -> SwapResult:
-        """What a member consumed, each queue with the epoch under which it has it.
+        """Commit the offsets of a member.
 
-        A queue that it has no more is refused; no offset goes back, unless it may.
+        Args:
+            me: the member.
+            offsets: for each queue the epoch in which the member got it, and the next offset.
+            may_go_back: whether an offset may become smaller, as with `seek`.
+
+        Returns:
+            The new state; queues that the member does not have any more are refused.
         """
         held = self.held_by(me)
         refused = frozenset(q for q, (epoch, _) in offsets.items() if held.get(q) != epoch)
-        known = self.offsets_of(me.member_id)
+        stored = self.offsets_of(me.member_id)
         moved = {
-            queue: offset if may_go_back else max(offset, known.get(queue, 0))
+            queue: offset if may_go_back else max(offset, stored.get(queue, 0))
             for queue, (_, offset) in offsets.items()
             if queue not in refused
         }
-        after = self._with_offsets(self._reader(me.member_id), {**known, **moved})
-        return SwapResult(after._replayed(known, moved), refused)  # noqa: SLF001 - its own kind
+        after = self._with_offsets(self._reader(me.member_id), {**stored, **moved})
+        return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001 - of the same class
 
     def reset(self, offsets: Offsets) -> GroupState:
-        """The same with other offsets, for each member in BROADCASTING; who lives joins again."""
+        """The state with other offsets, in BROADCASTING for each member.
+
+        It has no members: those that live join again.
+        """
         readers = self.offsets if self.is_broadcasting else (SHARED,)
         after = {name: {**self.offsets.get(name, {}), **offsets} for name in readers}
         changed = self._replayed(self.offsets.get(SHARED, {}), offsets)
@@ -308,7 +342,7 @@ class GroupState:
         )
 
     def _replayed(self, before: Offsets, after: Offsets) -> GroupState:
-        """The same, knowing in which queues the group goes back."""
+        """The state with one more replay of each queue in which the group goes back."""
         back = [queue for queue, offset in after.items() if offset < before.get(queue, 0)]
         if not back:
             return self
@@ -331,57 +365,17 @@ class GroupState:
         commits: Mapping[TopicQueue, tuple[int, int]] | None = None,
         busy: Collection[TopicQueue] = (),
     ) -> SwapResult:
-        """Commit, forget who is gone, live on, give up or take queues: all in one."""
-        # First what is ours: a lease that ended counts only once somebody says so.
-        done = self.committed(me, commits or {})
-        after = done.state.renewed(me, lease_end_ms).without_gone(now_ms)
-        return SwapResult(after.shared_out(me, busy), done.refused)
+        """Do all that a member does in one swap.
 
-    # --- as plain values --------------------------------------------------------------------
-
-    def to_value(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "mode": self.settings.mode.value,
-            "subscription": dict(self.settings.subscription),
-            "queues": dict(self.queues),
-            "offsets": {reader: _nested(own) for reader, own in self.offsets.items()},
-            "members": {name: list(own) for name, own in self.members.items()},
-            "owners": _nested({queue: list(own) for queue, own in self.owners.items()}),
-            "replays": _nested(self.replays),
-            "epoch": self.epoch,
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Any]) -> GroupState:
-        """What `to_value` made; an empty value is a group that nobody has joined."""
-        if not value:
-            return cls()
-        settings = GroupSettings(ConsumeMode(value["mode"]), dict(value["subscription"]))
-        return cls(
-            settings,
-            dict(value["queues"]),
-            {reader: dict(_flat(own)) for reader, own in value["offsets"].items()},
-            {name: Membership(*own) for name, own in value["members"].items()},
-            {queue: Owner(*own) for queue, own in _flat(value["owners"])},
-            dict(_flat(value["replays"])),
-            value["epoch"],
-        )
+        It commits its offsets, renews its lease, drops members whose lease is over, and gives up or
+        takes queues. The arguments are those of `committed`, `renewed` and `shared_out`.
+        """
+        # First its own offsets and lease: a lease that ended counts once another member drops it.
+        result = self.committed(me, commits or {})
+        after = result.state.renewed(me, lease_end_ms).without_gone(now_ms)
+        return SwapResult(after.shared_out(me, busy), result.refused)
 
 
 def _by_queue(queue: TopicQueue) -> tuple[int, str]:
-    # Each member then has queues of every topic.
+    # Queue ids first, so that each member gets queues of all topics.
     return queue.queue_id, queue.topic
-
-
-def _nested(by_queue: Mapping[TopicQueue, Any]) -> dict[str, dict[str, Any]]:
-    nested: dict[str, dict[str, Any]] = {}
-    for (topic, queue_id), own in by_queue.items():
-        nested.setdefault(topic, {})[str(queue_id)] = own
-    return nested
-
-
-def _flat(nested: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[TopicQueue, Any]]:
-    for topic, by_queue in nested.items():
-        for queue_id, own in by_queue.items():
-            yield TopicQueue(topic, int(queue_id)), own

@@ -1,14 +1,14 @@
-"""Messages that a consumer could not handle: sent back for a later try, or to the dead letters.
+"""Sends messages that a consumer could not handle back for a later try, or to the dead letters.
 
-A retry is an ordinary delayed message to the group's retry topic (R107, R108). One failed message
-is sent back once, whoever tries and whenever it dies; see `producer.once`.
+A retry is an ordinary delayed message to the retry topic of the group (R107, R108). Each failure is
+sent once, even if several processes try, or die while they try; see `producer/once.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.errors import InvalidDelayTypeError, InvalidReasonError
@@ -36,7 +36,7 @@ from txmq.producer.once import KeyedMessage, OnceSender
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-# Users cannot name it, and no listener is asked about its messages.
+# The producer group of retries. Users cannot name it, and no listener is asked about its messages.
 RETRY_GROUP = "rmq_sys_retry"
 FIRST_DELAY_LEVEL = 3
 DEAD_LETTER_NOW = -1
@@ -45,16 +45,16 @@ _NO_REASON = "no reason given"
 
 @dataclass(frozen=True, slots=True)
 class FailedMessage:
-    """A message that could not be handled, and why.
+    """A message that could not be handled, and the reason.
 
     Args:
-        message: as it was handed out.
-        reason: one line that is kept with it; of an exception only its class is kept, for its
-            words may repeat the body.
-        delay_level: 0 is the next level of the group's retries; above 0 this level; below 0 it is
-            a dead letter at once (R107).
-        replay: how often its group went back over it on purpose. An earlier send-back of the same
-            number stands for this one.
+        message: the message as the consumer got it.
+        reason: why it failed, in one line that is kept with it. Of an exception only the class is
+            kept, because its text may repeat the body.
+        delay_level: 0 for the next level of the group's retries; above 0 for this level; below 0
+            for the dead letters at once (R107).
+        replay: how often the group went back over the message on purpose. A message is sent back
+            once for each number.
 
     Raises: InvalidReasonError, InvalidDelayTypeError.
     """
@@ -65,7 +65,7 @@ class FailedMessage:
     replay: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what could not be kept."""
+        """Check the types."""
         if not isinstance(self.reason, str | BaseException):
             raise InvalidReasonError(f"must be a str, not {type(self.reason).__name__}")
         for name in ("delay_level", "replay"):
@@ -80,9 +80,10 @@ class SentBack:
     """Where a failed message went.
 
     Attributes:
-        topic: `%RETRY%group`, or `%DLQ%group`, as RocketMQ writes it.
-        message_id: its new id there.
-        reconsume_times: how often it was sent back, this time counted.
+        topic: `%RETRY%group` or `%DLQ%group`, as RocketMQ writes it.
+        message_id: the new id of the message in that topic.
+        reconsume_times: how often it was sent back, this time included.
+        is_dead_letter: whether it went to the dead letters.
     """
 
     topic: str
@@ -91,13 +92,25 @@ class SentBack:
     is_dead_letter: bool
 
 
+class SendsBack(Protocol):
+    """Sends failed messages to a retry topic: `SendBack`, or a substitute in tests."""
+
+    def send_back_all(self, failed: Sequence[FailedMessage]) -> object:
+        """Send all failed messages; durable on return."""
+        ...
+
+
 class SendBack:
-    """Sends back for one consumer group; safe for several threads, and no hook is told.
+    """Sends failed messages of one consumer group to its retry topic or its dead letters.
+
+    Safe for several threads. It calls no hooks of producers.
 
     Args:
-        store: where the group reads.
-        consumer_group: its stored name.
-        clock: whose time the rows have.
+        store: the store of the group.
+        consumer_group: the stored name of the group.
+        clock: the clock of the times in the rows.
+
+    Raises: InvalidNameError.
 
     Example:
         >>> sent = SendBack(store, "billing").send_back(message, reason="no such customer")
@@ -106,7 +119,7 @@ class SendBack:
     """
 
     def __init__(self, store: Store, consumer_group: str, clock: Clock | None = None) -> None:
-        """Open nothing yet. Raises: InvalidNameError."""
+        """Check the name; nothing is opened; 0 commits."""
         self._group = check_stored_group(consumer_group, "consumer_group")
         self._max_times = store.config.max_reconsume_times
         self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
@@ -119,30 +132,54 @@ class SendBack:
         delay_level: int = 0,
         replay: int = 0,
     ) -> SentBack:
-        """One failed message; see FailedMessage and `send_back_all`."""
+        """Send one failed message back; it is durable on return.
+
+        Commits: as `send_back_all`. A retry sends nothing twice.
+
+        Args:
+            message: the message as the consumer got it.
+            reason: why it failed, in one line; of an exception only the class is kept.
+            delay_level: 0 for the next level of the group's retries; above 0 for this level; below
+                0 for the dead letters at once.
+            replay: how often the group went back over the message on purpose.
+
+        Returns:
+            Where the message went.
+
+        Raises: InvalidReasonError, InvalidDelayTypeError; as `send_back_all`.
+        """
         return self.send_back_all([FailedMessage(message, reason, delay_level, replay)])[0]
 
     def send_back_all(self, failed: Sequence[FailedMessage]) -> list[SentBack]:
-        """All of them in two commits, durable when this returns; in the same order.
+        """Send failed messages back; all of them are durable on return.
 
-        Reads: half, settled, op. Writes: half, op. Commits: one to each; none where an earlier try
-        has sent all of them.
+        Reads: half, settled, op. Writes: half, op. Commits: one to `half` and one to `op`, for all
+        messages together; none if an earlier try has sent all of them. A retry after an error sends
+        nothing twice.
+
+        Args:
+            failed: the messages, each with its reason.
+
+        Returns:
+            Where the messages went, in the same order.
 
         Raises: CommitConflictError, IncompleteTransactionError, StorageError.
         """
-        messages = [self._keyed(each) for each in failed]
+        messages = [self._keyed_message(message) for message in failed]
         ids = self._sender.send(messages) if messages else []
-        return [self._result(sent, own_id) for sent, own_id in zip(messages, ids, strict=True)]
+        return [
+            self._result(message, new_id) for message, new_id in zip(messages, ids, strict=True)
+        ]
 
-    def _result(self, keyed: KeyedMessage, own_id: str) -> SentBack:
+    def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
         topic = keyed.message.topic
         times = int(keyed.message.properties[RECONSUME_TIMES])
         is_dead = topic == dead_letter_topic(self._group)
-        return SentBack(shown_name(topic), own_id, times, is_dead)
+        return SentBack(shown_name(topic), message_id, times, is_dead)
 
-    def _keyed(self, failed: FailedMessage) -> KeyedMessage:
+    def _keyed_message(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
-        times = max(message.reconsume_times, 0) if is_retry else 0
+        times = message.reconsume_times if is_retry else 0
         is_dead = failed.delay_level < 0 or times >= self._max_times
         name = dead_letter_topic if is_dead else retry_topic
         sent = Message.as_stored(
@@ -163,21 +200,24 @@ class SendBack:
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool
     ) -> dict[str, str]:
         message = failed.message
-        # It is about the check of the first sender's transaction, and would delay ours.
-        own = {k: v for k, v in message.properties.items() if k != CHECK_IMMUNITY_TIME_IN_SECONDS}
+        properties = dict(message.properties)
+        # The immunity of the first sender's transaction would delay the check of the retry.
+        properties.pop(CHECK_IMMUNITY_TIME_IN_SECONDS, None)
         if not is_retry:
-            own[ORIGIN_TOPIC] = self._stored(message.topic)
-            own[ORIGIN_MESSAGE_ID] = message.message_id
-            own[ORIGIN_QUEUE_ID] = str(message.queue_id)
-            own[ORIGIN_QUEUE_OFFSET] = str(message.queue_offset)
-        own[RECONSUME_TIMES], own[RECONSUME_REASON] = str(times), _reason_text(failed.reason)
+            properties[ORIGIN_TOPIC] = self._stored(message.topic)
+            properties[ORIGIN_MESSAGE_ID] = message.message_id
+            properties[ORIGIN_QUEUE_ID] = str(message.queue_id)
+            properties[ORIGIN_QUEUE_OFFSET] = str(message.queue_offset)
+        properties[RECONSUME_TIMES] = str(times)
+        properties[RECONSUME_REASON] = _reason_text(failed.reason)
         if is_dead:
-            own[DEAD_LETTER_ORIGIN_TOPIC] = own.get(ORIGIN_TOPIC, message.topic)
-            own[DEAD_LETTER_ORIGIN_MESSAGE_ID] = own.get(ORIGIN_MESSAGE_ID, message.message_id)
-        return own
+            origin_id = properties.get(ORIGIN_MESSAGE_ID, message.message_id)
+            properties[DEAD_LETTER_ORIGIN_TOPIC] = properties.get(ORIGIN_TOPIC, message.topic)
+            properties[DEAD_LETTER_ORIGIN_MESSAGE_ID] = origin_id
+        return properties
 
     def _is_retry(self, message: ReceivedMessage) -> bool:
-        """Whether it comes from this group's retry topic: only there its properties are ours."""
+        """Whether it comes from the group's retry topic: only there txmq set its properties."""
         return self._stored(message.topic) == retry_topic(self._group)
 
     def _stored(self, topic: str) -> str:

@@ -1,4 +1,4 @@
-"""Consumers: a topic as a stream, from where this group begins."""
+"""Consumers on Spark: topics as streams and DataFrames, and members that get DataFrames."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from txmq.clock import timestamp
-from txmq.consumer.arguments import Topics, filters_by_topic
-from txmq.consumer.frames import BATCH_MESSAGES, BatchHandler, RangeConsumer, SparkBatches, united
+from txmq.clock import SystemClock, timestamp
+from txmq.consumer.arguments import Subscription, Topics, check_max_messages, filters_by_topic
+from txmq.consumer.frames import TopicFrames, united
+from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.offsets import OffsetsByTopic, StartPoint, moment_ms
+from txmq.consumer.ranges import RangeReader
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.spark_batches import BATCH_MESSAGES, BatchHandler, SparkBatches
 from txmq.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,
@@ -21,11 +24,7 @@ from txmq.errors import (
     shown,
 )
 from txmq.message.filter import MessageFilter
-from txmq.message.names import (
-    check_namespace,
-    group_in_namespace,
-    topic_in_namespace,
-)
+from txmq.message.names import check_namespace, group_in_namespace, topic_in_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from txmq.store.store import Store
 
-# Error conditions, and what older parts of Spark say without one.
+# Error conditions of Spark, and the texts of its older parts that name no condition.
 _OVERTAKEN = (
     "DELTA_VERSION_NOT_FOUND", "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
     "DELTA_LOG_FILE_NOT_FOUND", "DELTA_FILE_NOT_FOUND_DETAILED", "FAILED_READ_FILE.FILE_NOT_EXIST",
@@ -52,15 +51,19 @@ _VERSION = re.compile(r"version[s]?:? (\d+)", re.IGNORECASE)
 
 
 class Consumer:
-    """Reads topics as streams; runs on Spark Connect too.
+    """Reads topics with Spark, also with Spark Connect.
 
-    The stream's checkpoint keeps the place of the group, as for any Delta stream.
+    `read_stream` and `read` give DataFrames; the checkpoint of a stream keeps its offsets, as for
+    any Delta stream. `subscribe` joins the consumer group and gives DataFrames to a handler; the
+    group keeps its offsets.
 
     Args:
-        store: where the topics are.
-        consumer_group: who reads.
-        namespace: in which names of topics and of the group are meant (R94); the topics of other
-            namespaces are then out of reach, system topics are not.
+        store: the store of the topics.
+        consumer_group: the name of the group.
+        namespace: the namespace of the names of the group and of the topics (R94). Topics of other
+            namespaces cannot be named then; system topics can.
+
+    Raises: InvalidNameError.
 
     Example:
         >>> consumer = Consumer(store, consumer_group="billing")
@@ -68,7 +71,7 @@ class Consumer:
     """
 
     def __init__(self, store: Store, *, consumer_group: str, namespace: str | None = None) -> None:
-        """Check the names; 0 commits."""
+        """Check the names; nothing is read; 0 commits."""
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
         self.consumer_group = group_in_namespace(consumer_group, self.namespace, "consumer_group")
@@ -82,32 +85,47 @@ class Consumer:
         from_where: ConsumeFromWhere | OffsetsByTopic = ConsumeFromWhere.FIRST_OFFSET,
         from_timestamp: datetime | None = None,
     ) -> DataFrame:
-        """The messages of topics as a streaming DataFrame; columns as TOPIC in schemas.py.
+        """Return the messages of topics as a streaming DataFrame; columns as TOPIC in schemas.py.
 
-        Inside a namespace `topic` and `producer_group` are without it. Of several topics, typed
-        columns are null where a topic has them not.
+        Compaction and retention do not disturb the stream: it skips commits that only rewrite or
+        remove rows. Commits: 0.
 
-        Compaction and retention do not disturb it: rows that leave a topic are not news.
+        Inside a namespace, `topic` and `producer_group` show names without it. In a stream of
+        several topics, a typed column is null for the topics that do not have it.
 
         Args:
-            topics: one, several, or each with a filter, as `parse_filter` takes them.
+            topics: a name, several names, or a mapping of names to filters as `parse_filter`
+                takes them.
             spark: a session, also of Spark Connect.
-            from_where: where a new checkpoint begins (R106); an old one goes on where it was.
-                With a moment or offsets Spark reads all that is there and leaves out what is older.
+            from_where: where a new checkpoint begins (R106); a stream with a checkpoint goes on
+                where it was. For a moment or offsets, Spark reads all that is kept and drops
+                older messages.
             from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
 
-        Raises: TopicNotFoundError before the first committed message; InvalidFilterError,
-            ConfigError.
+        Raises:
+            TopicNotFoundError: no message of the topic is visible yet.
+            InvalidNameError, InvalidFilterError, ConfigError: an argument cannot be used.
         """
-        start = StartPoint.of(from_where, from_timestamp)
-        given = start.offsets or {}
-        offsets = {topic_in_namespace(topic, self.namespace): own for topic, own in given.items()}
-        filters = filters_by_topic(topics)
-        parts = [
-            self._stream(topic_in_namespace(topic, self.namespace), own, spark, start, offsets)
-            for topic, own in filters.items()
+        start = StartPoint.of(from_where, from_timestamp).in_namespace(self.namespace)
+        frames = [
+            self._stream(topic, message_filter, spark, start)
+            for topic, message_filter in filters_by_topic(topics, self.namespace).items()
         ]
-        return united(parts, self.namespace)
+        return united(frames, self.namespace)
+
+    def _stream(
+        self, topic: str, message_filter: MessageFilter, spark: SparkSession, start: StartPoint
+    ) -> DataFrame:
+        location = self.store.topic_location(topic)
+        reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
+        if start.where is ConsumeFromWhere.LAST_OFFSET:
+            reader = reader.option("startingVersion", "latest")
+        rows = reader.load(location)
+        if start.moment_ms is not None:
+            rows = rows.where(rows["store_timestamp"] >= timestamp(start.moment_ms))
+        for queue_id, offset in (start.offsets or {}).get(topic, {}).items():
+            rows = rows.where((rows["queue_id"] != queue_id) | (rows["queue_offset"] >= offset))
+        return rows if message_filter.is_all else rows.where(message_filter.column())
 
     def read(
         self,
@@ -117,56 +135,40 @@ class Consumer:
         version: int | None = None,
         as_of: datetime | None = None,
     ) -> DataFrame:
-        """All messages of topics as a DataFrame, or as they were: Delta's time travel.
+        """Return all messages of topics as a DataFrame, now or at an earlier time.
 
-        How far back it goes, maintenance says: what retention took is not there any more.
+        An earlier time uses Delta's time travel: maintenance decides how far back it reaches, and
+        messages that retention removed are not there any more. Commits: 0.
 
         Args:
-            topics: one, several, or each with a filter.
+            topics: a name, several names, or a mapping of names to filters.
             spark: a session, also of Spark Connect.
-            version: of the topic's table; for one topic only.
-            as_of: a moment, aware; of several topics each as it was then.
+            version: a version of the topic's table; for one topic only.
+            as_of: a time with a time zone; several topics are each read as they were then.
 
-        Raises: TopicNotFoundError, InvalidFilterError, ConfigError. Spark raises what cannot be
-            travelled to when the rows are read; see `stream_errors`.
+        Raises:
+            TopicNotFoundError: no message of the topic is visible yet.
+            InvalidNameError, InvalidFilterError, ConfigError: an argument cannot be used.
+            Exception: when the rows are read, Spark raises its own error for a version or a time
+                that is not kept.
         """
-        filters = filters_by_topic(topics)
-        options = _travel(version, as_of, len(filters))
-        parts = []
-        for topic, own in filters.items():
-            stored = topic_in_namespace(topic, self.namespace)
-            location = self.store.topic_location(stored)
-            # Delta refuses a moment after the last commit, which is the topic as it is.
-            is_now = as_of is not None and self._is_newest(stored, moment_ms(as_of))
+        filters = filters_by_topic(topics, self.namespace)
+        options = _travel_options(version, as_of, len(filters))
+        frames = []
+        for topic, message_filter in filters.items():
+            location = self.store.topic_location(topic)
+            # Delta refuses a time after the last commit; the topic is unchanged since then.
+            is_now = as_of is not None and self._is_newest(topic, moment_ms(as_of))
             reader = spark.read.format("delta").options(**({} if is_now else options))
             rows = reader.load(location)
-            parts.append(rows if own.is_all else rows.where(own.column()))
-        return united(parts, self.namespace)
+            frames.append(rows if message_filter.is_all else rows.where(message_filter.column()))
+        return united(frames, self.namespace)
 
     def _is_newest(self, topic: str, at_ms: int) -> bool:
-        times_ms = self.store.table_at(f"topics/{topic}").commit_times_ms()
+        times_ms = self.store.tables.table_at(f"topics/{topic}").commit_times_ms()
         return at_ms >= max(times_ms.values(), default=0)
 
-    def _stream(
-        self,
-        topic: str,
-        message_filter: MessageFilter,
-        spark: SparkSession,
-        start: StartPoint,
-        offsets: OffsetsByTopic,
-    ) -> DataFrame:
-        location = self.store.topic_location(topic)
-        reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
-        if start.where is ConsumeFromWhere.LAST_OFFSET:
-            reader = reader.option("startingVersion", "latest")
-        rows = reader.load(location)
-        if start.moment_ms is not None:
-            rows = rows.where(rows["store_timestamp"] >= timestamp(start.moment_ms))
-        for queue_id, offset in offsets.get(topic, {}).items():
-            rows = rows.where((rows["queue_id"] != queue_id) | (rows["queue_offset"] >= offset))
-        return rows if message_filter.is_all else rows.where(message_filter.column())
-
-    def subscribe(  # noqa: PLR0913 - what a member is told once
+    def subscribe(  # noqa: PLR0913 - the arguments of a consumer
         self,
         topics: Topics,
         handler: BatchHandler,
@@ -178,32 +180,48 @@ class Consumer:
         mode: ConsumeMode = ConsumeMode.CLUSTERING,
         member_id: str | None = None,
     ) -> SparkBatches:
-        """Become a member of the group whose handler gets DataFrames; see SparkBatches.
+        """Join the group as a member whose handler gets DataFrames; see SparkBatches.
 
-        `run_once()` of what it returns drains what is there, `start()` goes on, `close()` leaves.
-        For a handler that takes message by message use PullConsumer: both share one group.
+        `run_once()` of the member drains what is visible, `start()` goes on in a thread, `close()`
+        leaves the group. A handler of single messages needs PullConsumer; both kinds of members
+        may share a group.
+
+        Commits: one, and one more that creates the table of a new group.
 
         Args:
-            topics: one, several, or each with a filter.
-            handler: called with a DataFrame of at most `max_messages` messages, from one thread;
-                None or ConsumeStatus.SUCCESS is well, RECONSUME_LATER and exceptions are failures.
+            topics: a name, several names, or a mapping of names to filters.
+            handler: called with DataFrames, by one thread. None or ConsumeStatus.SUCCESS means
+                handled; RECONSUME_LATER and exceptions are failures.
             spark: a session, also of Spark Connect.
-            max_messages: of one batch.
+            max_messages: the largest number of messages of one batch.
             from_where: where a group begins that has no offsets yet (R106).
             from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
-            mode: CLUSTERING shares the queues, in BROADCASTING each member reads all of them.
-            member_id: names this member; needed in BROADCASTING.
+            mode: in CLUSTERING the members share the queues, in BROADCASTING each member reads all.
+            member_id: the name of this member; BROADCASTING needs it.
 
         Raises: as PullConsumer.
         """
-        consumer = RangeConsumer(
-            self.store, consumer_group=self._given_group, topics=topics, from_where=from_where,
+        check_max_messages(max_messages)
+        subscription = Subscription.of(
+            consumer_group=self._given_group, topics=topics, from_where=from_where,
             from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=self.namespace,
         )  # fmt: skip
-        return SparkBatches(consumer, handler, spark, max_messages)
+        reader = GroupReader(self.store, subscription, SystemClock())
+        frames = TopicFrames(self.store, spark, subscription.filters, self.namespace)
+        return SparkBatches(RangeReader(reader), frames, handler, max_messages)
 
     def wait(self, query: StreamingQuery, timeout_s: float | None = None) -> bool:
-        """Wait for a query that reads topics; whether it ended. Raises: as `stream_errors`."""
+        """Wait until a query over topics ends.
+
+        Args:
+            query: a running query.
+            timeout_s: the longest time to wait, rounded up to whole seconds; None waits for ever.
+
+        Returns:
+            Whether the query has ended.
+
+        Raises: as `stream_errors`.
+        """
         with self.stream_errors():
             if timeout_s is not None:
                 return bool(query.awaitTermination(math.ceil(timeout_s)))
@@ -212,11 +230,15 @@ class Consumer:
 
     @contextmanager
     def stream_errors(self) -> Iterator[None]:
-        """Around the start of a query, or what waits for it: Spark's failures as errors of ours.
+        """Translate failures of Spark's streams into errors of txmq.
 
-        Raises: ReaderOvertakenError where retention or clean-up took what it had not read;
-            CheckpointMismatchError where its checkpoint is that of another topic;
-            CheckpointCorruptError; any other failure as Spark raises it.
+        Put it around the start of a query, and around code that waits for one.
+
+        Raises:
+            ReaderOvertakenError: retention or clean-up removed what the stream had not read.
+            CheckpointMismatchError: the checkpoint belongs to another topic.
+            CheckpointCorruptError: the checkpoint cannot be read.
+            Exception: any other failure, as Spark raises it.
         """
         try:
             yield
@@ -227,13 +249,19 @@ class Consumer:
             raise typed from error
 
     def checkpoint_location(self, topic: str) -> str:
-        """A place for the checkpoint of this group's stream of one topic."""
-        name = f"consumers/{self.consumer_group}/{topic_in_namespace(topic, self.namespace)}"
-        return self.store.checkpoint_location(name)
+        """The place for the checkpoint of this group's stream of a topic; nothing is created.
+
+        Args:
+            topic: the name of one topic; a stream of several topics needs a place of its own.
+
+        Raises: InvalidNameError.
+        """
+        stored = topic_in_namespace(topic, self.namespace)
+        return self.store.checkpoint_location(f"consumers/{self.consumer_group}/{stored}")
 
 
-def _travel(version: object, as_of: object, topics: int) -> dict[str, str]:
-    """Options of Delta's reader. Raises: ConfigError."""
+def _travel_options(version: object, as_of: object, topics: int) -> dict[str, str]:
+    """The options of Delta's reader for time travel. Raises: ConfigError."""
     if version is not None and as_of is not None:
         raise ConfigError(["version and as_of are both given; pass one"])
     if as_of is not None:
@@ -248,13 +276,13 @@ def _travel(version: object, as_of: object, topics: int) -> dict[str, str]:
 
 
 def typed_stream_error(error: BaseException) -> TxmqError | None:
-    """The error of ours that stands for a failure of a query; None for any other failure."""
+    """The error of txmq for a failure of a query; None where there is none."""
     text = str(error)
     if any(condition in text for condition in _MISMATCH):
         return CheckpointMismatchError()
     if any(condition in text for condition in _CORRUPT):
         return CheckpointCorruptError("the checkpoint of a consumer", "cannot be read; restore it")
     if any(condition in text for condition in _OVERTAKEN):
-        found = _VERSION.search(text)
-        return ReaderOvertakenError(None if found is None else int(found[1]))
+        version = _VERSION.search(text)
+        return ReaderOvertakenError(None if version is None else int(version[1]))
     return None

@@ -1,1 +1,1 @@
-"""The one door to Delta: tables, their files and their logs. Nothing above knows delta-rs."""
+"""Delta tables, their files and their logs; only this package uses delta-rs."""

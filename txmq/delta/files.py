@@ -1,4 +1,4 @@
-"""Data files of a table and what their statistics tell; pruning happens here."""
+"""Data files of a table, and which of them may hold some values by their statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 LARGE_FILE_BYTES = 1_000_000
-# The time of a UUIDv7, in milliseconds, and a dash.
+# In a UUIDv7, the time in milliseconds and a dash.
 COARSE_LENGTH = 13
 COARSE_FROM = 10_000
 LARGE_FILE_ROWS = 1_000
@@ -20,9 +20,12 @@ LARGE_FILE_ROWS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A live file: `path` is relative to the table, `partition` holds its partition values.
+    """A live data file.
 
-    `modified_ms` is the writer's clock; of a compacted file, that of the newest file in it.
+    Attributes:
+        path: relative to the table.
+        partition: the partition values by column.
+        modified_ms: the writer's clock; of a compacted file the time of the newest file in it.
     """
 
     path: str
@@ -34,7 +37,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A live file and its range of a column; None where the statistics do not say."""
+    """A live file and its range of a column; None where it has no statistics."""
 
     file: DataFile
     low: Any
@@ -43,7 +46,7 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilePart:
-    """A data file, or one row group of it, with the ranges of some columns where they are known."""
+    """A data file or one of its row groups, with the known ranges of some columns."""
 
     file: DataFile
     low: Mapping[str, Any]
@@ -54,7 +57,7 @@ class FilePart:
 def partition_columns(
     rows: pa.Table, columns: Sequence[str]
 ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """The rows of each partition without its columns, and its values as Delta writes them."""
+    """For each partition its values as Delta writes them, and its rows without their columns."""
     if not columns or not rows.num_rows:
         yield from [({}, rows)] if rows.num_rows else []
         return
@@ -75,12 +78,12 @@ def covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any
     """Which files may hold one of `values` in `column`, by their statistics."""
     low, high = value_bounds(actions, column)
     if len(values) > COARSE_FROM and pa.types.is_string(values.type):
-        # Ids of one millisecond start alike: sorting their starts is much less than sorting them.
+        # Ids of one millisecond start alike, and sorting the few starts is much cheaper.
         values = pc.utf8_slice_codeunits(values, 0, COARSE_LENGTH)
         low, high = _starts(low), _starts(high)
-    wanted = sorted(values.unique().drop_null().to_pylist())
+    ordered = sorted(values.unique().drop_null().to_pylist())
     is_kept = [
-        may_hold(smallest, largest, wanted) for smallest, largest in zip(low, high, strict=True)
+        may_hold(smallest, largest, ordered) for smallest, largest in zip(low, high, strict=True)
     ]
     return np.array(is_kept, dtype=bool)
 
@@ -89,12 +92,12 @@ def _starts(bounds: list[Any]) -> list[Any]:
     return [None if bound is None else bound[:COARSE_LENGTH] for bound in bounds]
 
 
-def may_hold(smallest: Any, largest: Any, wanted: list[Any]) -> bool:
-    """Whether a file with these bounds may hold one of the sorted values; unknown bounds may."""
+def may_hold(smallest: Any, largest: Any, ordered: list[Any]) -> bool:
+    """Whether a file with these bounds may hold one of the sorted values; true without bounds."""
     if smallest is None or largest is None:
         return True
-    place = bisect.bisect_left(wanted, smallest)
-    return place < len(wanted) and bool(wanted[place] <= largest)
+    place = bisect.bisect_left(ordered, smallest)
+    return place < len(ordered) and bool(ordered[place] <= largest)
 
 
 def above(actions: pa.Table, column: str, value: int | str) -> np.ndarray[Any, Any]:
@@ -110,7 +113,7 @@ def not_above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any
 
 
 def value_bounds(actions: pa.Table, column: str) -> tuple[list[Any], list[Any]]:
-    """Smallest and largest value of each file; None where the statistics do not say."""
+    """Smallest and largest value of each file; None where it has no statistics."""
     missing = [None] * actions.num_rows
     names = set(actions.column_names)
     low, high = f"min.{column}", f"max.{column}"
@@ -121,7 +124,7 @@ def value_bounds(actions: pa.Table, column: str) -> tuple[list[Any], list[Any]]:
 
 
 def with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:
-    """The columns of `schema`: from the file, from its partition, or null where it has none."""
+    """The columns of `schema`: from the file, else from its partition, else null."""
     stored = set(part.column_names)
     columns = [
         part[field.name].cast(field.type)

@@ -1,8 +1,8 @@
-"""The commit files of a table: which there are, what they name, and removing those read by all.
+"""The commit files of a table: list them, read what they name, clean those that all have read.
 
-What may be needed is what the kept commits name: a reader of a change feed or of a stream opens
-the files that they added or removed, and nothing else. So a commit file goes together with the
-data files that it took out of the table, and not before every reader is beyond it.
+A reader of a change feed or of a stream opens only the data files that the kept commits added or
+removed. So a commit file is deleted together with the data files that it removed from the table,
+and not before every reader has passed it.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from txmq.fail_points import FailPoint, reached
 LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json", re.ASCII)
-# Only the form in one file: it is there whole or not at all.
+# Only checkpoints of one file: such a file is complete or absent.
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet", re.ASCII)
 _OF_A_VERSION = re.compile(r"(\d{20})\..*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """What a log folder holds: when the store received each commit, and the checkpoints."""
+    """The content of a log folder: the modification time of each commit, and the checkpoints."""
 
     commits_ms: Mapping[int, int]
     checkpoints: tuple[int, ...]
 
     def since_checkpoint(self, version: int) -> int:
-        """How many commits a reader of `version` has to read one by one."""
+        """How many commits a reader of `version` reads one by one."""
         return version - max((at for at in self.checkpoints if at <= version), default=-1)
 
     def newest_of(self, is_old: Callable[[int], bool]) -> int:
-        """The newest commit whose time of arrival is old; -1 if there is none."""
+        """The newest commit whose modification time is old; -1 if there is none."""
         return max((at for at, ms in self.commits_ms.items() if is_old(ms)), default=-1)
 
     def base(self, keep_from: int) -> int:
-        """The version from which on everything is kept so that `keep_from` can be read."""
+        """The oldest version to keep so that `keep_from` can be read: a checkpoint, or 0."""
         return max((at for at in self.checkpoints if at <= keep_from), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class LogCleaned:
-    """How many commit files went, and how many data files that only they named."""
+    """How many commit files were deleted, and how many data files that only they named."""
 
     commits: int = 0
     data_files: int = 0
@@ -58,12 +58,12 @@ class LogCleaned:
 
 @dataclass(frozen=True, slots=True)
 class CommitNews:
-    """What a commit says to those who follow a table.
+    """A commit as a follower of the table sees it.
 
     Attributes:
-        added: files with new rows; compaction adds none.
-        has_removed: whether rows were taken away.
-        marks: what it was committed under.
+        added: files with new rows; a compaction adds none.
+        has_removed: whether rows were removed.
+        marks: the marks of the commit.
     """
 
     added: tuple[FilePart, ...]
@@ -72,50 +72,53 @@ class CommitNews:
 
 
 def commit_news(table: PinnedTable, version: int) -> CommitNews | None:
-    """What one commit brought, read from its file alone; None where that was cleaned away."""
+    """The news of one commit, read from its file alone; None where log clean-up has removed it."""
     content = table.commit_bytes(version)
     if content is None:
         return None
     actions = [json.loads(line) for line in content.splitlines()]
-    added = [_added(own) for own in _each(actions, "add") if own["dataChange"]]
-    has_removed = any(own["dataChange"] for own in _each(actions, "remove"))
-    marks = {own["appId"]: int(own["version"]) for own in _each(actions, "txn")}
+    added = [_added(action) for action in _of_kind(actions, "add") if action["dataChange"]]
+    has_removed = any(action["dataChange"] for action in _of_kind(actions, "remove"))
+    marks = {action["appId"]: int(action["version"]) for action in _of_kind(actions, "txn")}
     return CommitNews(tuple(added), has_removed, marks)
 
 
-def _each(actions: Iterable[Mapping[str, Any]], kind: str) -> Iterator[dict[str, Any]]:
+def _of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> Iterator[dict[str, Any]]:
     return (action[kind] for action in actions if kind in action)
 
 
 def _added(action: Mapping[str, Any]) -> FilePart:
-    told: dict[str, Any] = json.loads(action.get("stats") or "{}")
+    stats: dict[str, Any] = json.loads(action.get("stats") or "{}")
     file = DataFile(
         unquote(action["path"]),
-        told.get("numRecords", 0),
+        stats.get("numRecords", 0),
         action["size"],
         action["partitionValues"],
         action["modificationTime"],
     )
-    return FilePart(file, told.get("minValues", {}), told.get("maxValues", {}))
+    return FilePart(file, stats.get("minValues", {}), stats.get("maxValues", {}))
 
 
 def log_files(table: PinnedTable) -> LogFiles:
-    """One listing of the log folder."""
+    """The files of the log folder, listed once."""
     commits: dict[int, int] = {}
     checkpoints = []
-    for found in table.log_folder():
-        if (name := _COMMIT.fullmatch(found.base_name)) and found.mtime_ns is not None:
-            commits[int(name[1])] = int(found.mtime_ns) // 1_000_000
-        elif name := _CHECKPOINT.fullmatch(found.base_name):
+    for info in table.log_folder():
+        if (name := _COMMIT.fullmatch(info.base_name)) and info.mtime_ns is not None:
+            commits[int(name[1])] = int(info.mtime_ns) // 1_000_000
+        elif name := _CHECKPOINT.fullmatch(info.base_name):
             checkpoints.append(int(name[1]))
     return LogFiles(commits, tuple(sorted(checkpoints)))
 
 
 def clean_log(table: Table, keep_from: int) -> LogCleaned:
-    """Remove the commits that nobody needs who has read all before `keep_from`; 0 commits.
+    """Delete the commit files that no reader from `keep_from` on needs; 0 commits.
 
-    What is kept begins at a checkpoint. The commits go first, oldest first: no commit ever names a
-    file that is gone, and what a killed process leaves is a file that no commit names.
+    The kept log begins at a checkpoint. Commit files are deleted first, oldest first, and data
+    files after them, so that no commit ever names a deleted file. A process that is killed in
+    between leaves files that no commit names, which `maintenance.orphans` removes.
+
+    Raises: StorageError.
     """
     files = log_files(table.refresh())
     base = min(files.base(keep_from), _last_checkpoint(table, files))
@@ -135,7 +138,7 @@ def named_by(table: ReadTable, versions: Iterable[int]) -> set[str]:
 
 
 def removed_by(table: ReadTable, versions: Iterable[int]) -> list[str]:
-    """The data files that these commits took out, each as often as they did."""
+    """The data files that these commits removed, each as often as it was removed."""
     return [path for kind, path in _actions_of(table, versions) if kind == "remove"]
 
 
@@ -157,7 +160,7 @@ def _file_actions(content: bytes | None) -> Iterator[tuple[str, str]]:
 
 
 def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
-    """Where readers begin: a late writer may have put an older version there than the newest."""
+    """The version where readers begin; a slow writer may have set it to an older checkpoint."""
     newest = max(files.checkpoints, default=0)
     try:
         with table.filesystem.open_input_file(f"{LOG_FOLDER}/{LAST_CHECKPOINT}") as file:
@@ -168,13 +171,13 @@ def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
 
 def _log_paths(table: ReadTable, base: int) -> list[str]:
     """Commits, checkpoints and checksums of the versions before `base`, oldest first."""
-    found = (_OF_A_VERSION.fullmatch(info.base_name) for info in table.log_folder())
-    names = sorted(name[0] for name in found if name and int(name[1]) < base)
+    matches = (_OF_A_VERSION.fullmatch(info.base_name) for info in table.log_folder())
+    names = sorted(name[0] for name in matches if name and int(name[1]) < base)
     return [f"{LOG_FOLDER}/{name}" for name in names]
 
 
 def delete_files(table: Table, paths: Iterable[str]) -> int:
-    """Remove files, and say how many; one that somebody else removed first is no fault."""
+    """Delete files; returns how many. A file that is already deleted is no error."""
     count = 0
     for path in paths:
         try:

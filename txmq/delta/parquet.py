@@ -1,4 +1,4 @@
-"""Parquet files that are written first and committed afterwards: their names and statistics."""
+"""Parquet files that are written before they are committed: names, settings, statistics."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from txmq.results import plain
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter
 
-# Bodies are often random bytes: a dictionary or statistics on them cost time and give nothing.
+# Bodies are often random bytes, for which a dictionary costs time and saves nothing.
 WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue_offset")
 COMPRESSION = "snappy"
 STAGING_PREFIX = "staging-"
 BLOCK_BYTES = 32 * 1024 * 1024
-# Due dates are at most some tens, so that is what a large round of the schedule may hold.
+# A round of the schedule has some tens of due dates, each with a buffer of this size.
 PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
 
 
@@ -40,14 +40,14 @@ class NewFile:
 
 
 def new_file_path() -> str:
-    """A name that no other file has."""
+    """A new, unique file name."""
     return f"part-{uuid.uuid4()}.{COMPRESSION}.parquet"
 
 
 def staging_folder() -> str:
-    """A folder for what Spark writes; VACUUM removes what is left in it.
+    """A new folder for files that Spark writes; VACUUM removes files that are left in it.
 
-    A name that begins with an underscore would hide such leftovers from VACUUM.
+    VACUUM would ignore a folder whose name begins with an underscore.
     """
     return f"{STAGING_PREFIX}{uuid.uuid4()}"
 
@@ -55,7 +55,7 @@ def staging_folder() -> str:
 def parquet_writer(
     path: str, schema: pa.Schema, filesystem: pa_fs.FileSystem, statistics: Sequence[str]
 ) -> pq.ParquetWriter:
-    """A writer with the settings that suit messages."""
+    """A Parquet writer with settings for messages."""
     with_dictionary = [name for name in schema.names if name not in WITHOUT_DICTIONARY]
     return pq.ParquetWriter(
         path, schema, filesystem=filesystem, compression=COMPRESSION,
@@ -70,7 +70,7 @@ def write_file(
     statistics: Sequence[str],
     partition: Mapping[str, str | None] | None = None,
 ) -> NewFile:
-    """Write tables one after the other into one new file; memory holds one of them."""
+    """Write tables one by one into a new file; memory holds one of them."""
     path = new_file_path()
     with parquet_writer(path, schema, filesystem, statistics) as writer:
         for part in rows:
@@ -84,7 +84,7 @@ def write_partitions(
     filesystem: pa_fs.FileSystem,
     statistics: Sequence[str],
 ) -> list[NewFile]:
-    """As `write_file`, one new file for each partition; memory holds a few of them at a time."""
+    """As `write_file`, with one new file for each partition; each buffers up to 4 MiB of rows."""
     writers = _PartitionWriters(columns, filesystem, statistics)
     try:
         for part in rows:
@@ -95,7 +95,7 @@ def write_partitions(
 
 
 class _PartitionWriters:
-    """An open file for each partition, and the rows that wait for it to be worth a row group."""
+    """An open file for each partition, and rows that wait until they fill a row group."""
 
     def __init__(
         self, columns: Sequence[str], filesystem: pa_fs.FileSystem, statistics: Sequence[str]
@@ -147,7 +147,7 @@ def described(
     statistics: Sequence[str],
     partition: Mapping[str, str | None],
 ) -> NewFile:
-    """A written file with what its own footer says about it."""
+    """A written file with the counts and statistics of its footer."""
     with filesystem.open_input_file(path) as source:
         size_bytes = source.size()
         metadata = pq.ParquetFile(source).metadata
@@ -158,7 +158,7 @@ def described(
 
 @contextmanager
 def microsecond_timestamps(spark: Any) -> Iterator[None]:
-    """Let Spark write Parquet's own timestamps: its default, INT96, is read by few engines."""
+    """Let Spark write TIMESTAMP_MICROS; few engines read INT96, its default."""
     key = "spark.sql.parquet.outputTimestampType"
     before = spark.conf.get(key)
     spark.conf.set(key, "TIMESTAMP_MICROS")
@@ -169,7 +169,7 @@ def microsecond_timestamps(spark: Any) -> Iterator[None]:
 
 
 def spark_writer(rows: DataFrame) -> DataFrameWriter:
-    """A writer with the settings that suit messages, and row groups that need little memory."""
+    """A Spark writer with settings for messages and row groups that need little memory."""
     writer = rows.write.option("compression", COMPRESSION).option("parquet.block.size", BLOCK_BYTES)
     for name in WITHOUT_DICTIONARY:
         writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
@@ -183,8 +183,8 @@ def written_by_spark(
     partition: Mapping[str, str | None],
 ) -> list[NewFile]:
     """The Parquet files of a folder that Spark wrote, in the order of its partitions."""
-    found = filesystem.get_file_info(pa_fs.FileSelector(folder))
-    paths = sorted(info.path for info in found if info.path.endswith(".parquet"))
+    infos = filesystem.get_file_info(pa_fs.FileSelector(folder))
+    paths = sorted(info.path for info in infos if info.path.endswith(".parquet"))
     files = [described(path, filesystem, statistics, partition) for path in paths]
     return [file for file in files if file.num_records]
 
@@ -194,13 +194,13 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     for name in statistics:
-        found = list(_column_statistics(metadata, name))
-        if not found or not all(stats.has_null_count for stats in found):
+        groups = list(_column_statistics(metadata, name))
+        if not groups or not all(stats.has_null_count for stats in groups):
             continue
-        nulls[name] = sum(stats.null_count for stats in found)
-        if all(stats.has_min_max for stats in found):
-            low[name] = plain(min(stats.min for stats in found))
-            high[name] = plain(max(stats.max for stats in found))
+        nulls[name] = sum(stats.null_count for stats in groups)
+        if all(stats.has_min_max for stats in groups):
+            low[name] = plain(min(stats.min for stats in groups))
+            high[name] = plain(max(stats.max for stats in groups))
     return json.dumps(
         {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
     )
@@ -209,14 +209,14 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
 def row_group_ranges(
     metadata: pq.FileMetaData, row_group: int, columns: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Smallest and largest values of those `columns` whose statistics say them."""
+    """Smallest and largest values of the `columns` that have such statistics."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     for name in columns:
         index = _column_index(metadata, name)
-        own = None if index is None else metadata.row_group(row_group).column(index).statistics
-        if own is not None and own.has_min_max:
-            low[name], high[name] = own.min, own.max
+        stats = None if index is None else metadata.row_group(row_group).column(index).statistics
+        if stats is not None and stats.has_min_max:
+            low[name], high[name] = stats.min, stats.max
     return low, high
 
 

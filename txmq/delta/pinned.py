@@ -1,7 +1,8 @@
-"""Any Delta table, txmq's own or a user's: open it, read its marks, commit under a mark.
+"""Any Delta table, of txmq or of a user: open it, read its marks, commit under a mark.
 
-With `storage` the one door to Delta; nothing above knows delta-rs. A *mark* is Delta's own
-transaction identifier: a name and a number that a commit carries, compared by every later commit.
+Only this package uses delta-rs. A *mark* is Delta's transaction identifier: a name and a number
+that a commit carries. Delta refuses a commit if another one moved its mark since the handle was
+opened.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from txmq.errors import (
 
 READ_ATTEMPTS = 8
 RETRY_PAUSE_S = 0.01
-# Beyond that, asking delta-rs for a mark costs less than reading the commits.
+# After more commits, asking delta-rs for a mark costs less than reading the commits.
 CARRIED_COMMITS = 16
 SHOWN_CHARACTERS_OF_A_CAUSE = 200
 MISSING = "is not there; run txmq init"
@@ -46,7 +47,7 @@ NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 Result = TypeVar("Result")
 _COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
 _NO_SPACE = ("No space left", "os error 28", "StorageFull")
-# A handle that is older than the log's first commit has nothing to compare with.
+# A handle that is older than the first commit in the log cannot compare marks.
 _CLEANED_BEHIND = re.compile(
     r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"
 )
@@ -67,22 +68,22 @@ class PinnedTable:
     Not safe for several threads: each service and each committing thread holds its own.
     """
 
-    # What to do where there is no table.
+    # The problem and the next step where there is no table.
     missing = MISSING
 
     def __init__(
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        """Open nothing yet; the first use does. Errors call the table by `name`."""
+        """Open nothing yet; the first use does. Error texts use `name`."""
         self.name = name
         self.location = location
         self._options = dict(storage_options or {})
         self._handle: DeltaTable | None = None
         self._filesystem: pa_fs.FileSystem | None = None
-        # Reading a mark costs half a millisecond, and a version's marks never change.
+        # Reading a mark costs half a millisecond, and the marks of a version never change.
         self._marks: dict[str, int | None] = {}
         self._marks_of: int | None = None
-        # What the commit file of the pinned version looked like when it was pinned.
+        # Size and time of the pinned version's commit file when it was pinned.
         self._newest_seen: tuple[int, object] | None = None
 
     @property
@@ -93,7 +94,7 @@ class PinnedTable:
         return self._handle
 
     def refresh(self) -> Self:
-        """Move to the newest version; the object itself is returned."""
+        """Pin the newest version; returns the object itself. Raises: StorageError."""
         if self._handle is None:
             self._handle = self._opened()
             return self
@@ -111,7 +112,7 @@ class PinnedTable:
         try:
             self.handle.update_incremental()
         except (DeltaError, OSError):
-            # Fast writers can make delta-rs see a gap; a fresh open succeeds.
+            # With fast writers delta-rs can see a gap in the log; opening again succeeds.
             self._handle = self._opened()
 
     def _freshness(self) -> _Freshness:
@@ -132,21 +133,21 @@ class PinnedTable:
 
     def _note_newest(self) -> None:
         self._newest_seen = None
-        # On an object store two looks cost more than the one of delta-rs.
+        # On an object store two lookups cost more than the one of delta-rs.
         if "://" in self.location:
             return
-        # The commit that was just made has landed, whatever becomes of a look at it.
+        # A failed lookup must not hide that the commit before it succeeded.
         with suppress(OSError):
-            (own,) = self._commit_files(self.version)
-            is_there = own.type is not pa_fs.FileType.NotFound
-            self._newest_seen = (self.version, (own.size, own.mtime_ns)) if is_there else None
+            (info,) = self._commit_files(self.version)
+            is_there = info.type is not pa_fs.FileType.NotFound
+            self._newest_seen = (self.version, (info.size, info.mtime_ns)) if is_there else None
 
     def _commit_files(self, *versions: int) -> list[pa_fs.FileInfo]:
         paths = [commit_path(version) for version in versions]
         return list(self.filesystem.get_file_info(paths))
 
     def reopen(self) -> Self:
-        """A fresh handle at the newest version."""
+        """Pin the newest version by a new handle. Raises: StorageError."""
         self._handle = self._opened()
         return self
 
@@ -169,36 +170,36 @@ class PinnedTable:
 
     @property
     def table_id(self) -> str:
-        """The id of the table; a table made anew has another."""
+        """The id of the table; a table that was created again has another."""
         return str(self.handle.metadata().id)
 
     def properties(self) -> dict[str, str]:
-        """The table's own property values."""
+        """The properties of the table."""
         return {key: str(value) for key, value in self.handle.metadata().configuration.items()}
 
     def mark(self, app_id: str) -> int | None:
-        """The newest number committed under `app_id` in this version of the table."""
+        """The newest number committed under `app_id` in the pinned version; None without one."""
         self._carry_marks()
         if app_id not in self._marks:
-            # It may read the log again, which may have been cleaned behind an old handle.
+            # delta-rs may read the log again, which may have been cleaned since.
             with translated(self.name):
-                found = self.handle.transaction_version(app_id)
-            self._marks[app_id] = None if found is None else int(found)
+                number = self.handle.transaction_version(app_id)
+            self._marks[app_id] = None if number is None else int(number)
         return self._marks[app_id]
 
     def _carry_marks(self) -> None:
-        """Bring the known marks to the pinned version by the few commits since, if they are few."""
-        known, self._marks_of = self._marks_of, self.version
-        if known == self._marks_of:
+        """Update known marks from the commits since they were read, if those are few."""
+        marks_of, self._marks_of = self._marks_of, self.version
+        if marks_of == self._marks_of:
             return
-        passed = 0 if known is None else self._marks_of - known
+        passed = 0 if marks_of is None else self._marks_of - marks_of
         commits = range(self._marks_of - passed + 1, self._marks_of + 1)
         are_few = bool(self._marks) and 0 < passed <= CARRIED_COMMITS
         if not are_few or not all(self._carry_marks_of(version) for version in commits):
             self._marks = {}
 
     def _carry_marks_of(self, version: int) -> bool:
-        """Whether the commit could be read; what it does not mark stays as it was."""
+        """Update known marks from one commit; false where the commit cannot be read."""
         marks = self.marks_of(version)
         if marks is None:
             return False
@@ -206,7 +207,7 @@ class PinnedTable:
         return True
 
     def marks_of(self, version: int) -> dict[str, int] | None:
-        """The marks that the commit of one version carries; None where it was cleaned away."""
+        """The marks of the commit of one version; None where it is missing."""
         commit = self.commit_bytes(version)
         if commit is None:
             return None
@@ -215,13 +216,13 @@ class PinnedTable:
         return {mark["appId"]: int(mark["version"]) for mark in marks}
 
     def has_news(self) -> bool:
-        """Whether a version after this one exists; one look at one file name."""
+        """Whether a version after the pinned one exists; one lookup of a file name."""
         return self.has_commit(self.version + 1)
 
     def has_commit(self, version: int) -> bool:
-        """Whether the commit file of a version is there; one look at one file name."""
-        (found,) = self._commit_files(version)
-        return found.type is not pa_fs.FileType.NotFound
+        """Whether the commit file of a version exists; one lookup of a file name."""
+        (info,) = self._commit_files(version)
+        return info.type is not pa_fs.FileType.NotFound
 
     @property
     def filesystem(self) -> pa_fs.FileSystem:
@@ -231,7 +232,7 @@ class PinnedTable:
         return self._filesystem
 
     def commit_bytes(self, version: int) -> bytes | None:
-        """The commit file of one version, or None where it was cleaned away."""
+        """The commit file of one version; None where it is missing, as after log clean-up."""
         path = commit_path(version)
         try:
             with self.filesystem.open_input_file(path) as file:
@@ -240,32 +241,34 @@ class PinnedTable:
             return None
 
     def commit_times_ms(self) -> dict[int, int]:
-        """When the store received each commit that it still keeps: its file's modification time.
+        """The modification time of each commit file in the log, by version.
 
-        It is the store's clock, unlike what delta-rs's change feed shows: that is the writer's.
+        It is the clock of the store; the times in delta-rs's change feed are the writers' clocks.
         """
         return {
-            int(found.base_name[:20]): int(found.mtime_ns) // 1_000_000
-            for found in self.log_folder()
-            if _COMMIT_FILE.fullmatch(found.base_name) and found.mtime_ns is not None
+            int(info.base_name[:20]): int(info.mtime_ns) // 1_000_000
+            for info in self.log_folder()
+            if _COMMIT_FILE.fullmatch(info.base_name) and info.mtime_ns is not None
         }
 
     def log_folder(self) -> list[pa_fs.FileInfo]:
-        """One listing of the folder of commits and checkpoints."""
+        """List the folder of commits and checkpoints once."""
         selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
         return list(self.filesystem.get_file_info(selector))
 
     # --- committing ------------------------------------------------------------------------
 
     def commit_marks(self, marks: Mapping[str, int]) -> None:
-        """One commit of marks and nothing else, only if nobody moved these marks meanwhile.
+        """Commit marks and nothing else, only if nobody moved these marks meanwhile: one commit.
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
         self._write_transaction([], marks)
 
     def append_rows(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
-        """Rows for a table of the user's and marks, only if nobody moved these marks meanwhile.
+        """Append rows and marks in one commit, only if nobody moved these marks meanwhile.
+
+        For tables of users: delta-rs writes the files.
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
@@ -275,14 +278,14 @@ class PinnedTable:
             self.commit_marks(marks)
 
     def _write_rows(self, rows: pa.Table, marks: Mapping[str, int], **options: Any) -> None:
-        """As `_write_transaction`, but delta-rs makes the files."""
+        """As `_write_transaction`, but delta-rs writes the files."""
         with translated(self.name):
             write_deltalake(
                 self.handle, rows, commit_properties=commit_properties(marks), **options
             )
 
     def _write_transaction(self, actions: list[Any], marks: Mapping[str, int]) -> None:
-        """Through the pinned handle, so the marks read from it are the ones that are compared."""
+        """Commit through the pinned handle, whose marks are the ones that Delta compares."""
         handle = self.handle
         with translated(self.name):
             handle.create_write_transaction(
@@ -298,7 +301,7 @@ class PinnedTable:
 
 
 def commit_path(version: int) -> str:
-    """Where a table's commit is, from its root."""
+    """The path of a commit file, relative to the table."""
     return f"_delta_log/{version:020d}.json"
 
 
@@ -310,21 +313,21 @@ def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSy
 
 
 def commit_properties(marks: Mapping[str, int]) -> CommitProperties:
-    """What a commit carries beside its actions."""
-    # Spark ignores a transaction without last_updated once a retention is set.
+    """The marks of a commit."""
+    # Where a retention of marks is set, Spark ignores marks without last_updated.
     now_ms = time.time_ns() // 1_000_000
     transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]
     return CommitProperties(app_transactions=transactions or None)
 
 
 def pause(attempt: int) -> None:
-    """Wait before the next try, longer each time."""
-    # Losers that wait at random do not meet again.
+    """Wait before the next attempt; later attempts wait longer."""
+    # Random pauses keep two losers from meeting again.
     time.sleep(RETRY_PAUSE_S * random.random() * min(2**attempt, 32))  # noqa: S311
 
 
 def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -> Result:
-    """A read that is tried again where fast writers disturb it. Raises: StorageError."""
+    """Read, and try again where fast writers disturb the read. Raises: StorageError."""
     for attempt in range(READ_ATTEMPTS):
         try:
             return read()
@@ -338,7 +341,7 @@ def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -
 
 @contextmanager
 def translated(table: str) -> Iterator[None]:
-    """Delta's and the system's errors as ours; CommitFailedError has four causes and one class."""
+    """Raise errors of Delta and of the system as errors of txmq."""
     try:
         yield
     except CommitFailedError as error:
@@ -355,7 +358,7 @@ def _storage_error(table: str, error: Exception) -> StorageError:
 
 
 def disk_error(table: str, error: Exception) -> StorageError | None:
-    """A full or read-only disk as our error; None for everything else."""
+    """StoreFullError or ReadOnlyStoreError for an error of the disk; None for other errors."""
     text, number = str(error), error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _NO_SPACE):
         return StoreFullError(table, "no space left; free some, then call again")
@@ -365,6 +368,6 @@ def disk_error(table: str, error: Exception) -> StorageError | None:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Without the Rust backtrace and the colours that may follow."""
+    """The first line of the text, without the Rust backtrace that may follow."""
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first[:SHOWN_CHARACTERS_OF_A_CAUSE]}"

@@ -47,7 +47,7 @@ class ReadTable(PinnedTable):
         self.schema = schema
 
     def exists(self) -> bool:
-        """Whether a Delta table is there."""
+        """Whether there is a Delta table at the location. Raises: StorageError."""
         try:
             return DeltaTable.is_deltatable(self.location, self._options or None)
         except (DeltaError, OSError) as error:
@@ -66,14 +66,14 @@ class ReadTable(PinnedTable):
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of the table as it is: a typed topic has more than its `schema` names."""
-        known = self.schema.columns
-        found = pa.schema(self.handle.schema().to_arrow())
-        return pa.schema([*known, *(column for column in found if column.name not in known.names)])
+        """The columns of the stored table; a typed topic has more than `schema` names."""
+        named = self.schema.columns
+        stored = pa.schema(self.handle.schema().to_arrow())
+        return pa.schema([*named, *(column for column in stored if column.name not in named.names)])
 
     def _columns_of(self, names: Sequence[str]) -> pa.Schema:
-        known = self.schema.columns
-        columns = known if set(names) <= set(known.names) else self.columns
+        named = self.schema.columns
+        columns = named if set(names) <= set(named.names) else self.columns
         return pa.schema([columns.field(name) for name in names])
 
     def files(self) -> list[DataFile]:
@@ -83,7 +83,7 @@ class ReadTable(PinnedTable):
     def files_holding(self, column: str, values: pa.Array) -> list[DataFile]:
         """Live files whose range of `column` covers at least one of `values`, in any order.
 
-        Each value is looked up by itself, so one old id does not widen the range to all files.
+        Each value is compared by itself, so that one old id does not select all files.
         """
         if len(values) == 0:
             return []
@@ -124,27 +124,27 @@ class ReadTable(PinnedTable):
     def _row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart]:
         with self.filesystem.open_input_file(part.file.path) as source:
             metadata = pq.ParquetFile(source).metadata
-        found = []
+        groups = []
         for number in range(metadata.num_row_groups):
             low, high = row_group_ranges(metadata, number, columns)
-            found.append(FilePart(part.file, {**part.low, **low}, {**part.high, **high}, number))
-        return found
+            groups.append(FilePart(part.file, {**part.low, **low}, {**part.high, **high}, number))
+        return groups
 
     def read_part(self, part: FilePart, columns: Sequence[str]) -> pa.Table | None:
         """The rows of a file or of one of its row groups; None where the file is gone."""
         schema = self._columns_of(columns)
         stored = [name for name in columns if name not in self.schema.partition_by]
-        found = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
-        return None if found is None else with_partition(found, part.file, schema)
+        rows = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
+        return None if rows is None else with_partition(rows, part.file, schema)
 
     def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
-        def looked() -> Result | None:
+        def attempt() -> Result | None:
             try:
                 return read()
             except FileNotFoundError:
                 return None
 
-        return read_again(self.name, looked)
+        return read_again(self.name, attempt)
 
     def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
         actions = self._actions()
@@ -154,8 +154,8 @@ class ReadTable(PinnedTable):
         with translated(self.name):
             return pa.table(self.handle.get_add_actions(flatten=True))
 
-    def _as_files(self, kept: pa.Table) -> list[DataFile]:
-        partitions = [kept[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
+    def _as_files(self, actions: pa.Table) -> list[DataFile]:
+        partitions = [actions[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
         return [
             DataFile(
                 path,
@@ -165,17 +165,17 @@ class ReadTable(PinnedTable):
                 modified_ms,
             )
             for path, records, size, modified_ms, *keys in zip(
-                kept["path"].to_pylist(),
-                kept["num_records"].to_pylist(),
-                kept["size_bytes"].to_pylist(),
-                kept["modification_time"].cast(pa.int64()).to_pylist(),
+                actions["path"].to_pylist(),
+                actions["num_records"].to_pylist(),
+                actions["size_bytes"].to_pylist(),
+                actions["modification_time"].cast(pa.int64()).to_pylist(),
                 *partitions,
                 strict=True,
             )
         ]
 
     def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
-        """The rows of `files`, in the order of the files."""
+        """The rows of `files`, in the order of the files. Raises: StorageError."""
         schema = self._columns_of(columns)
         if not files:
             return schema.empty_table()
@@ -185,41 +185,41 @@ class ReadTable(PinnedTable):
         )
 
     def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
-        """All rows whose `column` is one of `values`, reading only the files that may hold them."""
-        wanted_columns = columns if column in columns else [column, *columns]
+        """All rows whose `column` is one of `values`; reads only the files that may hold them."""
+        read_columns = columns if column in columns else [column, *columns]
         files = [f for f in self.files_holding(column, values) if self._holds(f, column, values)]
-        found = self.read(files, wanted_columns)
-        is_wanted = pc.is_in(found[column], value_set=values)
-        # A large transaction fills its files alone; a filter would copy them.
-        if not pc.all(is_wanted, min_count=0).as_py():
-            found = found.filter(is_wanted)
-        return found.select(list(columns))
+        rows = self.read(files, read_columns)
+        is_match = pc.is_in(rows[column], value_set=values)
+        # A large transaction fills whole files, and a filter would copy them.
+        if not pc.all(is_match, min_count=0).as_py():
+            rows = rows.filter(is_match)
+        return rows.select(list(columns))
 
-    def _holds(self, file: DataFile, column: str, wanted: pa.Array) -> bool:
-        """Statistics are a range; of a large file one column is read before all the others are."""
-        if file.num_records < LARGE_FILE_ROWS or len(wanted) > file.num_records // 100:
-            # Many ids: a hash of all of them for each file would cost more than it spares.
+    def _holds(self, file: DataFile, column: str, values: pa.Array) -> bool:
+        """Statistics are only a range, so this column of a large file is read before the others."""
+        if file.num_records < LARGE_FILE_ROWS or len(values) > file.num_records // 100:
+            # With many values, hashing all of them for each file costs more than it saves.
             return True
-        return bool(pc.any(pc.is_in(self.read([file], [column])[column], value_set=wanted)).as_py())
+        return bool(pc.any(pc.is_in(self.read([file], [column])[column], value_set=values)).as_py())
 
     def changes(self, start: int, end: int, columns: Sequence[str]) -> pa.Table:
         """Rows appended by the versions `start` to `end`, with `_commit_version`.
 
-        It goes by `end` and not by the handle, as delta-rs's change feed does.
+        `end` may be newer than the pinned version, which is then refreshed.
 
-        Raises: StorageError where `end` is not there; delta-rs would clamp it in silence.
+        Raises: StorageError where there is no version `end`; delta-rs would clamp it in silence.
         """
         schema = pa.schema([self.schema.columns.field(name) for name in columns])
         full = schema.append(pa.field("_commit_version", pa.int64()))
         if start > end:
             return full.empty_table()
         self._reach(end)
-        wanted = full.append(pa.field("_change_type", pa.string()))
-        found = read_again(
+        feed = full.append(pa.field("_change_type", pa.string()))
+        changes = read_again(
             self.name,
-            lambda: pa.table(self.handle.load_cdf(start, end, columns=wanted.names)),
+            lambda: pa.table(self.handle.load_cdf(start, end, columns=feed.names)),
         )
-        rows = found.select(wanted.names).cast(wanted)
+        rows = changes.select(feed.names).cast(feed)
         return rows.filter(pc.equal(rows["_change_type"], _INSERT)).select(full.names)
 
     def _reach(self, version: int) -> None:
@@ -241,10 +241,10 @@ class ReadTable(PinnedTable):
     def batches(
         self, file: DataFile, columns: Sequence[str], rows: int
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one file in its own order, `rows` at a time, with bounded memory."""
+        """The rows of one file in their order, `rows` at a time, with bounded memory."""
         stored = [name for name in columns if name not in self.schema.partition_by]
         with self.filesystem.open_input_file(file.path) as source:
-            # Without a buffer size a whole column of a row group is held.
+            # Without a buffer size, memory holds a whole column of a row group.
             reader = pq.ParquetFile(
                 source,
                 pre_buffer=False,

@@ -1,4 +1,4 @@
-"""Columns of every table, once; the tables document themselves through these descriptions."""
+"""The columns of every table; their descriptions are stored in the tables."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ HEAD_SEQUENCE = 0
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A table: its columns, its partition columns and the property values it is made with."""
+    """The columns, partition columns and properties of a kind of table."""
 
     name: str
     columns: pa.Schema
     partition_by: tuple[str, ...] = ()
     change_data_feed: bool = False
-    # Statistics on bodies cost time and never prune.
+    # Statistics on bodies cost time and never exclude a file.
     statistics_columns: tuple[str, ...] = ()
 
     def properties(self, checkpoint_interval: int) -> dict[str, str]:
-        """Delta's table properties; maintenance alone cleans the log."""
+        """Delta's table properties; they leave log clean-up to maintenance."""
         values = {
             "delta.enableExpiredLogCleanup": "false",
             "delta.checkpointInterval": str(checkpoint_interval),

@@ -53,11 +53,11 @@ class Table(ReadTable):
     # --- making ---------------------------------------------------------------------------
 
     def create(self, checkpoint_interval: int, extra: Mapping[str, str] | None = None) -> None:
-        """Make the table if it is not there (one commit); two makers at once are fine."""
+        """Create the table unless it exists (one commit); two processes may do it at once."""
         try:
             self._create(checkpoint_interval, extra or {})
         except CommitRefusedError:
-            # The other maker was first, and made the same table.
+            # Another process was first and created the same table.
             if not self.exists():
                 raise
         self._handle = None
@@ -75,28 +75,28 @@ class Table(ReadTable):
             )
 
     def set_properties(self, values: Mapping[str, str]) -> None:
-        """Set properties of the table: one commit."""
+        """Set properties of the table: one commit. Raises: CommitRefusedError, StorageError."""
         with translated(self.name):
             self.handle.alter.set_table_properties(dict(values), raise_if_not_exists=False)
         self.refresh()
 
     def check_columns(self, columns: Sequence[pa.Field]) -> list[Field]:
-        """Those of the columns that are missing.
+        """The columns that the table lacks.
 
-        Raises: StorageError where a column of the name is there and is another one.
+        Raises: StorageError where the table has a column of the same name and another type.
         """
-        wanted = Schema.from_arrow(pa.schema(columns)).fields
-        # Spark tells no names apart that differ in case alone.
-        there = {field.name.lower(): (field.name, field.type) for field in self._fields()}
-        found = [(field, there.get(field.name.lower())) for field in wanted]
-        clashes = [f.name for f, other in found if other not in (None, (f.name, f.type))]
+        fields = Schema.from_arrow(pa.schema(columns)).fields
+        # Spark cannot tell names apart that differ only in case.
+        stored = {field.name.lower(): (field.name, field.type) for field in self._fields()}
+        pairs = [(field, stored.get(field.name.lower())) for field in fields]
+        clashes = [f.name for f, other in pairs if other not in (None, (f.name, f.type))]
         if clashes:
             problem = f"has other columns of the names {', '.join(clashes)}; choose others"
             raise StorageError(self.name, problem)
-        return [field for field, other in found if other is None]
+        return [field for field, other in pairs if other is None]
 
     def add_columns(self, columns: Sequence[pa.Field]) -> None:
-        """Add what is missing behind the other columns, null in all rows: one commit, or none.
+        """Add the missing columns as the last ones, null in all rows: one commit, or none.
 
         Raises: as `check_columns`.
         """
@@ -112,10 +112,18 @@ class Table(ReadTable):
     # --- writing ---------------------------------------------------------------------------
 
     def append(self, rows: pa.Table, *, app_id: str, number: int) -> int:
-        """Append `rows` in one commit, once, under a number that only this writer counts up.
+        """Append `rows` in one commit, exactly once.
 
-        After an unknown answer the number is looked up before the next try, so that a commit
-        whose answer was lost is not made twice. Returns the version that holds it.
+        After a commit without an answer the mark `app_id` is looked up before the next try, so
+        that a commit whose answer was lost is not made twice.
+
+        Args:
+            rows: the rows to append.
+            app_id: a name that only this writer uses.
+            number: a number that this writer has not used; numbers must increase.
+
+        Returns:
+            The version of the table that holds the commit, or a later one.
 
         Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
             StorageError.
@@ -125,12 +133,12 @@ class Table(ReadTable):
         return self.append_files(files, app_id=app_id, number=number)
 
     def append_files(self, files: Sequence[NewFile], *, app_id: str, number: int) -> int:
-        """As `append`, for Parquet files that are written already."""
+        """As `append`, for Parquet files that are already written."""
         return self._once(app_id, number, lambda marks: self.swap_files(files, marks))
 
     def _once(self, app_id: str, number: int, write: Callable[[Mapping[str, int]], None]) -> int:
         if self._handle is None:
-            # A table that cannot be opened got no commit.
+            # Opened first: if that fails, nothing was committed.
             self.reopen()
         for attempt in range(self._attempts):
             try:
@@ -151,16 +159,19 @@ class Table(ReadTable):
         try:
             self.reopen()
         except StorageError as error:
-            problem = "gave no answer to a commit and cannot be read; it may or may not be there"
+            problem = (
+                "gave no answer to a commit and cannot be read; look whether the commit is there"
+            )
             raise UnknownCommitError(self.name, problem) from error
         return (self.mark(app_id) or 0) >= number
 
     def swap(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """Append `rows` and `marks` in one commit, only if nobody moved these marks meanwhile.
 
-        It goes through the pinned handle, so the marks that were read from it are the ones that
-        are compared; afterwards it shows this commit. Raises CommitRefusedError where another
-        writer was first.
+        The marks of the pinned version are the ones that are compared. Afterwards the table is
+        pinned to a version with this commit.
+
+        Raises: CommitRefusedError where another writer was first; StorageError.
         """
         files = self.new_files(rows)
         reached(FailPoint.FILES_WRITTEN)
@@ -170,7 +181,7 @@ class Table(ReadTable):
     def new_files(self, rows: pa.Table) -> list[NewFile]:
         """Write `rows` into files beside the log, one for each partition; 0 commits.
 
-        At 400 live files delta-rs's own writer takes 38 ms for one row, this and a commit 7.
+        delta-rs's own writer costs more with each live file (docs/decisions/0009).
         """
         statistics = self.schema.statistics_columns or self.schema.columns.names
         with translated(self.name):
@@ -180,14 +191,15 @@ class Table(ReadTable):
             ]
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
-        """As `swap`, for Parquet files that are written already."""
+        """As `swap`, for Parquet files that are already written. Does not refresh."""
         self._write_transaction([_add_action(file) for file in files], marks)
 
     def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
-        """Put files with the same rows in the place of others: one commit, no news to any reader.
+        """Replace files by files with the same rows: one commit, which no reader sees as news.
 
-        delta-rs lets two writers put the same file away, which would double its rows; the mark
-        keeps off other calls of this method, `compaction` looks for other programs.
+        delta-rs lets two writers remove the same file, which would double its rows. A mark
+        refuses two calls of this method at once; `compaction` detects other programs
+        (docs/decisions/0011).
 
         Raises: CommitRefusedError where another call was first, or somebody deleted rows.
         """
@@ -197,11 +209,11 @@ class Table(ReadTable):
         self._commit_actions([*removed, *added])
 
     def remove(self, files: Sequence[DataFile]) -> None:
-        """Take the rows of whole files out of the table: one commit. Raises: CommitRefusedError."""
+        """Remove whole files and so their rows: one commit. Raises: CommitRefusedError."""
         self._commit_actions([_remove_action(file, is_news=True) for file in files])
 
     def replace_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
-        """As `swap_files`, but `files` become all that the table holds, which is news to readers.
+        """As `swap_files`, but `files` replace all files of the table; readers see the change.
 
         Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
@@ -216,12 +228,12 @@ class Table(ReadTable):
         self.refresh()
 
     def checkpoint(self) -> None:
-        """Write the state of this version beside the log, so that readers need no older commit."""
+        """Write a checkpoint of this version, so that readers need no older commit; 0 commits."""
         with translated(self.name):
             self.handle.create_checkpoint()
 
     def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
-        """As `swap`, but `rows` become all that the table holds."""
+        """As `swap`, but `rows` replace all rows of the table."""
         self._write_rows(rows, marks, mode="overwrite", writer_properties=_WRITER)
 
 

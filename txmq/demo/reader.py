@@ -99,14 +99,14 @@ class PlainReader:
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        op_table_id = store.op_log().table.table_id
+        op_table_id = store.tables.op_log().table.table_id
         self.ledger = Ledger()
         self._topics = {
-            name: Tail(store.topic_log(name, op_table_id).table, _TOPIC_COLUMNS)
+            name: Tail(store.tables.topic_log(name, op_table_id).table, _TOPIC_COLUMNS)
             for name in READ_TOPICS
         }
-        self._half = Tail(store.half_log().table, _HALF_COLUMNS)
-        self._settled = Tail(store.settled_log(op_table_id).table, _SETTLED_COLUMNS)
+        self._half = Tail(store.tables.half_log().table, _HALF_COLUMNS)
+        self._settled = Tail(store.tables.settled_log(op_table_id).table, _SETTLED_COLUMNS)
 
     def read_topics(self) -> None:
         """Note when each transaction was last seen with a new message: then it is complete."""
@@ -138,11 +138,11 @@ Visible = Counter[tuple[str, int, str]]
 
 def visible_messages(store: Store) -> tuple[Visible, Counter[str]]:
     """Read all topics again: (topic, flight, transaction) and departures per carrier."""
-    op_table_id = store.op_log().table.table_id
+    op_table_id = store.tables.op_log().table.table_id
     messages: Visible = Counter()
     carriers: Counter[str] = Counter()
     for name in TOPICS:
-        for row in Tail(store.topic_log(name, op_table_id).table, _TOPIC_COLUMNS).new_rows():
+        for row in Tail(store.tables.topic_log(name, op_table_id).table, _TOPIC_COLUMNS).new_rows():
             messages[name, int(str(row["keys"])), str(row["transaction_id"])] += 1
             carriers[str(row["tags"])] += name == DEPARTED
     return messages, carriers

@@ -1,4 +1,4 @@
-"""Asking the listeners of all groups together, whichever form each has.
+"""Asks the listeners of all groups in one round, whichever form each listener has.
 
 The common form is columns: heads in, OUTCOMES out (decision 0010).
 """
@@ -34,37 +34,38 @@ LATE = pa.schema(
         pa.field("state", pa.string()),
     ]
 )
-_UNTOLD = pa.array([Reason.NO_LISTENER.value, Reason.UNREADABLE.value, Reason.BUSY.value])
+# Why a question without an answer has none: no asker, no readable head, no room in this round.
+_DEFAULT_REASONS = pa.array([Reason.NO_LISTENER.value, Reason.UNREADABLE.value, Reason.BUSY.value])
 
 
 class Asker(Protocol):
-    """The listener of one group, whichever form it has."""
+    """Asks the listener of one group, whichever form it has."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of the heads that it wants."""
+        """The columns of the heads that the listener gets."""
         ...
 
     @property
     def limit(self) -> int:
-        """Questions in one round."""
+        """The largest number of questions in one round."""
         ...
 
     def ask(self, heads: pa.Table) -> Collect:
-        """Put the questions; what is returned waits for their OUTCOMES."""
+        """Put the questions; call the result to wait for their OUTCOMES."""
         ...
 
     def late(self) -> pa.Table:
-        """OUTCOMES that came after their time, each once."""
+        """OUTCOMES of the answers that came after their deadline, each once."""
         ...
 
     def close(self) -> None:
-        """End the threads that do not hang."""
+        """End the threads; a thread that hangs ends when its listener returns."""
         ...
 
 
-class GroupListeners:
-    """Who answers for which producer group, and how much each is asked at a time."""
+class Askers:
+    """The asker of each producer group."""
 
     def __init__(
         self,
@@ -73,102 +74,103 @@ class GroupListeners:
         spark: SparkSession | None = None,
         remote: RemoteAskers | None = None,
     ) -> None:
-        """Start no thread yet; `remote` finds who answers for a group without a listener here.
+        """Start no thread; `remote` finds the asker of a group that has no listener here.
 
-        Raises: ListenerError for a form that needs a Spark session.
+        Raises: ListenerError if a listener's only form needs a Spark session and there is none.
         """
-        self._unheard_limit = config.check_set_size
+        self._default_limit = config.check_set_size
         self._remote = remote
-        self._groups: dict[str, Asker] = {
-            group: _group_listener(group, listener, config, spark)
+        self._askers: dict[str, Asker] = {
+            group: _asker_of(group, listener, config, spark)
             for group, listener in listeners.items()
         }
 
     def limit_of(self, producer_group: str) -> int:
-        """How many questions of a group are put in one round."""
-        known = self._asker(producer_group)
-        return self._unheard_limit if known is None else known.limit
+        """The largest number of questions about a group in one round."""
+        asker = self._asker(producer_group)
+        return self._default_limit if asker is None else asker.limit
 
-    def ask(self, half: HalfLog, asks: pa.Table) -> pa.Table:
+    def ask(self, half: HalfLog, questions: pa.Table) -> pa.Table:
         """OUTCOMES of all questions, after the longest timeout of their groups at the latest.
 
         Args:
-            half: where the heads are; its handle must be fresh.
-            asks: transaction_id, producer_group and check_times, the most urgent first; those of
-                a group beyond its limit are not put and come back as BUSY.
+            half: holds the heads; its handle must be fresh.
+            questions: transaction_id, producer_group and check_times, the most urgent first.
+                Questions beyond the limit of their group are not put: their outcome is BUSY.
 
         Reads: half. Commits: 0.
         """
-        groups = pc.unique(asks["producer_group"]).to_pylist()
-        found = {group: self._asker(group) for group in groups}
-        askers = {group: asker for group, asker in found.items() if asker is not None}
-        put, untold = _put(asks, askers)
-        collects = [askers[group].ask(heads) for group, heads in _heads(half, put, askers)]
-        told = pa.concat_tables([OUTCOMES.empty_table(), *(collect() for collect in collects)])
-        ids = asks["transaction_id"]
-        is_told = pc.is_in(ids, value_set=told["transaction_id"])
-        return pa.concat_tables([told, untold.filter(pc.invert(is_told))])
+        groups = pc.unique(questions["producer_group"]).to_pylist()
+        by_group = {group: self._asker(group) for group in groups}
+        askers = {group: asker for group, asker in by_group.items() if asker is not None}
+        assigned, default_outcomes = _assign(questions, askers)
+        collects = [askers[group].ask(heads) for group, heads in _heads(half, assigned, askers)]
+        answered = pa.concat_tables([OUTCOMES.empty_table(), *(collect() for collect in collects)])
+        ids = questions["transaction_id"]
+        is_answered = pc.is_in(ids, value_set=answered["transaction_id"])
+        return pa.concat_tables([answered, default_outcomes.filter(pc.invert(is_answered))])
 
     def late_answers(self) -> pa.Table:
-        """LATE: ends that were named after their round, each returned once."""
-        parts = [LATE.empty_table()]
-        for group, listener in self._groups.items():
-            late = listener.late()
-            names = pa.repeat(pa.scalar(group, pa.string()), late.num_rows)
-            parts.append(pa.table([late["transaction_id"], names, late["state"]], LATE))
-        found = pa.concat_tables(parts)
-        return found.filter(pc.not_equal(found["state"], LocalTransactionState.UNKNOWN.value))
+        """LATE: COMMIT and ROLLBACK answers that came after their round, each once."""
+        tables = [LATE.empty_table()]
+        for group, asker in self._askers.items():
+            outcomes = asker.late()
+            names = pa.repeat(pa.scalar(group, pa.string()), outcomes.num_rows)
+            tables.append(pa.table([outcomes["transaction_id"], names, outcomes["state"]], LATE))
+        answers = pa.concat_tables(tables)
+        return answers.filter(pc.not_equal(answers["state"], LocalTransactionState.UNKNOWN.value))
 
     def close(self) -> None:
-        """End the threads; those that hang end when their listener returns."""
-        for listener in self._groups.values():
-            listener.close()
+        """End the threads; a thread that hangs ends when its listener returns."""
+        for asker in self._askers.values():
+            asker.close()
 
     def _asker(self, group: str) -> Asker | None:
-        """Who answers for a group: a listener here, else its producers where any is alive."""
-        known = self._groups.get(group)
-        return known if known is not None or self._remote is None else self._remote(group)
+        """The asker of a listener here, else of the group's live producers, else None."""
+        asker = self._askers.get(group)
+        return asker if asker is not None or self._remote is None else self._remote(group)
 
 
-def _put(asks: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table, pa.Table]:
-    """The questions that are put, and OUTCOMES of all in case that nobody tells one."""
-    groups, place = asks["producer_group"], place_in_group(asks["producer_group"])
-    own = Groups.of(groups)
-    names = own.keys.to_pylist()
+def _assign(questions: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table, pa.Table]:
+    """The questions to ask now, and a default outcome for every question without an answer."""
+    place = place_in_group(questions["producer_group"])
+    groups = Groups.of(questions["producer_group"])
+    names = groups.keys.to_pylist()
     limits = np.array(
         [askers[name].limit if name in askers else 0 for name in names], dtype=np.int64
-    )[own.place]
-    is_heard = np.array([name in askers for name in names], dtype=bool)[own.place]
+    )[groups.place]
+    has_asker = np.array([name in askers for name in names], dtype=bool)[groups.place]
     fits = place < limits
-    reasons = np.select([~is_heard, fits], [0, 1], 2)
-    states = pa.nulls(asks.num_rows, pa.string())
-    untold = [asks["transaction_id"], states, _UNTOLD.take(pa.array(reasons))]
-    return asks.filter(pa.array(is_heard & fits)), pa.table(untold, OUTCOMES)
+    reasons = _DEFAULT_REASONS.take(pa.array(np.select([~has_asker, fits], [0, 1], 2)))
+    states = pa.nulls(questions.num_rows, pa.string())
+    default_outcomes = pa.table([questions["transaction_id"], states, reasons], OUTCOMES)
+    return questions.filter(pa.array(has_asker & fits)), default_outcomes
 
 
 def _heads(
-    half: HalfLog, asks: pa.Table, askers: Mapping[str, Asker]
+    half: HalfLog, questions: pa.Table, askers: Mapping[str, Asker]
 ) -> Iterator[tuple[str, pa.Table]]:
-    """The heads of each group; the half log is read once for all that want the same."""
-    by_columns: dict[tuple[str, ...], list[str]] = {}
-    for group in pc.unique(asks["producer_group"]).to_pylist():
-        by_columns.setdefault(askers[group].columns, []).append(group)
-    for columns, groups in by_columns.items():
-        is_own = pc.is_in(asks["producer_group"], value_set=pa.array(groups))
-        yield from _by_group(half, asks.filter(is_own), columns)
+    """The heads of each group; groups that want the same columns share one read of the half log."""
+    groups_by_columns: dict[tuple[str, ...], list[str]] = {}
+    for group in pc.unique(questions["producer_group"]).to_pylist():
+        groups_by_columns.setdefault(askers[group].columns, []).append(group)
+    for columns, groups in groups_by_columns.items():
+        is_in_groups = pc.is_in(questions["producer_group"], value_set=pa.array(groups))
+        yield from _heads_by_group(half, questions.filter(is_in_groups), columns)
 
 
-def _by_group(
-    half: HalfLog, asks: pa.Table, columns: tuple[str, ...]
+def _heads_by_group(
+    half: HalfLog, questions: pa.Table, columns: tuple[str, ...]
 ) -> Iterator[tuple[str, pa.Table]]:
-    heads = heads_of(half, asks, columns)
-    asked = pc.index_in(heads["transaction_id"], value_set=asks["transaction_id"].combine_chunks())
-    groups = asks["producer_group"].take(asked)
+    heads = heads_of(half, questions, columns)
+    ids = questions["transaction_id"].combine_chunks()
+    rows = pc.index_in(heads["transaction_id"], value_set=ids)
+    groups = questions["producer_group"].take(rows)
     for group in pc.unique(groups).to_pylist():
         yield group, heads.filter(pc.equal(groups, group))
 
 
-def _group_listener(group: str, listener: Any, config: Config, spark: SparkSession | None) -> Asker:
+def _asker_of(group: str, listener: Any, config: Config, spark: SparkSession | None) -> Asker:
     settings, call = config.of_group(group), call_of(listener, spark)
     if call is not None:
         columns = head_columns(listener)

@@ -1,4 +1,4 @@
-"""A listener that answers by itself where the local transaction is one of a database."""
+"""A listener for database transactions: it looks for their markers, and writes fences."""
 
 from __future__ import annotations
 
@@ -22,32 +22,41 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATEMENT_IDS = 25_000
-# What is left of a round after so long waiting for running transactions is UNKNOWN.
+# After waiting this long for running transactions, the rest of the call is UNKNOWN.
 WAIT_S = 2.0
-_ANSWERS = {
+# State and reason by the outcome in the marker table; JdbcListener answers the same.
+ANSWERS = {
     DONE: (LocalTransactionState.COMMIT.value, "its marker is in the database"),
     FENCED: (LocalTransactionState.ROLLBACK.value, "its marker is not in the database: fenced"),
 }
-_NOT_YET = (LocalTransactionState.UNKNOWN.value, "its marker is not in the database yet")
+NOT_YET = (LocalTransactionState.UNKNOWN.value, "its marker is not in the database yet")
 _RUNNING = (LocalTransactionState.UNKNOWN.value, "its local transaction is still running")
 
 
 class DatabaseListener:
-    """COMMIT where the marker row is there; else a fence row is written first, then ROLLBACK.
+    """Answers COMMIT if the marker row exists; else writes a fence row and answers ROLLBACK.
 
-    So a local transaction that is still on its way cannot be committed after it was rolled back:
-    its marker row meets the fence. One that is running keeps its row locked and stays UNKNOWN.
-    The marker is written by `with transaction.database(connection): ...`.
+    `with transaction.database(connection): ...` writes the marker row in the local transaction.
+    After a fence, a local transaction that is still on its way cannot commit: its marker row meets
+    the fence. A running local transaction keeps its row locked; the answer is UNKNOWN
+    (decision 0012).
 
     Args:
-        connect: returns a new connection each time: of a DB-API driver, or of SQLAlchemy; or an
-            SQLAlchemy engine.
-        url_variable: in its place, the environment variable that holds a URL of SQLAlchemy.
+        connect: a function that returns a new connection of a DB-API driver or of SQLAlchemy, or
+            an SQLAlchemy engine.
+        url_variable: instead of `connect`, the environment variable that holds a database URL of
+            SQLAlchemy. The URL is in no setting, table, log or error.
         table: the marker table; `create_marker_table()` makes it.
-        rollback_after_s: UNKNOWN instead of a fence while a transaction is younger.
+        rollback_after_s: a transaction without a marker is UNKNOWN, and is not fenced, below this
+            age.
+        clock: the time for ages.
 
-    Statements: one per 25,000 questions, one more for those without a marker and one to read the
-    fences; a few more where local transactions are running.
+    Statements: one per 25,000 questions; where markers are missing, one to write the fences and
+    one to read them; a few more where local transactions are running.
+
+    Example:
+        >>> listener = DatabaseListener(lambda: sqlite3.connect("orders.db"))
+        >>> listener.create_marker_table()
     """
 
     head_columns = ("transaction_id", "born_timestamp")
@@ -61,9 +70,13 @@ class DatabaseListener:
         rollback_after_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Connect to nothing yet.
+        """Connect to nothing.
 
-        Raises: InvalidNameError; ListenerError; EnvironmentProblemError.
+        Raises:
+            ListenerError: both or neither of `connect` and `url_variable` are given.
+            InvalidNameError: `table` is no table name.
+            EnvironmentProblemError: the variable is not set or holds no usable URL, or SQLAlchemy
+                is not installed.
         """
         if (connect is None) == (url_variable is None):
             raise ListenerError(type(self).__name__, "needs either connect or url_variable")
@@ -74,22 +87,39 @@ class DatabaseListener:
         self._clock: Clock = clock or SystemClock()
 
     def create_marker_table(self) -> None:
-        """Make the marker table if it is not there."""
+        """Make the marker table if it does not exist; a retry changes nothing.
+
+        Raises:
+            EnvironmentProblemError: the driver is not known, or the connection is in autocommit.
+            Exception: the driver's own errors.
+        """
         with self._opened() as (connection, markers):
             markers.create()
             connection.commit()
 
     def check_local_transactions_arrow(self, heads: pa.Table) -> pa.Table:
-        """OUTCOMES of all heads. Raises: what the driver raises."""
-        young = (ages_s(heads, self._clock) < self._rollback_after_s).tolist()
+        """Look up the markers of all heads, and fence the transactions without one.
+
+        A retry reads the same markers and fences. Commits: one in the database for each statement;
+        none to the store.
+
+        Args:
+            heads: transaction_id and born_timestamp.
+
+        Returns: transaction_id, state and reason, one row for each head.
+
+        Raises:
+            EnvironmentProblemError: the driver is not known, or the connection is in autocommit.
+            Exception: the driver's own errors.
+        """
+        is_young = (ages_s(heads, self._clock) < self._rollback_after_s).tolist()
         ids = heads["transaction_id"].to_pylist()
         with self._opened() as (connection, markers):
             answers = _Answers(connection, markers)
             for first in range(0, len(ids), STATEMENT_IDS):
                 chunk = slice(first, first + STATEMENT_IDS)
-                answers.add(ids[chunk], young[chunk])
-        rows = [(each, *answers.of.get(each, _NOT_YET)) for each in ids]
-        return outcome_table(rows)
+                answers.add(ids[chunk], is_young[chunk])
+        return outcome_table((key, *answers.by_id.get(key, NOT_YET)) for key in ids)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, MarkerTable]]:
@@ -97,7 +127,7 @@ class DatabaseListener:
         try:
             markers = MarkerTable(connection, self._table)
             if markers.commits_by_itself:
-                problem = "the listener's connection commits each statement by itself"
+                problem = "the listener's connection is in autocommit"
                 raise EnvironmentProblemError(problem, "Connect without autocommit.")
             yield connection, markers
         finally:
@@ -105,7 +135,7 @@ class DatabaseListener:
 
 
 def _engine(variable: str) -> Any:
-    """An engine for the URL in an environment variable, so that no file and no log has it."""
+    """The engine of a URL in an environment variable, so that no file and no log holds the URL."""
     try:
         from sqlalchemy import create_engine
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
@@ -118,10 +148,10 @@ def _engine(variable: str) -> Any:
         problem = f"the environment variable {variable} is not set"
         raise EnvironmentProblemError(problem, "Set it to a database URL of SQLAlchemy.")
     try:
-        # A round is seldom, and a connection that waits may be cut.
+        # Rounds are rare, and a pooled connection may be cut between two of them.
         return create_engine(url, poolclass=NullPool)
     except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
-        # Their words may repeat the URL.
+        # The text of such an error may repeat the URL.
         problem = f"the environment variable {variable} holds no URL that SQLAlchemy can use here"
         raise EnvironmentProblemError(
             problem, "Check its form, and that the driver is installed."
@@ -129,28 +159,29 @@ def _engine(variable: str) -> Any:
 
 
 class _Answers:
-    """What the marker table says, filled in chunk by chunk."""
+    """State and reason of each transaction that has a marker, a fence or a lock."""
 
     def __init__(self, connection: Any, markers: MarkerTable) -> None:
-        self.of: dict[str, tuple[str, str]] = {}
+        self.by_id: dict[str, tuple[str, str]] = {}
         self._connection, self._markers = connection, markers
         self._give_up_s = time.monotonic() + WAIT_S
 
     def add(self, ids: Sequence[str], is_young: Sequence[bool]) -> None:
+        """Read the markers of a chunk, and fence its transactions that are old enough."""
         self._read(ids)
-        old = [each for each, young in zip(ids, is_young, strict=True) if not young]
-        undecided = [each for each in old if each not in self.of]
+        old = [key for key, young in zip(ids, is_young, strict=True) if not young]
+        undecided = [key for key in old if key not in self.by_id]
         if undecided:
             self._fence(undecided)
             self._read(undecided)
 
     def _read(self, ids: Sequence[str]) -> None:
-        found = self._markers.outcomes(ids)
+        outcomes = self._markers.outcomes(ids)
         self._connection.commit()
-        self.of |= {each: _ANSWERS[outcome] for each, outcome in found.items()}
+        self.by_id |= {key: ANSWERS[outcome] for key, outcome in outcomes.items()}
 
     def _fence(self, ids: Sequence[str]) -> None:
-        """All in one statement; in halves where a running transaction holds one of them."""
+        """Fence all in one statement; if a running transaction locks a row, try two halves."""
         try:
             self._markers.wait_shortly()
             self._markers.fence(ids)
@@ -159,11 +190,11 @@ class _Answers:
             self._connection.rollback()
             if not self._markers.is_busy(error):
                 raise
-            self._fence_apart(ids)
+            self._fence_halves(ids)
 
-    def _fence_apart(self, ids: Sequence[str]) -> None:
+    def _fence_halves(self, ids: Sequence[str]) -> None:
         if len(ids) == 1 or time.monotonic() > self._give_up_s:
-            self.of |= dict.fromkeys(ids, _RUNNING)
+            self.by_id |= dict.fromkeys(ids, _RUNNING)
             return
         middle = len(ids) // 2
         self._fence(ids[:middle])

@@ -1,4 +1,4 @@
-"""A listener that answers by itself where the local transaction is a write to a Delta table."""
+"""A listener for writes to a Delta table: it looks for their markers, and writes fences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txmq.listeners.protocol import ages_s
 from txmq.message.message import LocalTransactionState
 from txmq.user_data.delta_marker import DONE, MarkedTable
 
-# A marker is forgotten some time after its retention; nearer than this, nobody can tell.
+# Delta forgets a marker at a cleanup after its retention; within this margin it may be gone.
 RETENTION_MARGIN_S = 3600.0
 MARKED = "its marker is in the table"
 NOT_YET = "its marker is not in the table yet"
@@ -23,19 +23,23 @@ IS_FENCED = "its marker is not in the table and was fenced"
 
 
 class DeltaListener:
-    """COMMIT where the marker is in the table; else a fence is put there first, then ROLLBACK.
+    """Answers COMMIT if the marker is in the table; else writes a fence and answers ROLLBACK.
 
-    So a local transaction that is still on its way cannot land after it was rolled back: its
-    write changes nothing, and its producer's `commit()` says so. The marker is put on the write
-    by `transaction.delta_options()`, `delta_sql()` or `delta_rs()`; of several tables that one
-    local transaction writes, it belongs on the last one.
+    `transaction.delta_options()`, `delta_sql()` or `delta_rs()` puts the marker on the write of
+    the local transaction. If a local transaction writes several tables, the marker belongs on the
+    last write. After a fence, a local transaction that is still on its way cannot land: its write
+    changes nothing, and `commit()` of its producer raises LocalTransactionFencedError
+    (decision 0012).
 
     Args:
         table: the location of the user's table.
         storage_options: as delta-rs takes them.
-        rollback_after_s: UNKNOWN instead of a fence while a transaction is younger.
+        rollback_after_s: a transaction without a marker is UNKNOWN, and is not fenced, below this
+            age.
+        clock: the time for ages.
 
-    Reads: the table's log. Writes: fences, one commit a round, none where nothing is undecided.
+    Example:
+        >>> DeltaListener("/lake/orders")
     """
 
     head_columns = ("transaction_id", "born_timestamp")
@@ -48,34 +52,48 @@ class DeltaListener:
         rollback_after_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Open nothing yet."""
+        """Open nothing."""
         self.table, self.storage_options = table, dict(storage_options or {})
         self._marked = MarkedTable("the local transactions' table", table, storage_options)
         self._rollback_after_s = rollback_after_s
         self._clock: Clock = clock or SystemClock()
-        # A call that hangs is followed by one in another thread.
+        # While a call hangs, the next call comes from another thread.
         self._lock = threading.Lock()
 
     def check_local_transactions_arrow(self, heads: pa.Table) -> pa.Table:
-        """OUTCOMES of all heads. Raises: StorageError."""
+        """Look up the markers of all heads, and fence the transactions without one.
+
+        Reads: the table's log. Commits: one to the user's table for all fences together, none if
+        no marker is missing. A retry reads the same markers and fences.
+
+        Args:
+            heads: transaction_id and born_timestamp.
+
+        Returns: transaction_id, state and reason, one row for each head. A transaction without a
+            marker is UNKNOWN if it is older than `delta.setTransactionRetentionDuration` of the
+            table, less an hour: the table may have forgotten its marker.
+
+        Raises:
+            StorageError: the location is no Delta table, or cannot be read or written.
+            CommitConflictError: other writers won every attempt to write the fences.
+        """
         with self._lock:
             return self._outcomes(heads)
 
     def _outcomes(self, heads: pa.Table) -> pa.Table:
         ids = heads["transaction_id"].combine_chunks()
-        old_s = pa.array(ages_s(heads, self._clock))
+        age_s = pa.array(ages_s(heads, self._clock))
         retention_s = self._marked.refresh().marker_retention_s
-        too_young = pc.less(old_s, self._rollback_after_s)
-        too_old = pc.greater(old_s, _forgets_after_s(retention_s))
-        is_undecided = pc.or_(too_young, too_old)
-        marks = self._marked.markers(ids.filter(is_undecided).to_pylist())
-        marks |= self._marked.fence(ids.filter(pc.invert(is_undecided)).to_pylist())
-        reasons = pc.if_else(too_old, MAYBE_FORGOTTEN, NOT_YET).to_pylist()
-        rows = [
-            (each, *_answer(marks.get(each), reason))
-            for each, reason in zip(ids.to_pylist(), reasons, strict=True)
-        ]
-        return outcome_table(rows)
+        is_too_young = pc.less(age_s, self._rollback_after_s)
+        is_too_old = pc.greater(age_s, _forgets_after_s(retention_s))
+        is_only_read = pc.or_(is_too_young, is_too_old)
+        marks = self._marked.markers(ids.filter(is_only_read).to_pylist())
+        marks |= self._marked.fence(ids.filter(pc.invert(is_only_read)).to_pylist())
+        reasons = pc.if_else(is_too_old, MAYBE_FORGOTTEN, NOT_YET).to_pylist()
+        return outcome_table(
+            (key, *_answer(marks.get(key), reason))
+            for key, reason in zip(ids.to_pylist(), reasons, strict=True)
+        )
 
 
 def _forgets_after_s(retention_s: float | None) -> float:

@@ -1,4 +1,4 @@
-"""The first message of each transaction, as its listener will see it. Reads only."""
+"""Reads the first message of each transaction as its listener sees it. Read-only."""
 
 from __future__ import annotations
 
@@ -25,42 +25,44 @@ logger = logging.getLogger(__name__)
 BATCH_ROWS = 8_192
 UNREADABLE_ERRORS = (OSError, pa.ArrowException, StorageError)
 _STORED_AS = {"topic": "real_topic"}
-_PLACE = ("transaction_id", "sequence")
-# A listener sees names as its own code wrote them (R94).
+_ADDRESS = ("transaction_id", "sequence")
+# A listener sees names as its own code wrote them, without namespaces (R94).
 _NAMES = frozenset({"topic", "producer_group"})
 
 
-def heads_of(half: HalfLog, asks: pa.Table, columns: Sequence[str] = HEAD_COLUMNS) -> pa.Table:
-    """The heads of these transactions, or the lowest message left where the head is missing.
+def heads_of(half: HalfLog, questions: pa.Table, columns: Sequence[str] = HEAD_COLUMNS) -> pa.Table:
+    """The heads of the transactions, in the order of `questions`.
 
-    What cannot be read is left out, and logged; it does not stop the others. The handle of
-    `half` must be fresh.
+    If a head is missing, the message with the lowest sequence stands for it. A transaction that
+    cannot be read is logged and left out; the others are returned.
 
     Args:
-        half: where the heads are.
-        asks: transaction_id, each once, and check_times.
-        columns: fields of HalfMessage, `transaction_id` first; nothing else is read.
+        half: holds the heads; its handle must be fresh.
+        questions: transaction_id, each once, and check_times.
+        columns: fields of HalfMessage, `transaction_id` first; no other column is read.
 
     Reads: half, the files that may hold these ids. Commits: 0.
     """
-    wanted = asks["transaction_id"].combine_chunks()
-    rows = _first_rows(half.table, _head_files(half.table, wanted), wanted, columns)
-    headless = wanted.filter(pc.invert(pc.is_in(wanted, value_set=rows["transaction_id"])))
+    ids = questions["transaction_id"].combine_chunks()
+    rows = _first_rows(half.table, _head_files(half.table, ids), ids, columns)
+    headless = ids.filter(pc.invert(pc.is_in(ids, value_set=rows["transaction_id"])))
     if len(headless):
         files = half.table.files_holding("transaction_id", headless)
         rows = pa.concat_tables([rows, _first_rows(half.table, files, headless, columns)])
-    return _as_heads(rows, asks, columns)
+    return _as_heads(rows, questions, columns)
 
 
 def half_messages(heads: pa.Table) -> list[HalfMessage]:
-    """Heads with all columns as objects; what cannot be parsed is left out, and logged."""
+    """Heads with all columns as objects; a head that cannot be parsed is logged and left out."""
     messages = []
     for row in heads.to_pylist():
         try:
             messages.append(half_message(row))
         except (TypeError, ValueError, KeyError) as error:
-            own_id, problem = row["transaction_id"], type(error).__name__
-            logger.warning("transaction %s: its half cannot be parsed (%s)", own_id, problem)
+            transaction_id, problem = row["transaction_id"], type(error).__name__
+            logger.warning(
+                "transaction %s: its half cannot be parsed (%s)", transaction_id, problem
+            )
     return messages
 
 
@@ -70,72 +72,74 @@ def half_message(row: dict[str, Any]) -> HalfMessage:
     return HalfMessage(**{**row, "body": row["body"] or b"", "properties": properties})
 
 
-def _as_heads(rows: pa.Table, asks: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """The columns by their names, and how often each was asked, in the order of `asks`."""
-    asked = pc.index_in(rows["transaction_id"], value_set=asks["transaction_id"].combine_chunks())
-    order = pc.sort_indices(asked)
-    rows, asked = rows.take(order), asked.take(order)
-    found = {
-        "check_times": asks["check_times"].take(asked),
+def _as_heads(rows: pa.Table, questions: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Stored rows under the names of HalfMessage, with check_times, in the order of `questions`."""
+    ids = questions["transaction_id"].combine_chunks()
+    question = pc.index_in(rows["transaction_id"], value_set=ids)
+    order = pc.sort_indices(question)
+    rows, question = rows.take(order), question.take(order)
+    heads = {
+        "check_times": questions["check_times"].take(question),
         **{name: rows[_STORED_AS.get(name, name)] for name in columns if name != "check_times"},
     }
-    for name in _NAMES.intersection(found):
-        found[name] = _unwrapped(found[name])
-    if "message_count" in found:
-        found["message_count"] = pc.fill_null(found["message_count"], 0)
-    return pa.table({name: found[name] for name in columns})
+    for name in _NAMES.intersection(heads):
+        heads[name] = _unwrapped(heads[name])
+    if "message_count" in heads:
+        heads["message_count"] = pc.fill_null(heads["message_count"], 0)
+    return pa.table({name: heads[name] for name in columns})
 
 
 def _unwrapped(names: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Names without their namespaces; there are few different ones."""
+    """Names without their namespaces; each distinct name is unwrapped once."""
     stored = pc.unique(names).drop_null()
-    own = pa.array([unwrapped(name) for name in stored.to_pylist()], pa.string())
-    return own.take(pc.index_in(names, value_set=stored))
+    unwrapped_names = pa.array([unwrapped(name) for name in stored.to_pylist()], pa.string())
+    return unwrapped_names.take(pc.index_in(names, value_set=stored))
 
 
 def _head_files(table: Table, transaction_ids: pa.Array) -> list[DataFile]:
-    """Files with heads only: the millions of other messages of a transaction are not read."""
+    """Files that hold heads; files with only later messages of the transactions are left out."""
     with_heads = {file.path for file in table.files_up_to("sequence", HEAD_SEQUENCE)}
     holding = table.files_holding("transaction_id", transaction_ids)
     return [file for file in holding if file.path in with_heads]
 
 
 def _first_rows(
-    table: Table, files: Sequence[DataFile], wanted: pa.Array, columns: Sequence[str]
+    table: Table, files: Sequence[DataFile], ids: pa.Array, columns: Sequence[str]
 ) -> pa.Table:
     """The row with the lowest sequence of each transaction."""
-    own = [_STORED_AS.get(name, name) for name in columns if name != "check_times"]
-    stored = list(dict.fromkeys([*_PLACE, *own]))
-    empty = pa.schema([HALF.columns.field(name) for name in stored]).empty_table()
-    rows = [_lowest(part.cast(empty.schema)) for part in _parts(table, files, wanted, stored)]
+    stored = [_STORED_AS.get(name, name) for name in columns if name != "check_times"]
+    names = list(dict.fromkeys([*_ADDRESS, *stored]))
+    empty = pa.schema([HALF.columns.field(name) for name in names]).empty_table()
+    batches = _batches(table, files, ids, names)
+    rows = [_lowest(batch.cast(empty.schema)) for batch in batches]
     return _lowest(pa.concat_tables([empty, *rows]))
 
 
-def _parts(
-    table: Table, files: Sequence[DataFile], wanted: pa.Array, columns: Sequence[str]
+def _batches(
+    table: Table, files: Sequence[DataFile], ids: pa.Array, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Rows about `wanted`, a few thousand at a time: a file may hold much else."""
+    """Rows of the transactions, BATCH_ROWS of a file at a time: most rows may be of others."""
     for file in files:
         try:
-            if _holds(table, file, wanted):
+            if _holds(table, file, ids):
                 for batch in table.batches(file, columns, BATCH_ROWS):
-                    part = pa.table(batch).select(list(columns))
-                    yield part.filter(pc.is_in(part["transaction_id"], value_set=wanted))
+                    rows = pa.table(batch).select(list(columns))
+                    yield rows.filter(pc.is_in(rows["transaction_id"], value_set=ids))
         except UNREADABLE_ERRORS as error:
             logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
 
 
-def _holds(table: Table, file: DataFile, wanted: pa.Array) -> bool:
-    ids = table.read([file], ["transaction_id"])["transaction_id"]
-    return bool(pc.any(pc.is_in(ids, value_set=wanted)).as_py())
+def _holds(table: Table, file: DataFile, ids: pa.Array) -> bool:
+    stored = table.read([file], ["transaction_id"])["transaction_id"]
+    return bool(pc.any(pc.is_in(stored, value_set=ids)).as_py())
 
 
 def _lowest(rows: pa.Table) -> pa.Table:
-    """One row of each transaction, the one with the lowest sequence."""
+    """One row of each transaction, the row with the lowest sequence."""
     if rows.num_rows == 0:
         return rows
-    places = Groups.of(rows["transaction_id"]).place
-    order = np.lexsort((integers(rows["sequence"], 0), places))
-    ordered = places[order]
+    groups = Groups.of(rows["transaction_id"]).place
+    order = np.lexsort((integers(rows["sequence"], 0), groups))
+    ordered = groups[order]
     is_first = np.append(True, ordered[1:] != ordered[:-1])
     return rows.take(pa.array(order[is_first]))

@@ -12,31 +12,44 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from txmq.errors import EnvironmentProblemError, ListenerError
-from txmq.listeners.outcomes import OUTCOMES
+from txmq.listeners.outcomes import MAX_REASON_CHARACTERS, OUTCOMES, outcome_table
 from txmq.listeners.protocol import DEFAULT_HEAD_COLUMNS
 
+# Of one response, and of all responses of one call after their texts are cut.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ANSWERS_BYTES = 16 * MAX_ANSWER_BYTES
 CHUNK_BYTES = 65_536
 RETRIED_STATUSES = (429, 502, 503, 504)
 OK = 200
 
 
 class HttpListener:
-    """Answers of a service that knows the local transactions.
+    """Asks a service that knows the local transactions.
 
-    Sends `{"heads": [{"transaction_id": …, "keys": …, …}, …]}`, times as ISO 8601, bodies (only
-    where `head_columns` names them) in base64; expects
-    `{"answers": [{"transaction_id": …, "state": "COMMIT" | "ROLLBACK" | "UNKNOWN"}, …]}`, each
-    with a `reason` if wanted. An id that is missing in the answers is UNKNOWN.
+    The service is asked by POST, with at most `batch_size` heads each:
+    `{"heads": [{"transaction_id": …, "keys": …, …}, …]}`. Times are ISO 8601. Bodies are sent only
+    if `head_columns` names `body`, in base64. The service answers with status 200 and
+    `{"answers": [{"transaction_id": …, "state": "COMMIT" | "ROLLBACK" | "UNKNOWN"}, …]}`; each
+    answer may have a `reason`. An id without an answer is UNKNOWN. There is no fence: what the
+    service answers holds, also if a local transaction is still on its way.
+
+    Proxies and .netrc of the environment are ignored, and redirects are not followed.
 
     Args:
-        url: http or https, without secrets.
+        url: http or https, without secrets; it is kept in the settings of the store.
         header: name of the header that carries the secret.
-        header_variable: the environment variable that has its value; read at each call, and never
-            written anywhere.
+        header_variable: the environment variable that holds the value of the header. It is read at
+            each call and is in no setting, table, log or error.
+        head_columns: the columns of a head to send, see HalfMessage.
         batch_size: heads in one POST.
-        timeout_s: for each try, to connect and between two pieces of the answer.
-        retries: of a POST that got no answer, or 429, 502, 503, 504; questions may be repeated.
+        timeout_s: of each try, to connect and between two pieces of the response.
+        retries: how often a POST is repeated if it got no response, or 429, 502, 503 or 504. So the
+            service may get a question more than once.
+
+    Commits: 0.
+
+    Example:
+        >>> HttpListener("https://orders.example/check", header_variable="ORDERS_TOKEN")
     """
 
     def __init__(  # noqa: PLR0913 - settings of a user's, each by its name
@@ -50,7 +63,12 @@ class HttpListener:
         timeout_s: float = 2.0,
         retries: int = 2,
     ) -> None:
-        """Send nothing yet. Raises: ListenerError; EnvironmentProblemError without requests."""
+        """Send nothing.
+
+        Raises:
+            ListenerError: the URL is not http(s), or holds a password.
+            EnvironmentProblemError: requests is not installed.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
             problem = "url must be http(s)://host…, without a password; use header_variable"
@@ -61,16 +79,29 @@ class HttpListener:
         self._session = _session(retries)
 
     def check_local_transactions_arrow(self, heads: pa.Table) -> pa.Table:
-        """OUTCOMES of all heads. Raises: ListenerError, requests' own errors."""
-        parts = [
-            self._post(heads.slice(first, self._batch_size))
-            for first in range(0, heads.num_rows, self._batch_size)
-        ]
-        return pa.concat_tables([OUTCOMES.empty_table(), *parts])
+        """Ask the service about all heads, one POST for each `batch_size` of them.
+
+        Returns: transaction_id, state and reason, one row for each answer of the service.
+
+        Raises:
+            ListenerError: another status than 200, no `answers`, a response above
+                MAX_ANSWER_BYTES, all of them above MAX_ANSWERS_BYTES, or a header variable that
+                is not set.
+            requests.RequestException: the service cannot be reached, or is too slow.
+        """
+        answers = [OUTCOMES.empty_table()]
+        size_bytes = 0
+        for first in range(0, heads.num_rows, self._batch_size):
+            answers.append(self._post(heads.slice(first, self._batch_size)))
+            size_bytes += answers[-1].nbytes
+            if size_bytes > MAX_ANSWERS_BYTES:
+                problem = f"the service answered more than {MAX_ANSWERS_BYTES:,} bytes in one call"
+                raise self._problem(problem)
+        return pa.concat_tables(answers)
 
     def _post(self, heads: pa.Table) -> pa.Table:
         body = {"heads": [_json_head(row) for row in heads.to_pylist()]}
-        # A redirect would carry the secret elsewhere.
+        # A redirect would carry the secret to another place.
         with self._session.post(
             self._url, json=body, headers=self._headers(), timeout=self._timeout_s,
             allow_redirects=False, stream=True,
@@ -92,11 +123,11 @@ class HttpListener:
             raise self._problem(f"the service answered more than {MAX_ANSWER_BYTES:,} bytes")
         try:
             answers = json.loads(content)["answers"]
-            rows = [[_text(answer.get(name)) for answer in answers] for name in OUTCOMES.names]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            said = 'the service answered something else than {"answers": [{…}, …]}'
-            raise self._problem(said) from None
-        return pa.table([pa.array(column, pa.string()) for column in rows], OUTCOMES)
+            rows = [_row(answer) for answer in answers]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            problem = 'the service answered something else than {"answers": [{…}, …]}'
+            raise self._problem(problem) from None
+        return outcome_table(rows)
 
     def _problem(self, problem: str) -> ListenerError:
         return ListenerError(type(self).__name__, problem)
@@ -117,12 +148,13 @@ def _session(retries: int) -> Any:
     )  # fmt: skip
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=retry))
-    # Neither proxies nor .netrc of the machine's environment.
+    # Ignore proxies and .netrc of the environment.
     session.trust_env = False
     return session
 
 
 def _bounded(response: Any) -> bytes | None:
+    """The content of a response; None if it is above MAX_ANSWER_BYTES."""
     content = bytearray()
     for chunk in response.iter_content(CHUNK_BYTES):
         content += chunk
@@ -132,7 +164,6 @@ def _bounded(response: Any) -> bytes | None:
 
 
 def _json_head(head: Mapping[str, Any]) -> dict[str, Any]:
-    """A head as JSON has it."""
     return {name: _json_value(name, value) for name, value in head.items()}
 
 
@@ -148,5 +179,15 @@ def _json_value(name: str, value: Any) -> Any:
             return value
 
 
+def _row(answer: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    transaction_id, state, reason = (_text(answer.get(name)) for name in OUTCOMES.names)
+    return transaction_id, _cut(state), _cut(reason)
+
+
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+def _cut(text: str | None) -> str | None:
+    """No state and no reason is longer; an id is not cut, or it could become another one."""
+    return None if text is None else text[:MAX_REASON_CHARACTERS]

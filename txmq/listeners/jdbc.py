@@ -1,4 +1,4 @@
-"""DatabaseListener for clusters that have a JDBC driver and no Python one: all by Spark."""
+"""DatabaseListener for clusters that have a JDBC driver and no Python driver: Spark reads."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.clock import Clock, SystemClock
 from txmq.errors import EnvironmentProblemError, ListenerError
+from txmq.listeners.database import ANSWERS, NOT_YET
 from txmq.listeners.protocol import ages_s
-from txmq.message.message import LocalTransactionState
-from txmq.user_data.database_marker import DIALECTS, DONE, FENCED, MARKER_TABLE, check_table
+from txmq.user_data.database_marker import DIALECTS, MARKER_TABLE, check_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 STATEMENT_IDS = 10_000
-# What txmq makes itself; an id by hand may be anything, and is not put into a statement.
+# An id made by txmq. A half written by hand may hold any text, which goes into no statement.
 _SAFE_ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
-# With a URL jdbc:mariadb: Spark quotes names as MariaDB quotes texts.
+# Not jdbc:mariadb: for that URL Spark quotes names with the quotes of MariaDB's texts.
 _URLS = ("jdbc:postgresql:", "jdbc:mysql:")
-_STATES = {
-    DONE: (LocalTransactionState.COMMIT.value, "its marker is in the database"),
-    FENCED: (LocalTransactionState.ROLLBACK.value, "its marker is not in the database: fenced"),
-}
-_NOT_YET = (LocalTransactionState.UNKNOWN.value, "its marker is not in the database yet")
 
 
 class JdbcListener:
-    """As DatabaseListener, by Spark's JDBC source: Postgres, MySQL and MariaDB.
+    """Answers as DatabaseListener, by Spark's JDBC source: Postgres, MySQL and MariaDB.
 
-    Spark can only read by JDBC; the fence is the statement that Spark runs when it opens the
-    session of such a read (`sessionInitStatement`). A local transaction that is still running
-    holds it up until the listener's time is over: then all of that call are UNKNOWN.
+    Spark's JDBC source only reads. So the fence is the statement that Spark runs when it opens the
+    session of a read (`sessionInitStatement`). If a local transaction is still running, that
+    statement waits for it until the listener's time is over, and all transactions of the call are
+    UNKNOWN.
 
     Args:
-        url_variable: the environment variable of the driver that holds the JDBC URL.
-        user_variable, password_variable: those with the name and the password, if the URL has none.
+        url_variable: the environment variable of Spark's driver process that holds the JDBC URL.
+            For MariaDB the URL begins with jdbc:mysql:.
+        user_variable: the environment variable that holds the user, if the URL does not.
+        password_variable: the environment variable that holds the password, if the URL does not.
         options: more options of Spark's JDBC source, such as `driver`.
         table: the marker table, see `marker_table_ddl`.
-        rollback_after_s: UNKNOWN instead of a fence while a transaction is younger.
+        rollback_after_s: a transaction without a marker is UNKNOWN, and is not fenced, below this
+            age.
+        clock: the time for ages.
+
+    Example:
+        >>> JdbcListener(url_variable="LEDGER_JDBC_URL", password_variable="LEDGER_PASSWORD")
     """
 
     head_columns = ("transaction_id", "born_timestamp")
@@ -57,7 +60,13 @@ class JdbcListener:
         rollback_after_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Connect to nothing yet. Raises: InvalidNameError, EnvironmentProblemError."""
+        """Read the environment variables, and connect to nothing.
+
+        Raises:
+            EnvironmentProblemError: a variable is not set.
+            ListenerError: the URL is of another database.
+            InvalidNameError: `table` is no table name.
+        """
         self._options = dict(options or {}) | _secrets(
             {"url": url_variable, "user": user_variable, "password": password_variable}
         )
@@ -71,39 +80,53 @@ class JdbcListener:
         self._clock: Clock = clock or SystemClock()
 
     def check_local_transactions(self, heads: DataFrame) -> DataFrame:
-        """Two reads for every 10,000 heads; a third where some have no marker."""
-        spark, asked = heads.sparkSession, heads.toArrow()
-        young = (ages_s(asked, self._clock) < self._rollback_after_s).tolist()
-        ids = asked["transaction_id"].to_pylist()
-        is_young = dict(zip(ids, young, strict=True))
+        """Look up the markers of all heads, and fence the transactions without one.
+
+        Reads: the marker table once for every 10,000 heads, and once more where markers are
+        missing. A retry reads the same markers and fences. Commits: the fences, in the database;
+        none to the store.
+
+        Args:
+            heads: transaction_id and born_timestamp.
+
+        Returns: transaction_id, state and reason, one row for each head whose id txmq made.
+
+        Raises: Spark's own errors.
+        """
+        spark, questions = heads.sparkSession, heads.toArrow()
+        ages = ages_s(questions, self._clock).tolist()
+        age_s = dict(zip(questions["transaction_id"].to_pylist(), ages, strict=True))
         rows: list[tuple[str, str, str]] = []
-        for chunk in _chunks([each for each in ids if _SAFE_ID.fullmatch(each)]):
-            found = self._read(spark, chunk)
-            undecided = [each for each in chunk if each not in found and not is_young[each]]
-            if undecided:
-                found |= self._read(spark, undecided, fence=True)
-            rows += [(each, *_STATES.get(found.get(each, ""), _NOT_YET)) for each in chunk]
+        for chunk in _chunks([key for key in age_s if _SAFE_ID.fullmatch(key)]):
+            outcomes = self._read(spark, chunk)
+            missing = [key for key in chunk if key not in outcomes]
+            old = [key for key in missing if age_s[key] >= self._rollback_after_s]
+            if old:
+                outcomes |= self._read(spark, old, fence=True)
+            rows += [(key, *ANSWERS.get(outcomes.get(key, ""), NOT_YET)) for key in chunk]
         return spark.createDataFrame(rows, "transaction_id string, state string, reason string")
 
     def _read(
         self, spark: SparkSession, ids: Sequence[str], *, fence: bool = False
     ) -> dict[str, str]:
+        """DONE or FENCED of the ids that have a row."""
         reader: Any = spark.read.format("jdbc").options(**self._options)
         if fence:
             reader = reader.option(
                 "sessionInitStatement", self._with(self._dialect.insert_many, ids)
             )
-        found = reader.option("query", self._with(self._dialect.select_many, ids)).load().toArrow()
-        names, outcomes = found.column(0).to_pylist(), found.column(1).to_pylist()
-        return dict(zip(names, outcomes, strict=True))
+        rows = reader.option("query", self._with(self._dialect.select_many, ids)).load().toArrow()
+        keys, outcomes = rows.column(0).to_pylist(), rows.column(1).to_pylist()
+        return dict(zip(keys, outcomes, strict=True))
 
     def _with(self, statement: str, ids: Sequence[str]) -> str:
-        """The statement with the ids as a literal: they are letters, digits and dashes."""
+        """The statement with the ids as a literal; each id is letters, digits and dashes."""
         return statement.format(table=self._table, p=f"'{json.dumps(list(ids))}'")
 
 
 def _secrets(variables: Mapping[str, str | None]) -> dict[str, str]:
-    found = {}
+    """Options of Spark's JDBC source by the environment variables that hold their values."""
+    options = {}
     for option, variable in variables.items():
         if variable is None:
             continue
@@ -111,8 +134,8 @@ def _secrets(variables: Mapping[str, str | None]) -> dict[str, str]:
         if not value:
             problem = f"the environment variable {variable} is not set"
             raise EnvironmentProblemError(problem, f"Set it to the JDBC {option}.")
-        found[option] = value
-    return found
+        options[option] = value
+    return options
 
 
 def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -1,4 +1,4 @@
-"""What may come of a question to a listener, as a value and as columns."""
+"""The outcome of a question to a listener, as a value and as columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txmq.message.message import LocalTransactionState
 
 
 class Reason(enum.StrEnum):
-    """Why a claim of the check was written, where the listener's answer alone does not say it."""
+    """Why the check wrote a claim, if the state in the claim does not say it."""
 
     CHECK_MAX = "CHECK_MAX"
     NO_LISTENER = "NO_LISTENER"
@@ -30,14 +30,14 @@ class Reason(enum.StrEnum):
     NO_STATE = "NO_STATE"
 
 
-# Nobody was asked, so it does not count; an operator may have to help.
+# No listener saw the question, so it does not count; an operator may have to help.
 UNASKED_REASONS = (Reason.NO_LISTENER, Reason.BUSY, Reason.UNREADABLE)
 
 
 logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARACTERS = 200
-# A null state: no listener has seen the question.
+# A null state: no listener saw the question.
 OUTCOMES = pa.schema(
     [
         pa.field("transaction_id", pa.string()),
@@ -45,14 +45,16 @@ OUTCOMES = pa.schema(
         pa.field("reason", pa.string()),
     ]
 )
-# Waits for OUTCOMES.
+# Waits for the answers of one asker and returns OUTCOMES.
 Collect = Callable[[], pa.Table]
 _REASONS = {reason.value: reason for reason in Reason}
+# txmq writes their texts; a subclass may be a user's, whose text may hold a body.
+_OWN_ERRORS = (ListenerError, EnvironmentProblemError)
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A question that reached its listener: it counts, whatever came of it."""
+    """A question that reached its listener: it counts, whatever the answer is."""
 
     state: LocalTransactionState
     reason: str | None = None
@@ -60,7 +62,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class NotReached:
-    """A question that no listener has seen: it does not count."""
+    """A question that no listener saw: it does not count."""
 
     reason: Reason
 
@@ -71,21 +73,21 @@ BUSY = NotReached(Reason.BUSY)
 
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """State and reason of a row of OUTCOMES, as the rules want it."""
+    """A row of OUTCOMES as a value."""
     if row["state"] is None:
         return NotReached(_REASONS[row["reason"]])
     return Answered(LocalTransactionState(row["state"]), row["reason"])
 
 
-def outcome_table(rows: Iterable[tuple[str, str | None, str | None]]) -> pa.Table:
-    """OUTCOMES from id, state and reason of each question."""
+def outcome_table(rows: Iterable[tuple[str | None, str | None, str | None]]) -> pa.Table:
+    """OUTCOMES from the id, state and reason of each question."""
     listed = list(rows)
     columns = zip(*listed, strict=True) if listed else [[] for _ in OUTCOMES]
     return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
 
 
 def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
-    """One outcome for many questions."""
+    """OUTCOMES with one outcome for all questions."""
     state = outcome.state.value if isinstance(outcome, Answered) else None
     count = len(transaction_ids)
     columns = [transaction_ids, *(_repeated(text, count) for text in (state, outcome.reason))]
@@ -93,17 +95,19 @@ def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
 
 
 def raised(error: BaseException) -> Answered:
-    """An exception of a listener: its type alone, for its text may hold a body (R81)."""
-    if isinstance(error, ListenerError | EnvironmentProblemError):
-        # Our own words.
+    """UNKNOWN for a listener that raised; only the type is shown, because the text may hold a body.
+
+    The texts of ListenerError and EnvironmentProblemError are txmq's own and are shown (R81).
+    """
+    if type(error) in _OWN_ERRORS:
         return Answered(LocalTransactionState.UNKNOWN, str(error)[:MAX_REASON_CHARACTERS])
     return Answered(LocalTransactionState.UNKNOWN, f"the listener raised {type(error).__name__}")
 
 
 def warn_of_open(group: str, count: int) -> None:
-    """Questions whose listener still hangs in them."""
+    """Log how many questions a listener has not answered at the deadline."""
     if count:
-        logger.warning("group %s: %d questions are still open in its listener", group, count)
+        logger.warning("group %s: its listener hangs in %d questions", group, count)
 
 
 def _repeated(text: str | None, count: int) -> pa.Array:

@@ -1,8 +1,7 @@
-"""Listeners: who runs a local transaction and who answers when its end is not known (R1, R81)."""
+"""The methods of a listener, which runs local transactions and answers checks (R1, R81)."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -10,17 +9,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from txmq.errors import ListenerError
-from txmq.message.message import LocalTransactionState
-from txmq.store.config_faults import LISTENER_CLASS
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
 import numpy as np
 import pyarrow as pa
 
 from txmq.clock import Clock
+from txmq.errors import ListenerError
+from txmq.message.message import LocalTransactionState
+from txmq.store.config_faults import LISTENER_CLASS, nearest_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 EXECUTE = "execute_local_transaction"
 CHECK = "check_local_transaction"
@@ -32,9 +30,23 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """The first message of a transaction, as a listener sees it.
+    """The first message of a transaction, as a listener sees it; frozen.
 
-    `check_times` counts the questions asked before this one in the transaction's current life.
+    Args:
+        transaction_id: the id of the transaction.
+        message_id: the id of this message.
+        producer_group: the group of the producer, without its namespace (R94).
+        topic: the topic of the message, without its namespace (R94); None if the transaction
+            begins with a DataFrame and the head holds no message.
+        body: the bytes that were sent, empty if the head holds no message; not shown by `repr`.
+        tags: the tag, or None.
+        keys: the keys, joined by a space, or None.
+        properties: the user's properties.
+        sharding_key: the sharding key, or None.
+        born_timestamp: when the producer made the message, by its own clock, in UTC.
+        message_count: the number of messages in the transaction.
+        check_times: how many questions counted before this one in the current life of the
+            transaction.
     """
 
     transaction_id: str
@@ -52,68 +64,111 @@ class HalfMessage:
 
 
 HEAD_COLUMNS = tuple(HalfMessage.__dataclass_fields__)
-# A hundred thousand bodies fill a memory; a set listener that needs them says so.
+# 100,000 bodies may fill the memory, so a set listener gets them only if it names `body`.
 DEFAULT_HEAD_COLUMNS = tuple(name for name in HEAD_COLUMNS if name != "body")
 
 
 class ExecutingListener(Protocol):
-    """What `send_message_in_transaction` needs."""
+    """The listener that `send_message_in_transaction` needs."""
 
     def execute_local_transaction(
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
-        """Change the user's own data; called after the half is durable."""
+        """Run the local transaction; see TransactionListener."""
         ...
 
 
 @runtime_checkable
 class TransactionListener(Protocol):
-    """RocketMQ's TransactionListener: one question at a time.
+    """RocketMQ's TransactionListener: one question is about one transaction (R1, R81).
 
-    An exception, a timeout, None or any other value is UNKNOWN, never COMMIT.
+    An exception, a timeout, None or any value but a LocalTransactionState counts as UNKNOWN.
+
+    Example:
+        >>> class OrderListener:
+        ...     def execute_local_transaction(self, message, argument):
+        ...         orders.pay(message.keys)
+        ...         return LocalTransactionState.COMMIT
+        ...
+        ...     def check_local_transaction(self, message):
+        ...         is_paid = orders.is_paid(message.keys)
+        ...         state = LocalTransactionState
+        ...         return state.COMMIT if is_paid else state.UNKNOWN
     """
 
     def execute_local_transaction(
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
-        """Change the user's own data; called after the half is durable."""
+        """Run the local transaction: change the user's own data.
+
+        It is called once, after the half is durable (R6): by `send_message_in_transaction` in the
+        caller's thread, by `send_message_in_transaction_async` in another thread.
+
+        Args:
+            message: the half that was sent.
+            argument: what the caller of `send_message_in_transaction` passed.
+
+        Returns: COMMIT or ROLLBACK ends the transaction, UNKNOWN leaves its end to the check. An
+            Exception counts as UNKNOWN and is not raised again (R7).
+        """
         ...
 
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
-        """Say what became of the local transaction; may be called more than once."""
+        """Say whether the local transaction took place.
+
+        It may be called more than once, from several threads, and while the local transaction is
+        still running: then answer UNKNOWN.
+
+        Args:
+            message: the first message of the transaction.
+
+        Returns: COMMIT or ROLLBACK ends the transaction, UNKNOWN counts a check.
+        """
         ...
 
 
 class SetListener(Protocol):
-    """Answers for many transactions in one call, such as one join; needs a Spark session.
+    """Answers for many transactions in one call, for example by a join; needs a Spark session.
 
-    A class attribute `head_columns` may name the columns that it wants; without it they are all
-    but `body`.
+    The attribute `head_columns` may name the columns of the heads that the listener gets. Without
+    it they are all but `body` (decision 0010).
+
+    Example:
+        >>> class PaidOrders:
+        ...     head_columns = ("transaction_id", "keys")
+        ...
+        ...     def check_local_transactions(self, heads):
+        ...         paid = spark.table("orders").where("paid").select("order_id").distinct()
+        ...         return heads.join(paid, heads.keys == paid.order_id).selectExpr(
+        ...             "transaction_id", "'COMMIT' AS state"
+        ...         )
     """
 
     def check_local_transactions(self, heads: DataFrame) -> DataFrame:
-        """Say what became of the local transactions; may be called more than once.
+        """Say which local transactions took place; it may be called more than once.
 
         Args:
-            heads: one row a transaction, with the fields of HalfMessage as columns.
+            heads: one row for each transaction; its columns are fields of HalfMessage.
 
-        Returns:
-            `transaction_id`, `state` (COMMIT, ROLLBACK or UNKNOWN as text) and, if wanted,
-            `reason` (text that is kept with the claim). A transaction that is missing, twice with
-            different states, or has any other state is UNKNOWN; so are all of them after an
-            exception or a timeout. Others than those of `heads` are ignored.
+        Returns: `transaction_id`, `state` (COMMIT, ROLLBACK or UNKNOWN as text) and, if wanted,
+            `reason` (text that is kept with the claim). A transaction is UNKNOWN if it has no row,
+            rows with different states, or any other state. After an exception or a timeout all
+            transactions are UNKNOWN. Rows about other transactions are ignored.
         """
         ...
 
 
 class ArrowSetListener(Protocol):
-    """As SetListener, without Spark."""
+    """As SetListener, but without Spark (decision 0010)."""
 
     def check_local_transactions_arrow(self, heads: pa.Table) -> Any:
-        """As `check_local_transactions`.
+        """Say which local transactions took place; it may be called more than once.
 
-        The answer may be all that speaks Arrow's stream interface: a pyarrow Table, a pandas or
-        Polars DataFrame, a DuckDB relation.
+        Args:
+            heads: one row for each transaction; its columns are fields of HalfMessage.
+
+        Returns: as `SetListener.check_local_transactions`, in any object with Arrow's stream
+            interface: a pyarrow Table, a pandas or Polars DataFrame, a DuckDB relation.
         """
         ...
 
@@ -122,23 +177,23 @@ CheckListener = TransactionListener | SetListener | ArrowSetListener
 
 
 def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
-    """A listener's answer, and why it counts as UNKNOWN where it is not an answer."""
+    """The state that a listener returned, or UNKNOWN and the reason for any other value."""
     if isinstance(value, LocalTransactionState):
         return value, None
     reason = f"the listener returned {type(value).__name__}, not a LocalTransactionState"
     return LocalTransactionState.UNKNOWN, reason
 
 
-def load_listeners(named: Mapping[str, str | Mapping[str, Any]]) -> dict[str, CheckListener]:
-    """The listeners that the settings name, by group, each made with the arguments given there.
+def load_listeners(settings: Mapping[str, str | Mapping[str, Any]]) -> dict[str, CheckListener]:
+    """The listeners of the setting `listeners`, by group, made with the arguments given there.
 
-    Raises: ListenerError.
+    Raises: ListenerError if a class cannot be imported or made, or cannot answer a check.
     """
-    return {group: _load(group, listener) for group, listener in named.items()}
+    return {group: _load(group, setting) for group, setting in settings.items()}
 
 
 def check_listener(group: str, listener: Kind) -> Kind:
-    """The listener as given, or ListenerError for what cannot answer a check."""
+    """Return the listener. Raises: ListenerError if it cannot answer a check."""
     if not _can_answer(listener):
         problem = (
             f"for group {group} must be an object with the methods {EXECUTE} and {CHECK}, or with "
@@ -150,9 +205,10 @@ def check_listener(group: str, listener: Kind) -> Kind:
 
 
 def executing_listener(group: str, listener: object) -> ExecutingListener:
-    """The listener as one that runs local transactions. Raises: ListenerError."""
+    """Return the listener. Raises: ListenerError if it cannot run local transactions."""
     if listener is None:
-        raise ListenerError("none", "send_message_in_transaction needs one; pass listener=")
+        problem = "send_message_in_transaction needs a listener; pass listener="
+        raise ListenerError("none", problem)
     if not _has(listener, EXECUTE):
         problem = f"for group {group} must be an object with the method {EXECUTE}, not async"
         raise ListenerError(type(listener).__name__, problem)
@@ -160,28 +216,30 @@ def executing_listener(group: str, listener: object) -> ExecutingListener:
 
 
 def answers_rows(listener: object) -> bool:
-    """Whether it can be asked one by one."""
+    """Whether the listener answers one question at a time."""
     return _has(listener, EXECUTE) and _has(listener, CHECK)
 
 
 def answers_sets(listener: object, *, with_spark: bool) -> bool:
-    """Whether it can be asked about many transactions in one call."""
+    """Whether the listener answers for many transactions in one call."""
     return _has(listener, CHECK_ARROW_SET) or (with_spark and _has(listener, CHECK_SET))
 
 
 def head_columns(listener: object) -> tuple[str, ...]:
-    """The columns that a set listener wants, `transaction_id` first. Raises: ListenerError."""
-    named: Sequence[str] = getattr(listener, HEAD_COLUMNS_ATTRIBUTE, DEFAULT_HEAD_COLUMNS)
-    if isinstance(named, str) or not isinstance(named, Sequence):
+    """The columns that a set listener gets, `transaction_id` first.
+
+    Raises: ListenerError if `head_columns` of the listener is no tuple of columns of a head.
+    """
+    names: Sequence[str] = getattr(listener, HEAD_COLUMNS_ATTRIBUTE, DEFAULT_HEAD_COLUMNS)
+    if isinstance(names, str) or not isinstance(names, Sequence):
         problem = f"{HEAD_COLUMNS_ATTRIBUTE} must be a tuple of names"
         raise ListenerError(type(listener).__name__, problem)
-    for name in named:
+    for name in names:
         if name not in HEAD_COLUMNS:
-            nearest = difflib.get_close_matches(str(name), HEAD_COLUMNS, n=1, cutoff=0.5)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            hint = nearest_name(name, HEAD_COLUMNS)
             problem = f"{HEAD_COLUMNS_ATTRIBUTE}: {name!r} is no column of a head{hint}"
             raise ListenerError(type(listener).__name__, problem)
-    return tuple(dict.fromkeys(["transaction_id", *named]))
+    return tuple(dict.fromkeys(["transaction_id", *names]))
 
 
 def _can_answer(listener: object) -> bool:
@@ -191,40 +249,39 @@ def _can_answer(listener: object) -> bool:
 
 
 def _has(listener: object, name: str) -> bool:
-    # A coroutine would be taken for an answer that is not one, and never run.
+    # The coroutine of an async method would never run, and count as UNKNOWN.
     method = getattr(listener, name, None)
     return callable(method) and not inspect.iscoroutinefunction(method)
 
 
-def _load(group: str, named: str | Mapping[str, Any]) -> CheckListener:
-    arguments = {LISTENER_CLASS: named} if isinstance(named, str) else dict(named)
+def _load(group: str, setting: str | Mapping[str, Any]) -> CheckListener:
+    arguments = {LISTENER_CLASS: setting} if isinstance(setting, str) else dict(setting)
     reference = str(arguments.pop(LISTENER_CLASS))
     module_name, _, class_name = reference.partition(":")
     try:
         kind = getattr(importlib.import_module(module_name), class_name)
         _check_arguments(reference, kind, arguments)
-        made: CheckListener = kind(**arguments)
+        listener: CheckListener = kind(**arguments)
     except ListenerError:
         raise
     except Exception as error:
         problem = f"cannot be made ({type(error).__name__}: {error}); check the module and class"
         raise ListenerError(reference, problem) from error
-    return check_listener(group, made)
+    return check_listener(group, listener)
 
 
 def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse a name that the class does not take, with the nearest one that it does."""
-    known = inspect.signature(kind).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values()):
+    """Refuse an argument that the class does not take, and name the nearest one."""
+    parameters = inspect.signature(kind).parameters
+    if any(spec.kind is inspect.Parameter.VAR_KEYWORD for spec in parameters.values()):
         return
     for name in arguments:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        if name not in parameters:
+            hint = nearest_name(name, parameters)
             raise ListenerError(reference, f"takes no argument {name!r}{hint}")
 
 
 def ages_s(heads: pa.Table, clock: Clock) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds since each was born, by a producer's clock and ours."""
+    """The age of each head: the time of `clock` less the producer's born_timestamp."""
     born_us = heads["born_timestamp"].cast(pa.int64()).to_numpy()
     return np.asarray(clock.now_ms() / 1000 - born_us / 1e6, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""A listener that answers by a query: the row of the local transaction is there, or not yet."""
+"""A listener that answers by a query: it looks for the row that the local transaction wrote."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ _TEXT_COLUMNS = ("keys", "transaction_id", "message_id", "sharding_key", "tags")
 
 
 class QueryListener:
-    """COMMIT where a query returns the key of the transaction; else UNKNOWN.
+    """Answers COMMIT if a query returns the key of the transaction, else UNKNOWN.
 
-    Nothing keeps a local transaction that is still on its way from landing after it was rolled
-    back, so ROLLBACK is only said where `rollback_after_s` states from which age on none can be.
-    Where that is not known, mark the local transaction instead (DeltaListener, DatabaseListener).
+    There is no fence: a local transaction that is still on its way can land after it was rolled
+    back. So the answer is ROLLBACK only above the age `rollback_after_s`. If no such age is known,
+    put a marker on the local transaction (DeltaListener, DatabaseListener).
 
     Args:
-        query: Spark SQL over tables or views; its first column has the keys of what is there.
-        key: where a head has its key: `keys`, `transaction_id`, `message_id`, `sharding_key`,
-            `tags`, or `properties.NAME`.
-        rollback_after_s: no local transaction lands so long after its half was born.
+        query: Spark SQL over tables or views; its first column holds the keys that exist.
+        key: the field of a head that holds its key: `keys`, `transaction_id`, `message_id`,
+            `sharding_key`, `tags`, or `properties.NAME`.
+        rollback_after_s: the age of a half after which its local transaction cannot land any more;
+            None: no answer is ROLLBACK.
+        clock: the time for ages.
 
     Example:
         >>> QueryListener("SELECT order_id FROM orders WHERE paid", key="properties.order_id")
@@ -42,24 +44,32 @@ class QueryListener:
         rollback_after_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Run nothing yet. Raises: ListenerError."""
+        """Run no query. Raises: ListenerError for a `key` that is no field of a head."""
         if key not in _TEXT_COLUMNS and not key.startswith(_PROPERTY):
             problem = f"key must be one of {', '.join(_TEXT_COLUMNS)}, or {_PROPERTY}NAME"
             raise ListenerError(type(self).__name__, problem)
         self._query, self._key = query, key
         self._rollback_after_s = rollback_after_s
         self._clock: Clock = clock or SystemClock()
-        wanted = {"transaction_id", "born_timestamp", key.partition(".")[0]}
-        self.head_columns = tuple(name for name in HEAD_COLUMNS if name in wanted)
+        columns = {"transaction_id", "born_timestamp", key.partition(".")[0]}
+        self.head_columns = tuple(name for name in HEAD_COLUMNS if name in columns)
 
     def check_local_transactions(self, heads: DataFrame) -> DataFrame:
-        """One join for all heads."""
+        """Join all heads with the keys that the query returns: one Spark job. Commits: 0.
+
+        Args:
+            heads: transaction_id, born_timestamp and the column that holds the key.
+
+        Returns: transaction_id, state and reason, one row for each head.
+
+        Raises: Spark's own errors.
+        """
         import pyspark.sql.functions as F  # noqa: N812
 
-        found = heads.sparkSession.sql(self._query)
-        there = found.select(F.col(f"`{found.columns[0]}`").cast("string").alias(_KEY)).distinct()
-        asked = heads.withColumn("asked_key", self._key_of(F))
-        joined = asked.join(there, asked["asked_key"] == there[_KEY], "left")
+        rows = heads.sparkSession.sql(self._query)
+        keys = rows.select(F.col(f"`{rows.columns[0]}`").cast("string").alias(_KEY)).distinct()
+        questions = heads.withColumn("asked_key", self._key_of(F))
+        joined = questions.join(keys, questions["asked_key"] == keys[_KEY], "left")
         is_there = F.col(_KEY).isNotNull()
         return joined.select(
             "transaction_id",
@@ -71,8 +81,8 @@ class QueryListener:
 
     def _key_of(self, functions: Any) -> Column:
         if self._key.startswith(_PROPERTY):
-            found: Column = functions.col("properties")[self._key.removeprefix(_PROPERTY)]
-            return found
+            value: Column = functions.col("properties")[self._key.removeprefix(_PROPERTY)]
+            return value
         column: Column = functions.col(self._key)
         return column
 

@@ -1,4 +1,4 @@
-"""The check service's side of remote listeners: put questions, wait for what producers answer."""
+"""The check service's side of remote listeners: puts questions and waits for the answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from txmq.clock import Clock
 from txmq.errors import CommitRefusedError, InvalidNameError
 from txmq.listeners.outcomes import OUTCOMES, TIMED_OUT, Collect, Reason, outcome_table
-from txmq.listeners.remote_requests import Answer, Question, RemoteRequests, Requests, requests_in
+from txmq.listeners.remote_requests import (
+    RemoteAnswer,
+    RemoteQuestion,
+    RemoteRequests,
+    Requests,
+    requests_in,
+)
 from txmq.store.config import CheckSettings
 from txmq.store.store import Store
 
@@ -20,99 +26,106 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 POLL_INTERVAL_S = 0.05
-# A member that lives has taken something by then.
+# If no member has taken a question by then, no member is alive.
 FIRST_TAKE_S = 5.0
-_NOBODY = Answer(None, Reason.NO_LISTENER.value)
-_NOT_TOLD = Answer(TIMED_OUT.state.value, str(TIMED_OUT.reason))
+_NO_LISTENER = RemoteAnswer(None, Reason.NO_LISTENER.value)
+_TIMED_OUT = RemoteAnswer(TIMED_OUT.state.value, str(TIMED_OUT.reason))
 
 
 class RemoteAsker:
-    """Asks any live producer of a group (RocketMQ R72, R79), by way of the store.
+    """Asks the live producers of a group through the store (R77 to R80, decision 0013).
 
-    What nobody took is not counted; what was taken and not answered in time is.
+    A question that no producer took does not count. A question that a producer took and did not
+    answer in time counts.
     """
 
     columns = ("transaction_id", "check_times", "client_id")
 
     def __init__(self, requests: RemoteRequests, clock: Clock, settings: CheckSettings) -> None:
-        """Nothing is written yet."""
+        """Write nothing."""
         self.limit = settings.check_queue_size
         self._requests, self._clock = requests, clock
         self._timeout_s = settings.listener_timeout_s
 
     def ask(self, heads: pa.Table) -> Collect:
-        """Put the questions: one commit."""
-        asked = {
-            row["transaction_id"]: Question(row["check_times"], row["client_id"])
+        """Begin a round with these questions: one commit; its end is another."""
+        questions = {
+            row["transaction_id"]: RemoteQuestion(row["check_times"], row["client_id"])
             for row in heads.to_pylist()
         }
-        waiting = _Waiting(str(uuid.uuid4()), time.monotonic(), self._timeout_s)
-        self._requests.change(lambda now: now.begun(waiting.round_id, asked), self._clock.now_ms())
-        return lambda: self._collected(waiting, asked)
+        wait = _Wait(str(uuid.uuid4()), time.monotonic(), self._timeout_s)
+        self._requests.change(lambda now: now.begun(wait.round_id, questions), self._clock.now_ms())
+        return lambda: self._collected(wait, questions)
 
     def late(self) -> pa.Table:
-        """None: an answer after its round changes nothing, the next round asks again."""
+        """No rows: an answer after its round changes nothing, and the next round asks again."""
         return OUTCOMES.empty_table()
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to end: the threads are those of the producers."""
 
-    def _collected(self, waiting: _Waiting, asked: Mapping[str, Question]) -> pa.Table:
-        seen = self._requests.read()
-        while seen.round_id == waiting.round_id and not waiting.is_over(seen):
+    def _collected(self, wait: _Wait, questions: Mapping[str, RemoteQuestion]) -> pa.Table:
+        """Wait for the answers, end the round, and return OUTCOMES."""
+        requests = self._requests.read()
+        while requests.round_id == wait.round_id and not wait.is_over(requests):
             time.sleep(POLL_INTERVAL_S)
             if self._requests.has_news():
-                seen = self._requests.read()
-        told = seen if seen.round_id == waiting.round_id else Requests()
+                requests = self._requests.read()
+        if requests.round_id != wait.round_id:
+            requests = Requests()
         with suppress(CommitRefusedError):
-            # What is answered between the two is not lost: the change sees it.
-            told = self._closed(waiting.round_id, told)
-        return _outcomes(asked, told)
+            # An answer between the last read and the end of the round is not lost.
+            requests = self._ended(wait.round_id, requests)
+        return _outcomes(questions, requests)
 
-    def _closed(self, round_id: str, told: Requests) -> Requests:
-        last: list[Requests] = [told]
+    def _ended(self, round_id: str, requests: Requests) -> Requests:
+        """End the round: one commit. Returns the round as it was right before its end."""
+        last: list[Requests] = [requests]
 
-        def close(now: Requests) -> Requests:
-            last[0] = now if now.round_id == round_id else told
+        def end(now: Requests) -> Requests:
+            last[0] = now if now.round_id == round_id else requests
             return now.over(round_id)
 
-        self._requests.change(close, self._clock.now_ms())
+        self._requests.change(end, self._clock.now_ms())
         return last[0]
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A round and when its time is over."""
+class _Wait:
+    """How long a round is waited for."""
 
     round_id: str
     since_s: float
     timeout_s: float
 
-    def is_over(self, seen: Requests) -> bool:
+    def is_over(self, requests: Requests) -> bool:
         waited_s = time.monotonic() - self.since_s
-        nobody = not seen.taken and not seen.answers
+        is_untouched = not requests.taken and not requests.answers
         return (
-            seen.is_answered
+            requests.is_answered
             or waited_s >= self.timeout_s
-            or (nobody and waited_s >= min(FIRST_TAKE_S, self.timeout_s))
+            or (is_untouched and waited_s >= min(FIRST_TAKE_S, self.timeout_s))
         )
 
 
-def _outcomes(asked: Mapping[str, Question], told: Requests) -> pa.Table:
-    found = [told.answers.get(key, _NOT_TOLD if key in told.taken else _NOBODY) for key in asked]
-    told_of = zip(asked, found, strict=True)
-    return outcome_table((key, answer.state, answer.reason) for key, answer in told_of)
+def _outcomes(questions: Mapping[str, RemoteQuestion], requests: Requests) -> pa.Table:
+    answers = {
+        key: requests.answers.get(key, _TIMED_OUT if key in requests.taken else _NO_LISTENER)
+        for key in questions
+    }
+    return outcome_table((key, answer.state, answer.reason) for key, answer in answers.items())
 
 
+# Finds the asker of a group without a listener in this process.
 RemoteAskers = Callable[[str], RemoteAsker | None]
 
 
 def remote_asker(store: Store, clock: Clock, group: str) -> RemoteAsker | None:
-    """Who asks the producers of a group; None where none of them was alive lately."""
+    """The asker of a group's live producers; None if no producer was alive lately."""
     try:
         requests = requests_in(store, group)
     except InvalidNameError:
-        # A half by hand may name anything.
+        # A half written by hand may name any group.
         return None
     if not requests.exists or not requests.read().member_count(clock.now_ms()):
         return None

@@ -1,4 +1,4 @@
-"""A producer's side of remote listeners: take questions of the group, ask the listener, answer."""
+"""A producer's side of remote listeners: takes questions, asks its listener, and answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pyarrow as pa
 from txmq.clock import Clock
 from txmq.errors import TxmqError
 from txmq.handles import ThreadHandle
-from txmq.listeners.askers import GroupListeners
+from txmq.listeners.askers import Askers
 from txmq.listeners.protocol import CheckListener
 from txmq.listeners.remote_requests import (
     MEMBER_SILENCE_MAX_S,
-    Answer,
-    Question,
+    RemoteAnswer,
+    RemoteQuestion,
     Requests,
+    Take,
     requests_in,
 )
 from txmq.store.store import Store
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
-# How long the client that sent a transaction is waited for.
+# For this long only the client that sent a transaction may take its question.
 PREFERENCE_S = 1.0
 SIGN_OF_LIFE_S = MEMBER_SILENCE_MAX_S / 4
-Take = tuple[str, int]
 
 
 class RemoteMember(ThreadHandle):
-    """Answers checks of its group while it runs; several members share the questions."""
+    """Answers checks of its group in a thread; the members of a group share the questions.
 
-    def __init__(  # noqa: PLR0913 - what it shares with its producer
+    `TransactionProducer.answer_checks()` makes it. One commit to join and one to leave, one for
+    each take, one for its answers, one sign of life every quarter of an hour.
+    """
+
+    def __init__(  # noqa: PLR0913 - all of it belongs to its producer
         self,
         store: Store,
         *,
@@ -48,14 +52,14 @@ class RemoteMember(ThreadHandle):
         clock: Clock,
         spark: SparkSession | None = None,
     ) -> None:
-        """Join: one commit; made by `TransactionProducer.answer_checks()`."""
+        """Join the group, by one commit, and start the thread."""
         super().__init__(f"remote-{group}", POLL_INTERVAL_S)
         self.client_id = client_id
         self.answered = 0
         self._group, self._clock = group, clock
         self._lease_s = store.config.of_group(group).listener_timeout_s / 2
-        self._half = store.half_log()
-        self._listeners = GroupListeners({group: listener}, store.config, spark)
+        self._half = store.tables.half_log()
+        self._askers = Askers({group: listener}, store.config, spark)
         self._requests = requests_in(store, group, create=True)
         self._round_id, self._round_seen_s = "", 0.0
         self._takes_seen_s: dict[tuple[str, Take], float] = {}
@@ -68,21 +72,23 @@ class RemoteMember(ThreadHandle):
         return self._requests.change(lambda now: now.joined(self.client_id, now_ms), now_ms)
 
     def _turn(self) -> None:
-        """Take what is free, again and again while there is something."""
+        """Take and answer free questions until none is left."""
         try:
-            while not self._stopping.is_set() and self._took_some():
+            while not self._stopping.is_set() and self._answer_some():
                 pass
         except (TxmqError, OSError) as error:
-            logger.warning("group %s: no question could be taken: %s", self._group, error)
+            warning = "group %s: no question could be taken or answered; trying again: %s"
+            logger.warning(warning, self._group, error)
 
-    def _took_some(self) -> bool:
+    def _answer_some(self) -> bool:
+        """Take and answer a share of the free questions; false if there was none."""
         self._look()
         free = self._free(self._seen)
         if not free:
             return False
         takes = self._take(free)
         if takes:
-            self._answer(takes, self._told(takes))
+            self._put_answers(takes, self._answers(takes))
         return bool(takes)
 
     def _look(self) -> None:
@@ -93,7 +99,7 @@ class RemoteMember(ThreadHandle):
         self._note(self._seen)
 
     def _note(self, seen: Requests) -> None:
-        """Remember when each take was first seen: no other clock than ours is believed."""
+        """Note when each take was first seen; the clock of another machine may be wrong."""
         now_s = time.monotonic()
         if seen.round_id != self._round_id:
             self._round_id, self._round_seen_s = seen.round_id, now_s
@@ -112,57 +118,56 @@ class RemoteMember(ThreadHandle):
         return seen.free_for(self.client_id, after_others=after_others, lost=lost)
 
     def _take(self, free: list[str]) -> dict[str, Take]:
-        """What is ours now; nothing where the round is another one meanwhile."""
-        round_id, wanted = self._round_id, set(free)
+        """Take questions by one commit; returns none if another round began meanwhile."""
+        round_id, free_keys = self._round_id, set(free)
 
         def take(now: Requests) -> Requests:
             if now.round_id != round_id:
                 return now
-            still_free = wanted.intersection(self._free(now))
+            still_free = free_keys.intersection(self._free(now))
             return now.taken_by(self.client_id, [key for key in now.asked if key in still_free])
 
         before = self._seen.taken
         self._seen = self._requests.change(take, self._clock.now_ms())
         return {
-            key: held
-            for key, held in self._seen.taken.items()
-            if held[0] == self.client_id and key in wanted and before.get(key) != held
+            key: own_take
+            for key, own_take in self._seen.taken.items()
+            if own_take[0] == self.client_id and key in free_keys and before.get(key) != own_take
         }
 
-    def _told(self, takes: Mapping[str, Take]) -> dict[str, Answer]:
-        """The listener's answers, all within its time."""
-        questions = [(key, self._seen.asked.get(key, Question(0, None))) for key in takes]
-        asks = pa.table(
+    def _answers(self, takes: Mapping[str, Take]) -> dict[str, RemoteAnswer]:
+        """The listener's answers, within `listener_timeout_s`."""
+        unknown = RemoteQuestion(0, None)
+        check_times = [self._seen.asked.get(key, unknown).check_times for key in takes]
+        questions = pa.table(
             {
-                "transaction_id": pa.array([key for key, _ in questions], pa.string()),
-                "producer_group": pa.array([self._group] * len(questions), pa.string()),
-                "check_times": pa.array([each.check_times for _, each in questions], pa.int32()),
+                "transaction_id": pa.array(list(takes), pa.string()),
+                "producer_group": pa.array([self._group] * len(takes), pa.string()),
+                "check_times": pa.array(check_times, pa.int32()),
             }
         )
         self._half.table.refresh()
-        outcomes = self._listeners.ask(self._half, asks)
+        outcomes = self._askers.ask(self._half, questions)
         return {
-            row["transaction_id"]: Answer(row["state"], row["reason"])
+            row["transaction_id"]: RemoteAnswer(row["state"], row["reason"])
             for row in outcomes.to_pylist()
         }
 
-    def _answer(self, takes: Mapping[str, Take], told: Mapping[str, Answer]) -> None:
-        """One commit, or none where all of it was taken from us meanwhile."""
-        kept: dict[str, Answer] = {}
+    def _put_answers(self, takes: Mapping[str, Take], answers: Mapping[str, RemoteAnswer]) -> None:
+        """Put the answers by one commit; by none if others took all of the questions meanwhile."""
+        count = 0
 
-        def answer(now: Requests) -> Requests:
-            after = now.answered(takes, told)
-            kept.clear()
-            kept.update(
-                {key: each for key, each in after.answers.items() if key not in now.answers}
-            )
+        def put(now: Requests) -> Requests:
+            nonlocal count
+            after = now.answered(takes, answers)
+            count = len(after.answers) - len(now.answers)
             return after
 
-        self._seen = self._requests.change(answer, self._clock.now_ms())
-        self.answered += len(kept)
+        self._seen = self._requests.change(put, self._clock.now_ms())
+        self.answered += count
 
     def _end(self) -> None:
-        self._listeners.close()
+        self._askers.close()
         try:
             self._requests.change(lambda now: now.left(self.client_id), self._clock.now_ms())
         except TxmqError as error:

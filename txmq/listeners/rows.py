@@ -1,9 +1,10 @@
-"""The row form of a listener, RocketMQ's own: a question is one half (R72, R81)."""
+"""The row form of a listener, RocketMQ's own: one question is about one half (R72, R81)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -21,69 +22,81 @@ from txmq.listeners.outcomes import (
     warn_of_open,
 )
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage, answer_of
-from txmq.listeners.threads import Asking, ListenerThreads, Unanswered
+from txmq.listeners.threads import ListenerThreads, PendingQuestions, Unanswered
 from txmq.store.config import CheckSettings
 
 
-class RowAsker:
-    """Asks about one half after the other, up to `check_threads` at the same time.
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """The answer about one half."""
 
-    A half that cannot be parsed is in no outcome.
+    transaction_id: str
+    answered: Answered
+
+
+class RowAsker:
+    """Asks about one half at a time, up to `check_threads` at once.
+
+    A half that cannot be parsed gets no outcome.
     """
 
     def __init__(self, group: str, listener: Any, settings: CheckSettings) -> None:
-        """Start no thread yet."""
+        """Start no thread."""
         self.columns = HEAD_COLUMNS
         self.limit = settings.check_queue_size
         self._group, self._listener = group, listener
         self._timeout_s = settings.listener_timeout_s
-        threads = settings.check_threads
-        self._threads = ListenerThreads[HalfMessage, Answered](group, self._answer, threads)
+        self._threads = ListenerThreads[HalfMessage, RowAnswer](
+            group, self._answer, _error_answer, settings.check_threads
+        )
 
     def ask(self, heads: pa.Table) -> Collect:
-        """Put a question for each head; they wait for `listener_timeout_s` in all."""
+        """Put a question for each head; all of them share one `listener_timeout_s`."""
         halves = half_messages(heads)
-        asking = self._threads.ask(halves)
+        pending = self._threads.ask(halves)
         deadline_s = time.monotonic() + self._timeout_s
-        return lambda: self._outcomes(halves, asking, deadline_s)
+        return lambda: self._outcomes(halves, pending, deadline_s)
 
     def late(self) -> pa.Table:
-        """OUTCOMES that came after their time, each once."""
-        found = self._threads.late()
-        return _outcome_table((half.transaction_id, answer) for half, answer in found)
+        """OUTCOMES of the answers that came after their deadline, each once."""
+        answers = self._threads.late()
+        return _outcome_table((answer.transaction_id, answer.answered) for answer in answers)
 
     def close(self) -> None:
-        """End the threads that do not hang."""
+        """End the threads; a thread that hangs ends when its listener returns."""
         self._threads.close()
 
-    def _answer(self, half: HalfMessage) -> Answered:
-        try:
-            return Answered(*answer_of(self._listener.check_local_transaction(half)))
-        except BaseException as error:  # noqa: BLE001 - R81: whatever it raises is UNKNOWN
-            return raised(error)
+    def _answer(self, half: HalfMessage) -> RowAnswer:
+        state, reason = answer_of(self._listener.check_local_transaction(half))
+        return RowAnswer(half.transaction_id, Answered(state, reason))
 
     def _outcomes(
         self,
         halves: list[HalfMessage],
-        asking: Asking[HalfMessage, Answered] | None,
+        pending: PendingQuestions[HalfMessage, RowAnswer] | None,
         deadline_s: float,
     ) -> pa.Table:
         ids = [half.transaction_id for half in halves]
-        if asking is None:
+        if pending is None:
             return same_outcome(pa.array(ids, pa.string()), BUSY)
-        answers = asking.answers(deadline_s)
-        warn_of_open(self._group, sum(one is Unanswered.HANGS for one in answers))
+        answers = pending.answers(deadline_s)
+        warn_of_open(self._group, sum(answer is Unanswered.HANGS for answer in answers))
         return _outcome_table(zip(ids, map(_outcome, answers), strict=True))
 
 
-def _outcome(answer: Answered | Unanswered) -> Outcome:
-    if isinstance(answer, Answered):
-        return answer
+def _error_answer(half: HalfMessage, error: BaseException) -> RowAnswer:
+    return RowAnswer(half.transaction_id, raised(error))
+
+
+def _outcome(answer: RowAnswer | Unanswered) -> Outcome:
+    if isinstance(answer, RowAnswer):
+        return answer.answered
     return TIMED_OUT if answer is Unanswered.HANGS else BUSY
 
 
 def _outcome_table(outcomes: Iterable[tuple[str, Outcome]]) -> pa.Table:
     return outcome_table(
-        (own_id, outcome.state.value if isinstance(outcome, Answered) else None, outcome.reason)
-        for own_id, outcome in outcomes
-    )
+        (transaction_id, outcome.state.value if isinstance(outcome, Answered) else None,
+         outcome.reason)
+        for transaction_id, outcome in outcomes
+    )  # fmt: skip

@@ -1,6 +1,6 @@
-"""What txmq needs outside Python packages.
+"""`python -m txmq.local_spark.environment` finds or installs what local Spark needs.
 
-`python -m txmq.local_spark.environment` finds it, or installs it.
+That is Python, the packages of Spark and Delta, Java, and the jars of Delta.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OLDEST_PYTHON = (3, 11)
 
 
 def main() -> int:
-    """Print a line for each thing; 1 if one is missing and cannot be had."""
+    """Print a line for each requirement; exit code 1 if one is missing and cannot be installed."""
     try:
         _check_python()
         _check_packages()

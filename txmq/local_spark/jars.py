@@ -1,4 +1,8 @@
-"""Delta's jars for local Spark: fetched once by Spark's own resolver, then read from a cache."""
+"""Delta's jars for local Spark: Spark's own resolver fetches them once into a cache.
+
+`delta.configure_spark_with_delta_pip` would resolve 26 jars (70 MB) at each start, and check none
+of them against a hash.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,15 @@ from txmq.errors import EnvironmentProblemError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Java's own key store format: magic number, version, entries; a reader without a password
-# does not look for the digest at the end.
+# Java's key store format: magic number, version, entries. A reader without a password does not
+# check the digest at the end.
 _MAGIC, _VERSION, _TRUSTED, _NO_DATE = 0xFEEDFEED, 2, 2, 0
 
 DELTA_VERSION = "4.4.0"
 SPARK_VERSION = "4.2"
 COORDINATE = f"io.delta:delta-spark_{SPARK_VERSION}_2.13:{DELTA_VERSION}"
 
-# What Delta needs beyond PySpark's own jars; a change of version changes this table.
+# The jars that Delta needs beside those of PySpark; another version needs another table.
 JARS: Mapping[str, str] = {
     "io.delta_delta-kernel-api-4.4.0.jar": (
         "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11"
@@ -49,7 +53,7 @@ JARS: Mapping[str, str] = {
     ),
 }
 
-# Over 70 MB: 22 of these 26 jars are in PySpark, mostly newer; Delta worked without the others.
+# Over 70 MB. PySpark ships 22 of these 26 jars, mostly newer; Delta works without the other 4.
 _SHIPPED_BY_SPARK = (
     "com.fasterxml.*:*",
     "com.github.luben:*",
@@ -64,33 +68,36 @@ _SHIPPED_BY_SPARK = (
     "org.xerial.*:*",
 )
 _FETCH_SECONDS = 900
-_TELLING_LINES = 3
-_TELLING_WORDS = ("Exception", "Host ", "Server access error", "proxy server", "PKIX")
+_SHOWN_CAUSES = 3
+_WORDS_OF_CAUSES = ("Exception", "Host ", "Server access error", "proxy server", "PKIX")
 
 
 def cache_folder() -> Path:
-    """Where txmq keeps what it fetched; XDG_CACHE_HOME moves it."""
+    """The folder for fetched files: ~/.cache/txmq, or `txmq` below XDG_CACHE_HOME."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser().absolute() / "txmq"
 
 
 def jar_folder(cache: Path) -> Path:
-    """The jars of one version of Delta."""
+    """The folder for the jars of one version of Delta."""
     return cache / f"delta-{DELTA_VERSION}-spark-{SPARK_VERSION}"
 
 
 def jar_paths(cache: Path) -> tuple[Path, ...]:
-    """All jars of Delta, whether they are there or not."""
+    """The paths of all jars of Delta, fetched or not."""
     return tuple(jar_folder(cache) / name for name in JARS)
 
 
 def missing_jars(folder: Path) -> tuple[str, ...]:
-    """The jars that `folder` lacks, or holds with other bytes than expected."""
+    """The jars that `folder` lacks or holds with another hash than expected."""
     return tuple(name for name, digest in JARS.items() if _digest(folder / name) != digest)
 
 
 def fetch_jars(cache: Path, java_home: Path) -> None:
-    """Fetch what is missing, by Spark's resolver: it honours a user's mirror and proxy settings."""
+    """Fetch the jars by Spark's resolver, which honours a user's mirror and proxy settings.
+
+    Raises: EnvironmentProblemError.
+    """
     folder = jar_folder(cache)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
@@ -114,20 +121,20 @@ def _digest(path: Path) -> str | None:
 
 
 def _fetched_jars(work: Path, java_home: Path, folder: Path) -> Path:
-    """Try with Java's certificates, then with Python's: a proxy's own may be known to one only."""
+    """Try with Java's certificates, then with Python's, which may know the one of a proxy."""
     trust_store = work / "trusted"
     write_trust_store(trust_store, trusted_by_python())
     fetched = work / "jars"
-    said = ""
+    output = ""
     for option in ("", f"-Djavax.net.ssl.trustStore={trust_store}"):
-        said += _resolve(work, java_home, option)
+        output += _resolve(work, java_home, option)
         if not missing_jars(fetched):
             return fetched
-    raise EnvironmentProblemError(_what_is_missing(said), _what_to_do(folder))
+    raise EnvironmentProblemError(_what_is_missing(output), _what_to_do(folder))
 
 
 def _resolve(work: Path, java_home: Path, option: str) -> str:
-    """Submit an empty program, since Spark resolves packages only on the way to one."""
+    """Submit an empty program: Spark resolves packages only when it starts one."""
     program = work / "nothing.py"
     program.touch()
     home = spark_home()
@@ -162,14 +169,14 @@ def _resolver_settings(work: Path, option: str) -> Mapping[str, str]:
     }
 
 
-def _what_is_missing(said: str) -> str:
-    telling = dict.fromkeys(_shortened(line) for line in said.splitlines() if _is_telling(line))
-    reason = "; ".join(list(telling)[:_TELLING_LINES]) or "their bytes are not the expected ones"
+def _what_is_missing(output: str) -> str:
+    causes = dict.fromkeys(_shortened(line) for line in output.splitlines() if _is_cause(line))
+    reason = "; ".join(list(causes)[:_SHOWN_CAUSES]) or "their hashes are not the expected ones"
     return f"Delta's {len(JARS)} jars could not be fetched: {reason}"
 
 
-def _is_telling(line: str) -> bool:
-    return any(word in line for word in _TELLING_WORDS)
+def _is_cause(line: str) -> bool:
+    return any(word in line for word in _WORDS_OF_CAUSES)
 
 
 def _shortened(line: str) -> str:
@@ -191,7 +198,7 @@ def trusted_by_python() -> tuple[bytes, ...]:
 
 def write_trust_store(path: Path, certificates: Iterable[bytes]) -> None:
     """Write `certificates` for Java's setting `javax.net.ssl.trustStore`."""
-    entries = [_entry(number, each) for number, each in enumerate(certificates)]
+    entries = [_entry(number, der) for number, der in enumerate(certificates)]
     path.write_bytes(struct.pack(">III", _MAGIC, _VERSION, len(entries)) + b"".join(entries))
 
 

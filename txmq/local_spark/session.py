@@ -30,28 +30,28 @@ _SETTINGS: Mapping[str, str] = {
     # Delta's SQL and its catalog: without both, MERGE and path tables fail.
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # All times of txmq are UTC; a laptop's zone would shift what is shown.
+    # All times of txmq are UTC; Spark would show them in the zone of the laptop.
     "spark.sql.session.timeZone": "UTC",
-    # A snapshot has 50 partitions and a shuffle 200 by default: seconds of empty tasks here.
+    # By default a snapshot has 50 partitions and a shuffle 200: seconds of empty tasks.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "2",
-    # The default starts a program for each file of a checkpoint four times to read a link that is
-    # none: a hundred processes a micro-batch. This one renames as atomically on a local disk.
+    # The default starts a program four times for each file of a checkpoint to look for a link: a
+    # hundred processes for each micro-batch. This one renames as atomically on a local disk.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing"
         ".FileSystemBasedCheckpointFileManager"
     ),
-    # No web page and no progress bars across the program's own output.
+    # No web page, and no progress bars in the output of the program.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Nothing listens outside this machine, and no host name need resolve.
+    # Spark listens on this machine only, and needs no host name that resolves.
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # Driver and executor are one process here, and share what Spark gives a driver alone.
+    # Driver and executor are one process and share this memory.
     "spark.driver.memory": "2g",
 }
 
-# What lives for minutes runs most queries once, and compiling each costs more than it gains.
+# A session of some minutes runs most queries once; compiling them costs more than it saves.
 _FOR_MINUTES: Mapping[str, str] = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -66,14 +66,18 @@ def local_session(
     extra: Mapping[str, str] | None = None,
     for_minutes: bool = False,
 ) -> SparkSession:
-    """The active session if there is one, else a new local one with Delta.
+    """The active session if there is one, else a new local session with Delta.
 
-    `for_minutes` lets Java and Spark compile less, which pays for demos and tests. An active
-    session keeps its settings but for `extra`, which win over the defaults in both cases. The first
-    start on a machine fetches Delta's jars (13 MB).
+    The first start on a machine fetches Delta's jars (13 MB).
+
+    Args:
+        app_name: the name of the Spark application.
+        master: Spark's master URL.
+        extra: settings that override the defaults; they are set on an active session too.
+        for_minutes: let Java and Spark compile less, which suits demos and tests.
 
     Raises:
-        EnvironmentProblemError: Spark, Java or Delta's jars are missing and cannot be had.
+        EnvironmentProblemError: Spark, Java or Delta's jars are missing and cannot be fetched.
     """
     active = active_session()
     if active is not None:
@@ -85,7 +89,10 @@ def local_session(
 
 
 def active_session() -> SparkSession | None:
-    """The session of a notebook, a job or an earlier call; None if there is none yet."""
+    """The session of a notebook, a job or an earlier call; None without one.
+
+    Raises: EnvironmentProblemError where Spark is not installed.
+    """
     if find_spec("pyspark") is None:
         raise EnvironmentProblemError(_WITHOUT_SPARK, "Run `pip install 'txmq[spark]'`")
     from pyspark.sql import SparkSession
@@ -95,19 +102,19 @@ def active_session() -> SparkSession | None:
 
 def _started(app_name: str, options: str, settings: Mapping[str, str]) -> SparkSession:
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        # spark-submit has started Java already and chosen the jars.
+        # spark-submit has already started Java and chosen the jars.
         return _built(app_name, settings)
     cache = cache_folder()
     java_home = home_for_spark(require_java(), cache)
     if missing_jars(jar_folder(cache)):
         fetch_jars(cache, java_home)
     jars = ",".join(str(path) for path in jar_paths(cache))
-    # glibc would keep an arena for each thread, some hundred megabytes.
+    # By default glibc keeps an arena for each thread, some hundred megabytes in all.
     arenas = os.environ.get("MALLOC_ARENA_MAX", "2")
     with _environment(
         JAVA_HOME=str(java_home), SPARK_HOME=str(spark_home()), MALLOC_ARENA_MAX=arenas
     ):
-        # Default options, so that `spark.driver.extraJavaOptions` in `extra` can add.
+        # Default options, so that `spark.driver.extraJavaOptions` in `extra` can add to them.
         started = {"spark.driver.defaultJavaOptions": options}
         return _built(app_name, {**started, **settings, "spark.jars": jars})
 
@@ -118,14 +125,14 @@ def _built(app_name: str, settings: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.appName(app_name)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    # Without this, Spark starts workers with whatever `python3` is on PATH.
+    # Without this, Spark starts workers with the `python3` on PATH.
     with _environment(PYSPARK_PYTHON=os.environ.get("PYSPARK_PYTHON", sys.executable)):
         return builder.getOrCreate()
 
 
 @contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    """Set variables for the start of Java only: the caller's own programs keep theirs."""
+    """Set environment variables while Java starts, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,1 +1,1 @@
-"""Keeping tables small: compaction, log clean-up, retention, orphaned files."""
+"""Keeps tables small: compaction, log clean-up, retention, orphaned files."""

@@ -1,8 +1,8 @@
-"""Compaction: which small files become one, so that each row is copied a few times at most.
+"""Compaction: merges small files so that each row is copied only a few times.
 
-Files of a partition are sorted into size classes, each eight times the one below. Where a class
-has eight files they become one of a class above: a row is copied once a class, and a partition
-never holds more than seven files of each.
+The files of a partition are sorted into size classes; each class holds files up to eight times as
+large as the class below. Eight files of a class are merged into a file of a higher class. So a row
+is copied at most once for each class, and a partition keeps at most seven files of each class.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Compacted(Sum):
-    """How many files became how many."""
+    """How many files were merged, and into how many."""
 
     files_before: int = 0
     files_after: int = 0
@@ -42,7 +42,7 @@ def size_class(size_bytes: int) -> int:
 
 
 def groups_to_compact(files: Iterable[DataFile], target_bytes: int) -> list[list[DataFile]]:
-    """Files that become one file each: of one partition and class, neighbours in time.
+    """Groups of files to merge: neighbours in time of one partition and size class.
 
     Files of `target_bytes` and more stay as they are.
     """
@@ -53,9 +53,9 @@ def groups_to_compact(files: Iterable[DataFile], target_bytes: int) -> list[list
             classes.setdefault(key, []).append(file)
     return [
         group
-        for found in classes.values()
-        if len(found) >= FILES_OF_A_CLASS
-        for group in _bins(sorted(found, key=_by_time), target_bytes)
+        for members in classes.values()
+        if len(members) >= FILES_OF_A_CLASS
+        for group in _bins(sorted(members, key=_by_time), target_bytes)
     ]
 
 
@@ -77,10 +77,10 @@ def _bins(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFil
 
 
 def compact(table: Table, target_bytes: int) -> Compacted:
-    """Merge what is to be merged: one commit for all groups of a table, none without any.
+    """Merge small files: one commit for all groups of a table, none without a group.
 
-    Raises: CommitRefusedError where another program changed the same files; nothing is lost or
-    doubled, and what was written for it is swept up later.
+    Raises: CommitRefusedError where another program changed the same files. Then no row is lost
+        or doubled, and `maintenance.orphans` removes the files that were written.
     """
     groups = groups_to_compact(table.refresh().files(), target_bytes)
     if not groups:
@@ -98,21 +98,21 @@ def compact(table: Table, target_bytes: int) -> Compacted:
 def _withdraw_if_doubled(
     table: Table, seen: int, old: Sequence[DataFile], merged: Sequence[NewFile]
 ) -> None:
-    """Take our files back where another program compacted one of the same files meanwhile."""
-    paths, taken = (
-        {file.path for file in old},
-        removed_by(table, range(seen + 1, table.version + 1)),
-    )
-    if len([path for path in taken if path in paths]) == len(paths):
+    """Remove our files again where another program compacted one of the same files meanwhile."""
+    paths = {file.path for file in old}
+    removed = removed_by(table, range(seen + 1, table.version + 1))
+    if len([path for path in removed if path in paths]) == len(paths):
         return
-    own = {file.path for file in merged}
-    table.rewrite([file for file in table.refresh().files() if file.path in own], [])
-    raise CommitRefusedError(table.schema.name, "another program compacts it; leave it to txmq")
+    merged_paths = {file.path for file in merged}
+    table.rewrite([file for file in table.refresh().files() if file.path in merged_paths], [])
+    raise CommitRefusedError(
+        table.schema.name, "another program compacts it; switch that off, maintenance compacts it"
+    )
 
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
-    """One new file with the rows of all, in their order."""
-    # As the table is: a typed topic has columns of its own.
+    """A new file with the rows of all `files`, in their order."""
+    # The columns of the stored table: a typed topic has more than its schema.
     columns = table.columns
     names = [name for name in columns.names if name not in table.schema.partition_by]
     schema = pa.schema([columns.field(name) for name in names])
@@ -125,7 +125,7 @@ def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
 def _row_groups(
     table: Table, files: Sequence[DataFile], names: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """The rows of many files in few parts, for each part becomes a row group."""
+    """The rows of many files in few tables; each table becomes a row group."""
     parts: list[pa.Table] = []
     size_bytes = 0
     for file in files:

@@ -1,4 +1,4 @@
-"""What killed processes left behind: files that no commit names, checkpoints that none writes."""
+"""Removes what killed processes left: files that no commit names, checkpoints without a query."""
 
 from __future__ import annotations
 
@@ -15,30 +15,36 @@ from txmq.store.store import SERVICE_CHECKPOINTS, Store
 
 logger = logging.getLogger(__name__)
 
-# What belongs to the log; all else in its folder is a write that was cut short.
+# Files of the log; any other file in its folder is an unfinished write.
 _LOG_FILE = re.compile(r"(\d{20}\..*(json|parquet|crc)|_last_checkpoint|_sidecars.*)", re.ASCII)
 IsOld = Callable[[int], bool]
 
 
 def sweep(table: Table, is_old: IsOld) -> int:
-    """Remove old files that the newest version does not hold and no kept commit names; 0 commits.
+    """Delete old files that neither the newest version nor a kept commit names; 0 commits.
 
-    `is_old` gets the time when the store wrote a file, in milliseconds. It must not say so of a
-    file younger than the longest `send_dataframe`: its files wait long for their commit.
+    Args:
+        table: the table whose folder is swept.
+        is_old: gets the modification time of a file in milliseconds. It must be false for files
+            younger than the longest `send_dataframe`, whose files wait for their commit.
+
+    Returns:
+        How many files were deleted.
     """
     listed = table.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
     old = [info.path for info in listed if _is_file(info) and is_old(_written_ms(info))]
-    # Listed first, looked up afterwards: what is committed meanwhile is then seen as committed.
+    # Listed before the log is read, so that a file that is committed meanwhile is kept.
     kept = {file.path for file in table.refresh().files()}
     kept |= named_by(table, log_files(table).commits_ms)
-    doomed = [path for path in old if path not in kept and not _is_of_log(path)]
-    return delete_files(table, doomed)
+    orphans = [path for path in old if path not in kept and not _is_of_log(path)]
+    return delete_files(table, orphans)
 
 
 def remove_checkpoints(store: Store, is_old: IsOld) -> int:
-    """Remove streaming checkpoints of services that nothing was written to for long; 0 commits.
+    """Delete streaming checkpoints of services that were not written to for long; 0 commits.
 
-    A running query writes to its own all the time; the checkpoints of consumers are not touched.
+    A running query writes to its checkpoint all the time. Checkpoints of consumers are kept.
+    Returns how many were deleted.
     """
     filesystem = rooted_filesystem(store.location, store.storage_options)
     folder = f"checkpoints/{SERVICE_CHECKPOINTS}"

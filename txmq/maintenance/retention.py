@@ -1,8 +1,9 @@
-"""Retention: whole days of half, op, schedule, then settled, once nobody can need them.
+"""Retention: removes whole days of half, then op, schedule and settled, that nobody needs.
 
-A half goes when its transaction has ended, every topic has its messages, and both its day and the
-last write to that day's partition are older than `file_reserved_time_h` (RocketMQ fileReservedTime,
-R43, R62). What is open for so long is expired first: its messages go to the dead letters in sight.
+A day of half is removed when all its transactions have ended, every topic has their messages, and
+both the day and the last write to its partition are older than `file_reserved_time_h` (RocketMQ
+fileReservedTime, R43, R62). A transaction that is open for so long expires first; its messages
+become dead letters.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.deliveries import are_ended
-from txmq.publish.progress import Progress
+from txmq.publish.progress import PublishProgress
 from txmq.results import Sum
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
@@ -41,7 +42,7 @@ _FINAL = pa.array([state.value for state in FINAL_STATES])
 
 @dataclass(frozen=True, slots=True)
 class Retained(Sum):
-    """What one call took away: expired transactions, and days of each log."""
+    """How many transactions expired, and which days of each log were removed."""
 
     expired: int = 0
     half_days: tuple[date, ...] = ()
@@ -51,32 +52,31 @@ class Retained(Sum):
 
 
 def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) -> bool:
-    """Whether a day and the last write to its partition are both older than what is reserved.
+    """Whether a day and the last write to its partition are both older than `reserved_ms`.
 
-    The day alone is not trusted: an id may carry a time long before it was written.
+    The day alone is not enough: an id may carry a time long before it was written.
     """
     end_of_day = datetime.combine(day + timedelta(days=1), time(), UTC)
     return max(milliseconds(end_of_day), newest_write_ms) + reserved_ms <= now_ms
 
 
 def published_up_to(store: Store) -> int:
-    """Every topic has its messages up to this version of the op log, also those that are parked."""
-    value = store.register("publisher").read().value
+    """The version of the op log up to which every topic, a parked one too, has its messages."""
+    value = store.tables.register("publisher").read().value
     if not value:
         return NOTHING
-    progress = Progress.from_value(value, store.op_log().table)
-    return min(
-        [progress.low_water_version, *(one.from_version for one in progress.parked.values())]
-    )
+    progress = PublishProgress.from_value(value, store.tables.op_log().table)
+    parked = (topic.from_version for topic in progress.parked.values())
+    return min([progress.low_water_version, *parked])
 
 
 class Retention:
-    """Looks for days that are over, and takes them away. Not safe for several threads."""
+    """Removes days of the logs that are over. Not safe for several threads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        """Handles of our own."""
+        """Open handles of its own."""
         self._store, self._clock = store, clock
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._half, self._op = self._logs.half.table, self._logs.op
         self._settled, self._schedule = self._logs.settled.table, self._logs.schedule
         self._reserved_ms = store.config.file_reserved_time_h * 3_600_000
@@ -84,13 +84,15 @@ class Retention:
         self._expired: set[tuple[str, int]] = set()
 
     def run(self) -> Retained:
-        """Expire what is too old and take away the days that nobody needs any more.
+        """Expire old open transactions and remove the days that nobody needs any more.
 
         Reads: half, op, schedule, settled (ids of the days in question), state/publisher. Writes:
         op (EXPIRE claims), half, op, schedule, settled (whole files), state/maintenance. Commits:
         none where no day is over; else one for each log that loses a day, one or two to
-        state/maintenance, and one to op for 50,000 expired transactions. Raises: StorageError,
-        SourceRestoredError.
+        state/maintenance, and one to op for 50,000 expired transactions. A run that was killed is
+        finished by the next one.
+
+        Raises: StorageError, SourceRestoredError.
         """
         self._logs.refresh()
         self._schedule.refresh()
@@ -98,15 +100,15 @@ class Retention:
         due_days, settled_days = self._due_days(), self._days(self._settled)
         if not (half_days or op_days or due_days or settled_days):
             return Retained()
-        # What is taken away must be published, and the answer must not be newer than the files.
+        # Only rows that are published everywhere may be removed.
         version = published_up_to(self._store)
         if self._somebody_lags(version):
             return Retained()
         expired = self._expire(half_days)
-        gone_half = self._take_halves(half_days, version)
-        gone_op = self._take(self._op.table, op_days, [self._half])
-        gone_due = self._take_due_days(due_days, version)
-        gone_settled = self._take(self._settled, settled_days, self._logs_before_settled())
+        gone_half = self._remove_halves(half_days, version)
+        gone_op = self._remove(self._op.table, op_days, [self._half])
+        gone_due = self._remove_due_days(due_days, version)
+        gone_settled = self._remove(self._settled, settled_days, self._logs_before_settled())
         return Retained(expired, gone_half, gone_op, gone_due, gone_settled)
 
     # --- days ---------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class Retention:
         }
 
     def _somebody_lags(self, version: int) -> bool:
-        """Whether a claim older than half of what is reserved is not published everywhere."""
+        """Whether a claim older than half of the reserved time is not published everywhere."""
         received_ms = self._op.table.commit_times_ms().get(version + 1)
         if received_ms is None:
             return version < self._op.table.version
@@ -137,22 +139,22 @@ class Retention:
     # --- expiry -------------------------------------------------------------------------------
 
     def _expire(self, days: dict[date, list[DataFile]]) -> int:
-        """Claim EXPIRE for what is open in these days; the next call finds it ended."""
+        """Claim EXPIRE for open transactions of these days; the next run finds them ended."""
         if not days:
             return 0
         ids = _ids(self._half, itertools.chain.from_iterable(days.values()))
-        found = OpenTransactions(self._store, self._clock).read()
-        old = found.filter(pc.is_in(found["transaction_id"], value_set=ids)).to_pylist()
-        # One that another reader sees otherwise must not get a row in every round.
+        rows = OpenTransactions(self._store, self._clock).read()
+        old = rows.filter(pc.is_in(rows["transaction_id"], value_set=ids)).to_pylist()
+        # A claim that had no effect must not be written again in every round.
         new = [row for row in old if (row["transaction_id"], row["life"]) not in self._expired]
-        rows = [self._expiry(row) for row in new]
-        for chunk in _chunks(rows):
+        claims = [self._expiry(row) for row in new]
+        for chunk in _chunks(claims):
             self._claims.append(chunk)
         reached(FailPoint.EXPIRY_CLAIMED)
         self._expired.update((row["transaction_id"], row["life"]) for row in new)
-        if rows:
-            logger.warning("%d transactions were open for too long and expire", len(rows))
-        return len(rows)
+        if claims:
+            logger.warning("%d transactions were open for too long and expire", len(claims))
+        return len(claims)
 
     def _expiry(self, row: dict[str, object]) -> OpRow:
         return OpRow(
@@ -165,12 +167,12 @@ class Retention:
             reason=OLDER_THAN_RETENTION,
         )
 
-    # --- taking away ----------------------------------------------------------------------------
+    # --- removing -------------------------------------------------------------------------------
 
-    def _take_halves(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
+    def _remove_halves(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
         gone = [day for day, files in days.items() if self._all_ended(files, version)]
         if gone:
-            # Said before it is done: what is missing and not said to be would be a loss.
+            # Recorded before rows are removed, so that verify never meets an unexplained gap.
             self._forget_before(max(gone) + timedelta(days=1))
             reached(FailPoint.DAYS_FORGOTTEN)
             self._half.remove([file for day in gone for file in days[day]])
@@ -178,7 +180,7 @@ class Retention:
         return tuple(gone)
 
     def _all_ended(self, files: Sequence[DataFile], version: int) -> bool:
-        """Whether each transaction of these files has a final end that is published."""
+        """Whether all transactions of these files have a final end that is published."""
         ids = _ids(self._half, files)
         facts = self._settled.rows_of(
             "transaction_id", ids, ("transaction_id", "state", "op_version")
@@ -189,8 +191,8 @@ class Retention:
         done = facts.filter(is_done)["transaction_id"]
         return bool(pc.all(pc.is_in(ids, value_set=done), min_count=0).as_py())
 
-    def _take_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
-        """Due dates of the schedule whose messages are delivered or recalled, and published."""
+    def _remove_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
+        """Remove due dates whose messages are all delivered or recalled, and published."""
         gone = [day for day, files in days.items() if self._all_delivered(files, version)]
         if gone:
             self._forget_before(max(gone) + timedelta(days=1), SCHEDULE_FORGOTTEN_BEFORE)
@@ -203,14 +205,14 @@ class Retention:
         return bool(are_ended(rows, self._logs.settled, version).all())
 
     def _logs_before_settled(self) -> list[Table]:
-        """A fact says what became of a delayed message for as long as the schedule shows it."""
+        """The logs whose transactions still need their facts; the schedule is one of them."""
         scheduled = [self._schedule.table] if self._schedule.is_there else []
         return [self._half, self._op.table, *scheduled]
 
-    def _take(
+    def _remove(
         self, table: Table, days: dict[date, list[DataFile]], before: Sequence[Table]
     ) -> tuple[date, ...]:
-        """Days whose transactions have gone from the logs `before` this one."""
+        """Remove days whose transactions are in none of the logs `before` this one."""
         gone = [
             day
             for day, files in days.items()
@@ -221,10 +223,9 @@ class Retention:
         return tuple(gone)
 
     def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
-        register = self._store.register("maintenance")
+        register = self._store.tables.register("maintenance")
         seen = register.read()
-        known = seen.value.get(key, "")
-        if known < day.isoformat():
+        if seen.value.get(key, "") < day.isoformat():
             value = {**seen.value, key: day.isoformat()}
             register.swap(seen, value, self._clock.now_ms())
 
@@ -234,12 +235,12 @@ def _newest_ms(files: Iterable[DataFile]) -> int:
 
 
 def _ids(table: Table, files: Iterable[DataFile]) -> pa.Array:
-    """The transactions of some files, once each; one narrow column of one file at a time."""
-    known = pa.array([], pa.string())
+    """The distinct transaction ids of some files; reads one column of one file at a time."""
+    ids = pa.array([], pa.string())
     for file in files:
-        found = pc.unique(table.read([file], ("transaction_id",))["transaction_id"])
-        known = pc.unique(pa.concat_arrays([known, found]))
-    return known.drop_null()
+        ids_of_file = pc.unique(table.read([file], ("transaction_id",))["transaction_id"])
+        ids = pc.unique(pa.concat_arrays([ids, ids_of_file]))
+    return ids.drop_null()
 
 
 def _holds_any(table: Table, ids: pa.Array) -> bool:

@@ -1,8 +1,8 @@
-"""Maintenance: keeps every table small while everything runs; it alone cleans (decision 0011).
+"""Maintenance: keeps every table small while producers, brokers and consumers run.
 
-Compaction, checkpoints, log clean-up with the data files that it sets free, retention, and what
-killed processes left behind. Each step is one that any reader and any writer may meet at any time,
-so several may run, and what one of them left unfinished the next one finishes.
+A round does retention, compaction, checkpoints, log clean-up and, once an hour, the removal of
+orphaned files. No other part of txmq cleans (decision 0011). Every step is safe beside readers and
+writers, so several maintenances may run at once, and each finishes what a killed one left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from txmq.store.store import Store
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 3600.0
-# What was not old enough to be cleaned is looked at again after this.
+# A table where nothing was to do is looked at again after this time.
 QUIET_MS = 60_000
 _HOUR_MS = 3_600_000
 _TOPICS = "topics/"
@@ -38,7 +38,12 @@ _TOPICS = "topics/"
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult(Sum):
-    """What one round did; `failed` names what it could not look after, and why."""
+    """What one round did.
+
+    Attributes:
+        leftovers_removed: orphaned files and checkpoints that killed processes left.
+        failed: the tables and steps that failed, each with its error.
+    """
 
     compacted: Compacted = field(default_factory=Compacted)
     checkpoints: int = 0
@@ -57,11 +62,12 @@ class MaintenanceResult(Sum):
 
 
 class Maintenance:
-    """Looks after all tables of a store; needs no Spark.
+    """Looks after all tables of a store; needs no Spark. Not safe for several threads.
 
     Args:
-        store: whose tables.
-        clock: what "old" means; an AffineClock shows the store's times as its own.
+        store: the store to look after.
+        clock: the time by which files and transactions are old; an AffineClock converts the
+            times that the store wrote.
 
     Example:
         >>> Maintenance(store).run_once().commits_cleaned
@@ -69,7 +75,7 @@ class Maintenance:
     """
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self.store = store
         self._clock: Clock = clock or SystemClock()
         self._retention: Retention | None = None
@@ -79,10 +85,18 @@ class Maintenance:
         self._swept_s = -math.inf
 
     def run_once(self) -> MaintenanceResult:
-        """One round over all tables.
+        """Do one round over all tables.
 
-        Reads and writes: all tables. Commits: one for each table with something to compact, and
-        those of Retention.run. What fails is logged, named in the result, and holds up no other.
+        Reads and writes: all tables. Commits: one for each table that has files to compact, those
+        of `Retention.run` and one for each topic that loses old files; none where nothing is to
+        do. A round that was killed is finished by the next one, of this process or of another.
+
+        Returns:
+            What the round did. A table or step that fails is logged and named in `failed`; the
+            others are done all the same.
+
+        Raises:
+            StorageError: the folder of the store cannot be listed.
         """
         result = self._attempt("retention", self._retain)
         result += self._attempt("topic retention", self._retain_topics)
@@ -94,7 +108,10 @@ class Maintenance:
         return result
 
     def start(self) -> MaintenanceHandle:
-        """A round every `maintenance_interval_s` until `stop()`."""
+        """Do a round every `maintenance_interval_s` in a thread until `stop()`.
+
+        The first round comes after one interval. Commits, retries: as `run_once`.
+        """
         return MaintenanceHandle(self)
 
     # --- one table ------------------------------------------------------------------------------
@@ -105,7 +122,7 @@ class Maintenance:
             return MaintenanceResult()
         result = self._looked_after(path, table)
         if result == MaintenanceResult():
-            # A thousand topics that nobody writes to must cost a thousand looks at one name.
+            # A thousand idle topics then cost a thousand lookups of one file name.
             self._quiet_until_ms[path] = now_ms + QUIET_MS
         return result
 
@@ -128,7 +145,7 @@ class Maintenance:
             return Compacted()
 
     def _checkpointed(self, table: Table) -> int:
-        """The writers make them too; a killed one does not."""
+        """Make a checkpoint if it is due: writers make them too, but a killed writer does not."""
         table.refresh()
         if log_files(table).since_checkpoint(table.version) < self.store.config.checkpoint_interval:
             return 0
@@ -136,7 +153,7 @@ class Maintenance:
         return 1
 
     def _keep_from(self, path: str, table: Table) -> int:
-        """The oldest commit that a reader may still want."""
+        """The oldest commit that a reader may still need."""
         config = self.store.config
         is_topic = path.startswith(_TOPICS)
         reserved_ms = (
@@ -172,9 +189,9 @@ class Maintenance:
         return result + self._attempt("checkpoints", removed)
 
     def _all_tables(self) -> Iterator[tuple[str, Table]]:
-        for path in self.store.table_paths():
+        for path in self.store.tables.table_paths():
             if path not in self._tables:
-                self._tables[path] = self.store.table_at(path)
+                self._tables[path] = self.store.tables.table_at(path)
             yield path, self._tables[path]
 
     def _attempt(self, name: str, work: Callable[[], MaintenanceResult]) -> MaintenanceResult:
@@ -182,14 +199,14 @@ class Maintenance:
             return work()
         except (TxmqError, OSError) as error:
             logger.exception("maintenance of %s failed", name)
-            # Handles may be what is broken.
+            # The failure may be one of these handles, so the next round opens new ones.
             self._tables.pop(name, None)
             self._retention = self._topic_retention = None
             return MaintenanceResult(failed={name: f"{type(error).__name__}: {error}"})
 
 
 class MaintenanceHandle(ThreadHandle):
-    """Maintenance that runs in a thread of its own; the first round comes after an interval."""
+    """Maintenance in a thread of its own; the first round comes after an interval."""
 
     def __init__(self, maintenance: Maintenance) -> None:
         """Made by `Maintenance.start()`."""

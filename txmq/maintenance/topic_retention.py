@@ -1,6 +1,7 @@
-"""Retention of topics: whole files whose newest message is older than `reserved_time_h`.
+"""Retention of topics: removes whole files whose newest message exceeds `reserved_time_h`.
 
-Nothing goes that is not published everywhere, and what may be gone is said before it goes.
+Only files up to the version that every topic has published are removed. `state/maintenance` says
+which messages may be missing before they are removed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class _Old:
-    """Files of one topic that go, and the newest claim among their rows."""
+    """The files of a topic to remove, and the newest op version among their rows."""
 
     table: Table
     files: Sequence[DataFile]
@@ -35,51 +36,56 @@ class _Old:
 
 
 class TopicRetention:
-    """Looks for files that are over, and takes them away. Not safe for several threads."""
+    """Removes files of topics that are too old. Not safe for several threads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self._store, self._clock = store, clock
-        self._register = store.topic_register()
+        self._register = store.tables.topic_register()
         # A file never changes, so it is read once.
         self._newest_ms: dict[str, int | None] = {}
 
     def run(self) -> int:
-        """Take away what is too old in the topics that have a `reserved_time_h`; how many files.
+        """Remove old files of the topics that have a `reserved_time_h`; returns how many.
 
         Reads: state/topics, state/publisher, store_timestamp of these topics. Writes:
-        state/maintenance, topics. Commits: none where no file is over; else one to
-        state/maintenance and one for each topic that loses files. Raises: StorageError,
-        SourceRestoredError.
+        state/maintenance, topics. Commits: none where no file is too old; else one to
+        state/maintenance and one for each topic that loses files.
+
+        Raises: StorageError, SourceRestoredError.
         """
-        known = self._register.read().settings.items()
-        limited = {name: own.reserved_time_h for name, own in known if own.reserved_time_h}
-        if not limited:
+        settings = self._register.read().settings
+        hours = {
+            name: topic.reserved_time_h for name, topic in settings.items() if topic.reserved_time_h
+        }
+        if not hours:
             return 0
         version = published_up_to(self._store)
-        found = {name: self._old(name, hours, version) for name, hours in limited.items()}
-        old = {name: files for name, files in found.items() if files is not None}
+        candidates = {name: self._old(name, limit_h, version) for name, limit_h in hours.items()}
+        old = {name: files for name, files in candidates.items() if files is not None}
         if not old:
             return 0
-        # Said before it is done: what is missing and not said to be would be a loss.
+        # Recorded before files are removed, so that verify never meets an unexplained gap.
         begins = {name: files.op_version for name, files in old.items()}
         tell_topic_begin(self._store, begins, self._clock.now_ms())
         reached(FailPoint.DAYS_FORGOTTEN)
         return sum(_removed(name, files) for name, files in old.items())
 
     def _old(self, topic: str, reserved_time_h: float, version: int) -> _Old | None:
-        table = self._store.table_at(f"topics/{topic}")
+        table = self._store.tables.table_at(f"topics/{topic}")
         if not table.exists():
             return None
         limit_ms = self._clock.now_ms() - reserved_time_h * _HOUR_MS
-        # A file without statistics is kept: nobody knows how far it goes.
-        ranges = [
-            one for one in table.ranges("op_version") if one.high is not None and one.high < version
+        # A file without statistics is kept, since its newest op version is unknown.
+        published = [
+            span
+            for span in table.ranges("op_version")
+            if span.high is not None and span.high < version
         ]
-        gone = [one for one in ranges if self._is_older(table, one.file, limit_ms)]
-        if not gone:
+        old = [span for span in published if self._is_older(table, span.file, limit_ms)]
+        if not old:
             return None
-        return _Old(table, [one.file for one in gone], max(one.high for one in gone))
+        return _Old(table, [span.file for span in old], max(span.high for span in old))
 
     def _is_older(self, table: Table, file: DataFile, limit_ms: float) -> bool:
         if file.path not in self._newest_ms:
@@ -94,25 +100,26 @@ def _removed(topic: str, old: _Old) -> int:
     try:
         old.table.remove(old.files)
     except CommitRefusedError:
-        # Another maintenance was faster, or merged some of them: the next round sees what is left.
+        # Another maintenance was faster or merged some of the files; the next round sees the rest.
         return 0
-    logger.info("topic %s: %d files are over", topic, len(old.files))
+    logger.info("topic %s: %d old files were removed", topic, len(old.files))
     return len(old.files)
 
 
 def topic_begins(store: Store) -> dict[str, int]:
-    """The op version of each topic up to which its messages may be gone."""
-    return dict(store.register("maintenance").read().value.get(TOPIC_BEGIN, {}))
+    """For each topic the op version up to which its messages may have been removed."""
+    return dict(store.tables.register("maintenance").read().value.get(TOPIC_BEGIN, {}))
 
 
 def tell_topic_begin(store: Store, begins: Mapping[str, int], now_ms: int) -> None:
-    """Say that messages of topics may be gone up to an op version; one commit if that is news.
+    """Record up to which op version messages of topics may be removed: one commit, or none.
 
     Raises: CommitRefusedError.
     """
-    register = store.register("maintenance")
+    register = store.tables.register("maintenance")
     seen = register.read()
-    known = seen.value.get(TOPIC_BEGIN, {})
-    after = {**known, **{name: max(at, known.get(name, at)) for name, at in begins.items()}}
-    if after != known:
+    before = seen.value.get(TOPIC_BEGIN, {})
+    newer = {name: max(begin, before.get(name, begin)) for name, begin in begins.items()}
+    after = {**before, **newer}
+    if after != before:
         register.swap(seen, {**seen.value, TOPIC_BEGIN: after}, now_ms)

@@ -1,4 +1,4 @@
-"""From an Avro schema to the types of a body: all faults are found at once."""
+"""Parses an Avro schema into the types of a body, and finds all faults at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from txmq.message.body_values import (
 )
 
 MAX_DEPTH = 32
-# Of all records together, each as often as it is used.
+# Of all records together; a record that is used twice counts twice.
 MAX_FIELDS = 1_000
 MAX_FIXED_BYTES = 65_536
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -57,17 +57,17 @@ _LOGICAL: Mapping[tuple[str, str], BodyType] = {
     ("string", "uuid"): Single(pa.string(), read_uuid, "string"),
 }
 _UNNAMED = frozenset([*_PRIMITIVES, "null", "array", "map", "record", "enum", "fixed", "union"])
-# Stands where there is a fault, so that the others are found too.
+# Takes the place of a type with a fault, so that parsing goes on and finds the other faults.
 _STAND_IN = _PRIMITIVES["string"]
 _NOTHING = RecordOf(())
 
 
 def parsed_record(schema: object, taken_names: Iterable[str]) -> tuple[RecordOf, list[str]]:
-    """The record that a schema describes, and every fault of it.
+    """Parse a schema. Returns the record and every fault; use the record only without faults.
 
     Args:
         schema: an Avro schema as JSON values; its top level must be a record.
-        taken_names: columns that no field of the top level may be called, in any case.
+        taken_names: names that no field of the top level may have, in upper or lower case.
     """
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
         return _NOTHING, ["its top level must be a record"]
@@ -85,11 +85,11 @@ def parsed_record(schema: object, taken_names: Iterable[str]) -> tuple[RecordOf,
 
 
 class _Parsing:
-    """One pass over a schema: `faults` and the named types seen so far."""
+    """One pass over a schema: the faults and the named types so far."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
-        # None while a type is being read: its own name in it would be endless.
+        # None while a type is being parsed: a type that holds itself has no end.
         self._named: dict[str, BodyType | None] = {}
 
     def parsed(self, schema: object, place: str, namespace: str, depth: int) -> BodyType:
@@ -101,7 +101,7 @@ class _Parsing:
             return self._union(schema, place, namespace, depth)
         if isinstance(schema, Mapping):
             return self._complex(schema, place, namespace, depth)
-        return self._fault(place, f"{shown(schema)} is no type")
+        return self._fault(place, f"{shown(schema)} is not a type")
 
     def _fault(self, place: str, problem: str) -> BodyType:
         self.faults.append(f"{place or 'the record'}: {problem}")
@@ -113,23 +113,23 @@ class _Parsing:
         if name in _PRIMITIVES:
             return _PRIMITIVES[name]
         if name == "null":
-            return self._fault(place, "null alone has no column; use a union of null and a type")
-        full = name if "." in name or not namespace else f"{namespace}.{name}"
-        known = full if full in self._named else name
-        if known not in self._named:
-            return self._fault(place, f"type {shown(name)} is not known")
-        found = self._named[known]
-        if found is None:
+            return self._fault(place, "null alone has no column; write a union of null and a type")
+        full_name = name if "." in name or not namespace else f"{namespace}.{name}"
+        key = full_name if full_name in self._named else name
+        if key not in self._named:
+            return self._fault(place, f"type {shown(name)} is not known; define it before its use")
+        body_type = self._named[key]
+        if body_type is None:
             return self._fault(place, f"type {shown(name)} holds itself, which no column can")
-        return found
+        return body_type
 
     def _union(self, options: list[Any], place: str, namespace: str, depth: int) -> BodyType:
-        others = [option for option in options if option != "null"]
-        if len(options) != 2 or len(others) != 1:  # noqa: PLR2004 - null and one other
+        types = [option for option in options if option != "null"]
+        if len(options) != 2 or len(types) != 1:  # noqa: PLR2004 - null and one type
             return self._fault(place, "a union must be of null and one other type")
-        if isinstance(others[0], list):
+        if isinstance(types[0], list):
             return self._fault(place, "a union may not hold a union")
-        item = self.parsed(others[0], place, namespace, depth + 1)
+        item = self.parsed(types[0], place, namespace, depth + 1)
         return Nullable(item, is_null_first=options[0] == "null")
 
     # --- types with attributes ----------------------------------------------------------------
@@ -154,11 +154,11 @@ class _Parsing:
         logical = schema["logicalType"]
         if logical == "decimal" and kind == "bytes":
             return self._decimal(schema, place, None)
-        found = _LOGICAL.get((kind, logical)) if isinstance(logical, str) else None
-        if found is None:
+        body_type = _LOGICAL.get((kind, logical)) if isinstance(logical, str) else None
+        if body_type is None:
             problem = f"the logical type {shown(logical)} of {shown(kind)} is not supported"
             return self._fault(place, problem)
-        return found
+        return body_type
 
     def _decimal(self, schema: Mapping[str, Any], place: str, size: int | None) -> BodyType:
         precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -178,28 +178,28 @@ class _Parsing:
     def _definition(
         self, schema: Mapping[str, Any], place: str, namespace: str, depth: int
     ) -> BodyType:
-        full = _full_name(schema, namespace)
-        if full is None:
+        full_name = _full_name(schema, namespace)
+        if full_name is None:
             return self._fault(place, f"{schema['type']} needs a name of letters, digits and _")
-        if full in self._named:
-            return self._fault(place, f"type {shown(full)} is defined twice")
-        self._named[full] = None
-        inner = full.rpartition(".")[0]
+        if full_name in self._named:
+            return self._fault(place, f"type {shown(full_name)} is defined twice")
+        self._named[full_name] = None
+        inner_namespace = full_name.rpartition(".")[0]
         if schema["type"] == "record":
-            found = self._record(schema, place, inner, depth)
+            body_type = self._record(schema, place, inner_namespace, depth)
         elif schema["type"] == "enum":
-            found = self._enum(schema, place)
+            body_type = self._enum(schema, place)
         else:
-            found = self._fixed(schema, place)
-        self._named[full] = found
-        return found
+            body_type = self._fixed(schema, place)
+        self._named[full_name] = body_type
+        return body_type
 
     def _enum(self, schema: Mapping[str, Any], place: str) -> BodyType:
         symbols = schema.get("symbols")
         if not isinstance(symbols, list) or not symbols or not all(map(_is_name, symbols)):
             return self._fault(place, "an enum needs symbols of letters, digits and _")
         if len(set(symbols)) != len(symbols):
-            return self._fault(place, "a symbol stands twice")
+            return self._fault(place, "a symbol occurs twice")
         # In binary form an enum is the number of its symbol.
         return Single(pa.string(), partial(read_symbol, tuple(symbols)), "int")
 
@@ -221,41 +221,43 @@ class _Parsing:
             return self._fault(place, "a record needs fields")
         if len(fields) > MAX_FIELDS:
             return self._fault(place, f"has more than {MAX_FIELDS:,} fields")
-        found = [self._field(field, place, namespace, depth) for field in fields]
-        record = RecordOf(tuple(field for field in found if field is not None))
+        parsed = [self._field(field, place, namespace, depth) for field in fields]
+        record = RecordOf(tuple(field for field in parsed if field is not None))
         names = [field.name.lower() for field in record.fields]
         for name in sorted({name for name in names if names.count(name) > 1}):
-            self._fault(_inside(place, name), "stands twice, but for upper and lower case")
+            problem = "occurs twice; names must differ in more than upper and lower case"
+            self._fault(_inside(place, name), problem)
         if not record.fields:
             return _STAND_IN
         if record.weight > MAX_FIELDS or record.depth > MAX_DEPTH:
             limits = f"{MAX_FIELDS:,} fields or {MAX_DEPTH} levels"
-            return self._fault(place, f"has more than {limits}, those of its types counted")
+            return self._fault(place, f"has more than {limits}, with those of its types")
         return record
 
     def _field(self, field: object, place: str, namespace: str, depth: int) -> BodyField | None:
         name = field.get("name") if isinstance(field, Mapping) else None
         if not isinstance(field, Mapping) or not _is_name(name):
-            problem = f"{shown(name)} is no field name; use letters, digits and _"
+            problem = f"{shown(name)} is not a field name; use letters, digits and _"
             self._fault(place, problem)
             return None
-        here = _inside(place, str(name))
+        path = _inside(place, str(name))
         if "type" not in field:
-            self._fault(here, "has no type")
+            self._fault(path, "has no type")
             return None
-        kind = self.parsed(field["type"], here, namespace, depth + 1)
+        body_type = self.parsed(field["type"], path, namespace, depth + 1)
         comment = field.get("doc") if isinstance(field.get("doc"), str) else None
         if "default" in field:
-            default = self._default(kind, field["default"], here)
-            return BodyField(str(name), kind, comment, may_be_missing=True, default=default)
-        return BodyField(str(name), kind, comment, may_be_missing=isinstance(kind, Nullable))
+            default = self._default(body_type, field["default"], path)
+            return BodyField(str(name), body_type, comment, may_be_missing=True, default=default)
+        may_be_missing = isinstance(body_type, Nullable)
+        return BodyField(str(name), body_type, comment, may_be_missing=may_be_missing)
 
-    def _default(self, kind: BodyType, value: object, place: str) -> Any:
+    def _default(self, body_type: BodyType, value: object, place: str) -> Any:
         try:
-            return kind.read(value, Form.DEFAULT)
+            return body_type.read(value, Form.DEFAULT)
         except BodyFaultError as fault:
-            # Of a stand-in it would be a second fault about the same.
-            if kind is not _STAND_IN or not self.faults:
+            # A stand-in has a fault already; its default would be a second fault about the same.
+            if body_type is not _STAND_IN or not self.faults:
                 self._fault(place, f"its default {fault}")
             return None
 
@@ -265,12 +267,12 @@ def _inside(place: str, name: str) -> str:
 
 
 def _full_name(schema: Mapping[str, Any], namespace: str) -> str | None:
-    """The name with its namespace; None for what Avro does not allow."""
-    name, own = schema.get("name"), schema.get("namespace", namespace)
-    if not isinstance(name, str) or not isinstance(own, str) or name in _UNNAMED:
+    """The name of a type with its namespace; None if Avro does not allow it."""
+    name, space = schema.get("name"), schema.get("namespace", namespace)
+    if not isinstance(name, str) or not isinstance(space, str) or name in _UNNAMED:
         return None
-    full = name if "." in name or not own else f"{own}.{name}"
-    return full if all(map(_is_name, full.split("."))) else None
+    full_name = name if "." in name or not space else f"{space}.{name}"
+    return full_name if all(map(_is_name, full_name.split("."))) else None
 
 
 def _is_name(value: object) -> bool:

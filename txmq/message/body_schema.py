@@ -1,4 +1,4 @@
-"""Typed topics: the schema of a topic's bodies, which bodies have it, and the columns they become.
+"""Typed topics: the schema of a topic's bodies, the check of a body, and the columns of its fields.
 
 The schema is an Avro record for both encodings. Nothing here reads or writes a table.
 """
@@ -22,16 +22,16 @@ from txmq.message.body_parsing import parsed_record
 from txmq.message.body_types import RecordOf
 from txmq.message.body_values import BodyFaultError, Form
 
-# It is a property of the topic's table, which every reader of its log meets.
+# The schema is a property of the topic's table, so every reader of the table's log reads it.
 MAX_SCHEMA_BYTES = 65_536
-# Spark and Delta give these to rows by themselves.
+# Spark and Delta add columns of these names to a table by themselves.
 _HIDDEN_COLUMNS = ("_metadata", "_change_type", "_commit_version", "_commit_timestamp")
 _KEYS = ("encoding", "schema")
 OnProblem = Callable[[int, str], object]
 
 
 class BodyEncoding(enum.Enum):
-    """How the bodies of a typed topic are written."""
+    """The encoding of the bodies of a typed topic."""
 
     JSON = "json"
     AVRO = "avro"
@@ -39,13 +39,22 @@ class BodyEncoding(enum.Enum):
 
 @dataclass(frozen=True)
 class BodySchema:
-    """The schema of a topic's bodies; two are equal if their encoding and Avro schema are.
+    """The schema of a topic's bodies; two schemas are equal if encoding and Avro schema are.
 
-    JSON: one object in UTF-8. What may be null or has a default may be missing; what the schema
-    does not name is refused, as are names that stand twice, NaN and infinities. bytes and fixed
-    are base64, a decimal is a number or its text, dates and times are text (RFC 3339).
+    JSON: one object in UTF-8. A field that may be null or has a default may be missing. A field
+    that the schema does not name is refused, and so are duplicate names, NaN and infinities. bytes
+    and fixed are base64, a decimal is a number or a number as text, dates and times are text
+    (RFC 3339).
 
-    Avro: the binary form of exactly this schema and nothing else, without header or fingerprint.
+    Avro: the binary form of exactly this schema, without header or fingerprint, and without bytes
+    after it.
+
+    Make one by `parse`. It is frozen, and can be sent to another process.
+
+    Args:
+        encoding: the encoding of the bodies.
+        schema_json: the Avro schema as JSON text, with sorted keys.
+        record: the parsed schema.
 
     Example:
         >>> paid = {"type": "record", "name": "Paid", "fields": [{"name": "order", "type": "long"}]}
@@ -59,9 +68,14 @@ class BodySchema:
 
     @classmethod
     def parse(cls, given: object) -> Self:
-        """From `{"encoding": "json" | "avro", "schema": <Avro record schema>}`, or its JSON text.
+        """Parse a schema, and check it.
 
-        Raises: BodySchemaError with every fault.
+        Args:
+            given: `{"encoding": "json" | "avro", "schema": <Avro record schema>}`, or its JSON
+                text, of at most MAX_SCHEMA_BYTES.
+
+        Raises:
+            BodySchemaError: lists every fault.
         """
         value = _json_object(given)
         unknown = sorted(str(key) for key in value if key not in _KEYS)
@@ -70,33 +84,36 @@ class BodySchema:
         if value.get("encoding") not in encodings:
             faults.append(f"encoding must be one of {', '.join(encodings)}")
         taken = [*TOPIC.columns.names, *_HIDDEN_COLUMNS]
-        record, found = parsed_record(value.get("schema"), taken)
-        faults += [f"schema: {fault}" for fault in found]
+        record, schema_faults = parsed_record(value.get("schema"), taken)
+        faults += [f"schema: {fault}" for fault in schema_faults]
         if faults:
             raise BodySchemaError(faults)
         return cls(BodyEncoding(value["encoding"]), _text_of(value["schema"]), record)
 
     def to_dict(self) -> dict[str, Any]:
-        """What `parse` takes."""
+        """The schema as a dict; `parse` takes it."""
         return {"encoding": self.encoding.value, "schema": json.loads(self.schema_json)}
 
     def to_json(self) -> str:
-        """What `parse` takes, as text."""
+        """The schema as JSON text; `parse` takes it."""
         return _text_of(self.to_dict())
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Sent to other processes as its text."""
+        """Pickle the JSON text, because the parsed types hold functions."""
         return BodySchema.parse, (self.to_json(),)
 
     @cached_property
     def columns(self) -> pa.Schema:
-        """What a typed topic has beside the columns of TOPIC; every one may be null."""
+        """The columns of the fields, which a typed topic has beside TOPIC's; all may be null."""
         return pa.schema([field.arrow for field in self.record.fields])
 
     def problem(self, body: bytes | None) -> str | None:
-        """Why a body does not have this schema, without showing it; None if it has.
+        """Why a body does not match this schema; None if it matches.
 
-        Raises: EnvironmentProblemError where bodies are Avro and fastavro is not installed.
+        The text names a field of the schema, and never shows the body.
+
+        Raises:
+            EnvironmentProblemError: the bodies are Avro, and fastavro is not installed.
         """
         try:
             self._read(body)
@@ -105,20 +122,37 @@ class BodySchema:
         return None
 
     def check(self, topic: str, body: bytes) -> None:
-        """Raise InvalidBodyError for a body without this schema."""
+        """Check a body before it is sent.
+
+        Args:
+            topic: the name of the topic, for the error.
+            body: the body.
+
+        Raises:
+            InvalidBodyError: the body does not match this schema; the error never shows the body.
+            EnvironmentProblemError: the bodies are Avro, and fastavro is not installed.
+        """
         problem = self.problem(body)
         if problem is not None:
             raise InvalidBodyError(
-                "body", f"does not have the schema of topic {shown(topic)}: {problem}"
+                "body", f"does not match the schema of topic {shown(topic)}: {problem}"
             )
 
     def decoded(
         self, bodies: pa.ChunkedArray | pa.Array, on_problem: OnProblem | None = None
     ) -> pa.Table:
-        """The columns of many bodies, one row each; nulls where a body does not have the schema.
+        """The columns of many bodies, one row for each body.
+
+        A body that does not match the schema becomes a row of nulls.
 
         Args:
-            on_problem: gets the number of each such row, and why.
+            bodies: binary values; null counts as a body that does not match.
+            on_problem: called with the number of each such row and the reason.
+
+        Returns: the values of `columns`.
+
+        Raises:
+            EnvironmentProblemError: the bodies are Avro, and fastavro is not installed.
         """
         values: list[dict[str, Any] | None] = []
         for number, body in enumerate(bodies.to_pylist()):
@@ -144,7 +178,7 @@ class BodySchema:
 
 @lru_cache(maxsize=256)
 def parsed_schema(text: str) -> BodySchema:
-    """As `BodySchema.parse`, which need not read the same text again and again."""
+    """As `BodySchema.parse`, but parses each text once."""
     return BodySchema.parse(text)
 
 
@@ -152,7 +186,7 @@ def parsed_schema(text: str) -> BodySchema:
 
 
 def json_value(body: bytes, decoder: json.JSONDecoder | None = None) -> Any:
-    """The values of a JSON body, its numbers exact; raises BodyFaultError."""
+    """The values of a JSON body, with exact numbers. Raises: BodyFaultError."""
     try:
         return (decoder or _EXACT_JSON).decode(body.decode())
     except UnicodeDecodeError:
@@ -160,7 +194,7 @@ def json_value(body: bytes, decoder: json.JSONDecoder | None = None) -> Any:
     except json.JSONDecodeError as error:
         raise BodyFaultError(f"is not JSON, from character {error.pos:,} on") from None
     except RecursionError:
-        raise BodyFaultError("is nested too deep") from None
+        raise BodyFaultError("is nested too deeply") from None
     except (ValueError, ArithmeticError):
         raise BodyFaultError("holds a number that is too large") from None
 
@@ -170,10 +204,10 @@ def _refused_constant(_name: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise BodyFaultError("has an object with a name that stands twice")
-    return found
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise BodyFaultError("has an object with a duplicate name")
+    return values
 
 
 def _decoder(parse_float: Callable[[str], Any]) -> json.JSONDecoder:
@@ -182,14 +216,14 @@ def _decoder(parse_float: Callable[[str], Any]) -> json.JSONDecoder:
     )
 
 
-# Made once, for that takes longer than to read a small body.
+# Made once, because making a decoder takes longer than reading a small body.
 _EXACT_JSON, _PLAIN_JSON = _decoder(Decimal), _decoder(float)
 
 
-def _json_object(given: object) -> Mapping[str, Any]:
-    """A schema as it was given, read from its text if it is one."""
+def _json_object(schema: object) -> Mapping[str, Any]:
+    """The schema as an object; it may be given as JSON text."""
     try:
-        value = json_value(given.encode(), _PLAIN_JSON) if isinstance(given, str) else given
+        value = json_value(schema.encode(), _PLAIN_JSON) if isinstance(schema, str) else schema
         size_bytes = len(_text_of(value))
     except BodyFaultError as fault:
         raise BodySchemaError([f"it {fault}"]) from None
@@ -210,9 +244,10 @@ def _text_of(value: object) -> str:
 
 
 def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
-    """Reads the binary form of one record, without header; logical types stay numbers.
+    """A function that decodes the binary form of one record, without header.
 
-    Raises: EnvironmentProblemError without fastavro; the reader BodyFaultError.
+    The function raises BodyFaultError. Values of logical types stay numbers and bytes.
+    Raises: EnvironmentProblemError if fastavro is not installed.
     """
     try:
         from fastavro import parse_schema, schemaless_reader
@@ -225,10 +260,10 @@ def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
         stream = BytesIO(body)
         try:
             value = schemaless_reader(stream, schema, None)
-        except Exception:  # noqa: BLE001 - foreign bytes end in any of a dozen kinds
+        except Exception:  # noqa: BLE001 - fastavro raises a dozen kinds of errors for other bytes
             raise BodyFaultError("is not Avro of this schema") from None
         if stream.tell() != len(body):
-            raise BodyFaultError("has bytes behind its end")
+            raise BodyFaultError("has bytes after its end")
         return value
 
     return decode

@@ -1,7 +1,7 @@
-"""The types of a body's fields as a tree: what each makes of a value, and its column.
+"""The types of a body's fields, as a tree: how each type reads a value, and its column.
 
-Every type is one of Avro's. Delta has none for times of day, uuids, enums and fixed bytes: they
-are text and binary there.
+Every type is an Avro type. Delta has no types for times of day, uuids, enums and fixed bytes: the
+columns of the first three are text, of fixed bytes binary.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ Reader = Callable[[Any, Form], Any]
 
 
 class BodyType(ABC):
-    """One type; its depth and its weight have a bound."""
+    """One type; `body_parsing` bounds its depth and its weight."""
 
     arrow: pa.DataType
 
     @property
     def depth(self) -> int:
-        """Levels from here down."""
+        """The number of levels of the tree from this type down."""
         return 1
 
     @property
     def weight(self) -> int:
-        """Fields from here down, each as often as it is used."""
+        """The number of fields from this type down; a type that is used twice counts twice."""
         return 1
 
     @abstractmethod
     def read(self, value: Any, form: Form) -> Any:
-        """The value as its column takes it; raises BodyFaultError."""
+        """Read a value as its column takes it. Raises: BodyFaultError."""
 
     @abstractmethod
     def avro(self, numbers: Iterator[int]) -> Any:
-        """An Avro schema of the same binary form, without logical types, named by number."""
+        """An Avro schema of the same binary form, without logical types; `numbers` name types."""
 
 
 @dataclass(frozen=True)
 class Single(BodyType):
-    """A value that holds no other; `avro_type` is a name, or a fixed without one."""
+    """A type without inner types; `avro_type` is a name, or the schema of a fixed without name."""
 
     arrow: pa.DataType
     reader: Reader
@@ -64,18 +64,18 @@ class Single(BodyType):
 
 
 class _Wrapping(BodyType):
-    """A type around one other."""
+    """A type with one inner type."""
 
     item: BodyType
 
     @cached_property
     def depth(self) -> int:
-        """One more than what is inside."""
+        """One more than the inner type."""
         return 1 + self.item.depth
 
     @cached_property
     def weight(self) -> int:
-        """As what is inside."""
+        """As the inner type."""
         return self.item.weight
 
 
@@ -88,7 +88,7 @@ class Nullable(_Wrapping):
 
     @cached_property
     def arrow(self) -> pa.DataType:
-        """That of the other type, for every column may be null."""
+        """As the inner type, because every column may be null."""
         return self.item.arrow
 
     def read(self, value: Any, form: Form) -> Any:
@@ -97,8 +97,8 @@ class Nullable(_Wrapping):
 
     def avro(self, numbers: Iterator[int]) -> list[Any]:
         """See BodyType."""
-        other = self.item.avro(numbers)
-        return ["null", other] if self.is_null_first else [other, "null"]
+        inner = self.item.avro(numbers)
+        return ["null", inner] if self.is_null_first else [inner, "null"]
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class ListOf(_Wrapping):
         """See BodyType."""
         if not isinstance(value, list):
             raise BodyFaultError("is not an array")
-        found: list[Any] = []
+        items: list[Any] = []
         try:
             for item in value:
-                found.append(self.item.read(item, form))  # noqa: PERF401 - a fault says which
+                items.append(self.item.read(item, form))  # noqa: PERF401 - a fault needs the number
         except BodyFaultError as fault:
-            raise fault.inside(f"[{len(found)}]") from None
-        return found
+            raise fault.inside(f"[{len(items)}]") from None
+        return items
 
     def avro(self, numbers: Iterator[int]) -> dict[str, Any]:
         """See BodyType."""
@@ -131,13 +131,13 @@ class ListOf(_Wrapping):
 
 @dataclass(frozen=True)
 class MapOf(_Wrapping):
-    """Avro's map; its keys belong to the body, so no fault shows one."""
+    """Avro's map; its keys belong to the body, so a fault never shows a key."""
 
     item: BodyType
 
     @cached_property
     def arrow(self) -> pa.DataType:
-        """A map from text."""
+        """A map with text keys."""
         return pa.map_(pa.string(), self.item.arrow)
 
     def read(self, value: Any, form: Form) -> list[tuple[str, Any]]:
@@ -156,7 +156,7 @@ class MapOf(_Wrapping):
 
 @dataclass(frozen=True)
 class BodyField:
-    """A field of a record; one that may be missing has a default, as its column takes it."""
+    """A field of a record; a field that may be missing has a default, as its column takes it."""
 
     name: str
     type: BodyType
@@ -166,12 +166,12 @@ class BodyField:
 
     @property
     def arrow(self) -> pa.Field:
-        """Its column."""
+        """The column of the field."""
         metadata = {"comment": self.comment} if self.comment else None
         return pa.field(self.name, self.type.arrow, metadata=metadata)
 
     def read_from(self, record: Mapping[str, Any], form: Form) -> Any:
-        """Its value in a record, or its default."""
+        """Read the value of the field in a record, or its default. Raises: BodyFaultError."""
         if self.name not in record:
             if self.may_be_missing:
                 return self.default
@@ -184,7 +184,7 @@ class BodyField:
 
 @dataclass(frozen=True)
 class RecordOf(BodyType):
-    """Avro's record; an object in JSON, without fields that the schema does not name."""
+    """Avro's record; in JSON an object that holds no other fields than the schema names."""
 
     fields: tuple[BodyField, ...]
 
@@ -195,17 +195,17 @@ class RecordOf(BodyType):
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names of its fields."""
+        """The names of the fields."""
         return frozenset(field.name for field in self.fields)
 
     @cached_property
     def depth(self) -> int:
-        """One more than its deepest field."""
+        """One more than the deepest field."""
         return 1 + max(field.type.depth for field in self.fields)
 
     @cached_property
     def weight(self) -> int:
-        """Itself and all fields in it."""
+        """The record itself and all fields in it."""
         return 1 + sum(field.type.weight for field in self.fields)
 
     def read(self, value: Any, form: Form) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Single values in a body: how each is read from JSON, from Avro, and from a default in the schema.
+"""Reads single values of a body: from JSON, from Avro, and from a default in the schema.
 
-What is read is what Arrow takes for the column: days and microseconds as numbers, times of day and
-uuids as text.
+The result is the value that Arrow takes for the column: a date is a number of days, a timestamp a
+number of microseconds, a time of day and a uuid are text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH_DAY = _EPOCH.toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 _DAY_US = 86_400_000_000
-# What every engine can show: the years 1 to 9999.
+# The years 1 to 9999, which every engine can show.
 _DAYS = range(date.min.toordinal() - _EPOCH_DAY, date.max.toordinal() - _EPOCH_DAY + 1)
 _MOMENTS_US = range(_DAYS.start * _DAY_US, _DAYS.stop * _DAY_US)
 _MAX_FLOAT = {INT_BITS: math.ldexp(2 - 2**-23, 127), LONG_BITS: math.ldexp(2 - 2**-52, 1023)}
@@ -39,7 +39,7 @@ _EXACT = Context(prec=2 * MAX_PRECISION, traps=[Inexact, InvalidOperation])
 
 
 class Form(enum.Enum):
-    """Where a value comes from: a JSON body, an Avro body, or a default in the schema."""
+    """The source of a value: a JSON body, an Avro body, or a default in the schema."""
 
     JSON = "json"
     AVRO = "avro"
@@ -47,47 +47,47 @@ class Form(enum.Enum):
 
 
 class BodyFaultError(Exception):
-    """A body is not what its schema says; names places of the schema and never shows the body."""
+    """A body does not match its schema; the text names a field and never shows the body."""
 
     def __init__(self, problem: str, place: str = "") -> None:
-        """`place` is where in the body, as .name and [number]."""
+        """`place` is the path to the value in the body: .name for a field, [number] for an item."""
         self.problem, self.place = problem, place
         super().__init__(f"{place.removeprefix('.')} {problem}".lstrip())
 
     def inside(self, place: str) -> BodyFaultError:
-        """The same fault as the value around it sees it."""
+        """The same fault, with the path of the enclosing value in front."""
         return BodyFaultError(self.problem, place + self.place)
 
 
 def read_flag(value: Any, _form: Form) -> bool:
-    """Boolean."""
+    """Read a boolean."""
     if not isinstance(value, bool):
         raise BodyFaultError("is not true or false")
     return value
 
 
 def read_int(value: Any, _form: Form) -> int:
-    """Int: 32 bits."""
+    """Read an int: 32 bits."""
     return _whole_number(value, INT_BITS)
 
 
 def read_long(value: Any, _form: Form) -> int:
-    """Long: 64 bits."""
+    """Read a long: 64 bits."""
     return _whole_number(value, LONG_BITS)
 
 
 def read_float(value: Any, form: Form) -> float:
-    """Float; only Avro bodies may hold NaN and infinities."""
+    """Read a float; only Avro bodies may hold NaN and infinities."""
     return _floating(value, form, INT_BITS)
 
 
 def read_double(value: Any, form: Form) -> float:
-    """Double; only Avro bodies may hold NaN and infinities."""
+    """Read a double; only Avro bodies may hold NaN and infinities."""
     return _floating(value, form, LONG_BITS)
 
 
 def read_text(value: Any, _form: Form) -> str:
-    """Text that can be written as UTF-8."""
+    """Read a string; it must be valid Unicode."""
     if not isinstance(value, str):
         raise BodyFaultError("is not text")
     if not value.isascii():
@@ -99,14 +99,14 @@ def read_text(value: Any, _form: Form) -> str:
 
 
 def read_uuid(value: Any, _form: Form) -> str:
-    """String with the logical type uuid; in small letters."""
+    """Read a string with the logical type uuid; the result is in lower case."""
     if not isinstance(value, str) or not _UUID.fullmatch(value):
         raise BodyFaultError("is not a uuid of 36 characters")
     return value.lower()
 
 
 def read_symbol(symbols: Sequence[str], value: Any, form: Form) -> str:
-    """Enum: its symbol, or in Avro the number of it."""
+    """Read an enum: its symbol, or in an Avro body the number of the symbol."""
     if form is Form.AVRO:
         value = symbols[value] if value in range(len(symbols)) else None
     if not isinstance(value, str) or value not in symbols:
@@ -115,11 +115,11 @@ def read_symbol(symbols: Sequence[str], value: Any, form: Form) -> str:
 
 
 def read_bytes(value: Any, form: Form) -> bytes:
-    """Bytes: base64 in JSON, one code point for each byte in a default, as Avro has it."""
+    """Read bytes: base64 in JSON; in a default one code point for each byte, as Avro defines."""
     if form is Form.AVRO and isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise BodyFaultError("is not text for bytes")
+        raise BodyFaultError("is not text that encodes bytes")
     if form is Form.JSON:
         octets: bytes = _converted(_from_base64, value, "is not base64")
     else:
@@ -128,7 +128,7 @@ def read_bytes(value: Any, form: Form) -> bytes:
 
 
 def read_fixed(size: int, value: Any, form: Form) -> bytes:
-    """As bytes, of one size."""
+    """Read fixed: bytes of a fixed size."""
     octets = read_bytes(value, form)
     if len(octets) != size:
         raise BodyFaultError(f"is not {size:,} bytes long")
@@ -136,52 +136,58 @@ def read_fixed(size: int, value: Any, form: Form) -> bytes:
 
 
 def read_decimal(precision: int, scale: int, size: int | None, value: Any, form: Form) -> Decimal:
-    """Bytes or fixed with the logical type decimal; a number or its text in JSON."""
+    """Read bytes or fixed with the logical type decimal; in JSON a number, or a number as text."""
     if form is not Form.JSON:
         octets = read_bytes(value, form) if size is None else read_fixed(size, value, form)
         value = _unscaled(octets, scale)
     elif not _is_number(value):
-        raise BodyFaultError("is not a number, nor the text of one")
+        raise BodyFaultError("is neither a number nor a number as text")
     problem = f"has more digits than decimal({precision}, {scale})"
     try:
-        found = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+        number = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
     except ArithmeticError:
         raise BodyFaultError(problem) from None
-    if len(found.as_tuple().digits) > precision:
+    if len(number.as_tuple().digits) > precision:
         raise BodyFaultError(problem)
-    return found
+    return number
 
 
 def read_day(value: Any, form: Form) -> int:
-    """Int with the logical type date, 2026-01-31 in JSON; days since 1970-01-01."""
+    """Read an int with the logical type date, 2026-01-31 in JSON, as days since 1970-01-01."""
     days = _days(value) if form is Form.JSON else _whole_number(value, INT_BITS)
     if days not in _DAYS:
-        raise BodyFaultError("is no day of the years 1 to 9999")
+        raise BodyFaultError("is not a date in the years 1 to 9999")
     return days
 
 
 def read_time(digits: int, value: Any, form: Form) -> str:
-    """Int with time-millis, long with time-micros; 23:59:59.999999 with all digits, so it sorts."""
+    """Read an int with time-millis or a long with time-micros, as text like 23:59:59.999999.
+
+    The text always has six digits after the point, so it sorts by time.
+    """
     if form is Form.JSON:
         return _checked_time(value, digits)
     number = _whole_number(value, LONG_BITS) * 10 ** (MICROS_DIGITS - digits)
     if not 0 <= number < _DAY_US:
-        raise BodyFaultError("is no time of a day")
+        raise BodyFaultError("is not a time of day")
     return f"{_EPOCH + number * _MICROSECOND:%H:%M:%S.%f}"
 
 
 def read_moment(digits: int, value: Any, form: Form) -> int:
-    """Long with timestamp-millis or -micros, RFC 3339 in JSON; microseconds since 1970 UTC."""
+    """Read a long with timestamp-millis or -micros, RFC 3339 in JSON, as microseconds since 1970.
+
+    The result is in UTC.
+    """
     if form is Form.JSON:
         moment_us = _microseconds(value, digits)
     else:
         moment_us = _whole_number(value, LONG_BITS) * 10 ** (MICROS_DIGITS - digits)
     if moment_us not in _MOMENTS_US:
-        raise BodyFaultError("is no time of the years 1 to 9999 in UTC")
+        raise BodyFaultError("is not in the years 1 to 9999 in UTC")
     return moment_us
 
 
-# --- helpers --------------------------------------------------------------------------------------
+# --- checks and conversions -----------------------------------------------------------------------
 
 
 def _whole_number(value: Any, bits: int) -> int:
@@ -200,7 +206,7 @@ def _floating(value: Any, form: Form, bits: int) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    # NaN is not below anything either.
+    # `not <=` also refuses NaN.
     if form is not Form.AVRO and not abs(number) <= _MAX_FLOAT[bits]:
         raise BodyFaultError(f"is out of the range of {bits} bits")
     return number
@@ -230,7 +236,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _days(value: Any) -> int:
-    problem = "is no date such as 2026-01-31"
+    problem = "is not a date such as 2026-01-31"
     if not isinstance(value, str) or not _DAY.fullmatch(value):
         raise BodyFaultError(problem)
     day: date = _converted(date.fromisoformat, value, problem)
@@ -238,23 +244,23 @@ def _days(value: Any) -> int:
 
 
 def _checked_time(value: Any, digits: int) -> str:
-    found = _TIME.fullmatch(value) if isinstance(value, str) else None
-    if found is None or len(found[4] or "") > digits:
-        raise BodyFaultError(f"is no time such as 23:59:59.{'9' * digits}")
-    return f"{found[1]}:{found[2]}:{found[3]}.{found[4] or '':0<6}"
+    time = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if time is None or len(time[4] or "") > digits:
+        raise BodyFaultError(f"is not a time such as 23:59:59.{'9' * digits}")
+    return f"{time[1]}:{time[2]}:{time[3]}.{time[4] or '':0<6}"
 
 
 def _microseconds(value: Any, digits: int) -> int:
-    problem = f"is no time with a zone such as 2026-01-31T23:59:59.{'9' * digits}Z"
-    found = _MOMENT.fullmatch(value) if isinstance(value, str) else None
-    if found is None or len(found[1] or "") > digits:
+    problem = f"is not a time with a time zone, such as 2026-01-31T23:59:59.{'9' * digits}Z"
+    match = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or len(match[1] or "") > digits:
         raise BodyFaultError(problem)
     moment: datetime = _converted(datetime.fromisoformat, value, problem)
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def _converted(convert: Callable[[str], Any], text: str, problem: str) -> Any:
-    """A conversion whose ValueError, which may show the text, is told in our words."""
+    """Convert a text; a ValueError, which may show the text, becomes a BodyFaultError."""
     try:
         return convert(text)
     except ValueError:

@@ -1,9 +1,14 @@
 """CloudEvents 1.0 in messages: binary mode, the body is the data, attributes are properties.
 
-Names of the properties are those of CloudEvents' own RocketMQ SDK for Java: `CE_` and the name of
-the attribute, but `CE_contenttype` for datacontenttype. So a bridge to RocketMQ copies properties
-as they are, and no name meets one that RocketMQ reserves. (That SDK writes extensions without a
-prefix and then reads only those with one; here they have it.)
+The properties are named as in CloudEvents' own RocketMQ SDK for Java: `CE_` and the name of the
+attribute, but `CE_contenttype` for datacontenttype. So a bridge to RocketMQ copies properties as
+they are, and no name collides with one that RocketMQ reserves. (That SDK writes extensions without
+a prefix, then reads only those with one; here they have the prefix.)
+
+The checks are our own: the Python SDK (`cloudevents` 2.2) checks types, names of extensions, and
+that nothing is empty, but takes `my shop` as a source, `json` as a media type, control characters,
+and extensions of any type. A consumer in another language would refuse such an event after it was
+published, so it is refused before it is sent.
 """
 
 from __future__ import annotations
@@ -22,13 +27,13 @@ SPEC_VERSION = "1.0"
 _CONTENT_TYPE = "datacontenttype"
 _STORED_AS = {_CONTENT_TYPE: "contenttype"}
 _READ_AS = {stored: name for name, stored in _STORED_AS.items()}
-_OWN_NAMES = frozenset(
+_ATTRIBUTES = frozenset(
     ["id", "source", "specversion", "type", "subject", "time", "dataschema", _CONTENT_TYPE]
 )
-# data is no attribute, and contenttype is where datacontenttype is stored.
-_REFUSED_NAMES = _OWN_NAMES | {"data", "contenttype"}
+# data is the body; datacontenttype is stored as contenttype.
+_RESERVED_NAMES = _ATTRIBUTES | {"data", "contenttype"}
 _NAME = re.compile(r"[a-z0-9]+", re.ASCII)
-# RFC 3986: what a URI and a reference to one may hold.
+# RFC 3986: the characters of a URI reference.
 _REFERENCE = re.compile(r"(?:[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+", re.ASCII)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.", re.ASCII)
 _WORD = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
@@ -39,9 +44,9 @@ _MOMENT = re.compile(
     r"(?:[Zz]|[+-][0-9]{2}:[0-9]{2})",
     re.ASCII,
 )
-# Controls, and code points that are no characters.
-_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef]")
-_LAST_OF_PLANE = 0xFFFE
+# Control characters and Unicode's noncharacters; each plane ends with two more of these.
+_FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ufdd0-\ufdef]")
+_END_OF_PLANE = 0xFFFE
 _INTEGERS = range(-(2**31), 2**31)
 
 
@@ -62,19 +67,21 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
     """A message that is a CloudEvent.
 
     Args:
-        topic: where it goes.
-        id: with `source` together it names one event.
-        source: URI reference of who tells the event.
-        type: what happened, for example com.example.order.paid.
+        topic: the topic of the message.
+        id: identifies the event together with `source`.
+        source: URI reference of the producer of the event.
+        type: the kind of event, for example com.example.order.paid.
         data: the body.
-        subject: what it happened to.
+        subject: the thing that the event is about.
         time: when it happened; an aware datetime, or text as in RFC 3339.
         datacontenttype: media type of the data.
         dataschema: absolute URI of the schema of the data.
-        extensions: more attributes: str, bool, int of 32 bits, bytes or aware datetime.
-        fields: those of Message, such as keys, tags, properties, delay_s.
+        extensions: more attributes; their values are str, bool, int of 32 bits, bytes or aware
+            datetime.
+        fields: fields of Message, such as keys, tags, properties, delay_s.
 
-    Raises: InvalidPropertyError for what the specification refuses; those of Message.
+    Raises: InvalidPropertyError for a value that the specification does not allow,
+        InvalidMessageTypeError for one of another type; the errors of Message.
 
     Example:
         >>> event = cloud_event("orders", id="7", source="/shop", type="order.paid", data=b"42")
@@ -100,15 +107,15 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
 
 
 def attributes_of(message: Any) -> dict[str, str]:
-    """The CloudEvents attributes of a Message or of a row of a topic; nothing if it is no event."""
-    found = {
+    """The CloudEvents attributes of a Message or of a row of a topic; empty if it is no event."""
+    attributes = {
         name.removeprefix(PREFIX): value
         for name, value in properties_of(message).items()
         if name.startswith(PREFIX)
     }
-    if "specversion" not in found:
+    if "specversion" not in attributes:
         return {}
-    return {_READ_AS.get(name, name): value for name, value in found.items()}
+    return {_READ_AS.get(name, name): value for name, value in attributes.items()}
 
 
 def properties_of(message: Any) -> dict[str, str]:
@@ -147,8 +154,8 @@ def _extensions(extensions: Mapping[Any, object]) -> dict[str, str]:
             raise InvalidPropertyError(
                 "CloudEvents extension", f"{shown(name)} must be small letters and digits"
             )
-        if name in _REFUSED_NAMES:
-            problem = f"{shown(name)} is an attribute of its own; pass it as such"
+        if name in _RESERVED_NAMES:
+            problem = f"{shown(name)} is a name of CloudEvents itself; pass it as an argument"
             raise InvalidPropertyError("CloudEvents extension", problem)
     return {name: _checked(name, value, _extension) for name, value in extensions.items()}
 
@@ -167,8 +174,8 @@ def _text(value: object) -> str:
         raise TypeError(f"must be a str, not {type(value).__name__}")
     if not value.strip():
         raise ValueError("must not be blank")
-    if _NO_TEXT.search(value) or any(ord(c) & _LAST_OF_PLANE == _LAST_OF_PLANE for c in value):
-        raise ValueError("must not hold control characters or what is no character")
+    if _FORBIDDEN.search(value) or any(ord(c) & _END_OF_PLANE == _END_OF_PLANE for c in value):
+        raise ValueError("must not hold control characters or Unicode noncharacters")
     return value
 
 
@@ -208,11 +215,11 @@ def _moment_text(value: datetime) -> str:
     try:
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
     except OverflowError:
-        raise ValueError("is no time of the years 1 to 9999 in UTC") from None
+        raise ValueError("is outside the years 1 to 9999 in UTC") from None
 
 
 def _extension(value: object) -> str:
-    """A value of the specification's type system in its one form as text."""
+    """The text form that the specification gives a value of its types."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

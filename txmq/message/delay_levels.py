@@ -1,4 +1,4 @@
-"""Delay levels: a table of pauses that a message names by number (R97)."""
+"""Delay levels: a table of delays, from which a message names one by number (R97)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class DelayLevel(enum.IntEnum):
-    """The levels of RocketMQ's table; a store with another `message_delay_level` uses numbers."""
+    """The 18 levels of RocketMQ's table, the default of `message_delay_level` (R97).
+
+    In a store with another `message_delay_level` the numbers mean the delays of that setting.
+
+    Example:
+        >>> Message("reminder", b"42", delay_level=DelayLevel.AFTER_10M)
+    """
 
     AFTER_1S = 1
     AFTER_5S = 2
@@ -36,9 +42,9 @@ class DelayLevel(enum.IntEnum):
 
 
 def level_seconds(table: str) -> tuple[int, ...]:
-    """The pauses of a table such as `1s 5s 1m 2h 1d`, in seconds, level 1 first.
+    """The delays of a table such as `1s 5s 1m 2h 1d`, in seconds, level 1 first.
 
-    Raises: ValueError for a table without a level, and for what is no level.
+    Raises: ValueError if the table is empty, or holds a text that is not a level.
     """
     texts = table.split()
     if not texts:
@@ -48,17 +54,17 @@ def level_seconds(table: str) -> tuple[int, ...]:
 
 
 def delay_s_of(level: int, levels: tuple[int, ...]) -> int | None:
-    """The pause of a level; 0 is none, above the last is the last (R97)."""
+    """The delay of a level; None for level 0; a level above the last counts as the last (R97)."""
     return levels[min(level, len(levels)) - 1] if level else None
 
 
 def _seconds(text: str) -> int:
-    found = _LEVEL.fullmatch(text)
-    if found is None:
-        message = f"has {text!r}, which is no level; write a number and s, m, h or d"
+    match = _LEVEL.fullmatch(text)
+    if match is None:
+        message = f"has {text!r}, which is not a level; write a number and s, m, h or d"
         raise ValueError(message)
-    seconds = int(found[1]) * _UNIT_S[found[2]]
+    seconds = int(match[1]) * _UNIT_S[match[2]]
     if seconds > MAX_DELAY_S:
-        message = f"has {text!r}, which is more than {MAX_DELAY_S:,} s"
+        message = f"has {text!r}, which is above the limit of {MAX_DELAY_S:,} s"
         raise ValueError(message)
     return seconds

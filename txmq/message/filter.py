@@ -65,15 +65,15 @@ _SPARK: _Compared = {
 class MessageFilter:
     """Which messages of a topic a consumer wants; `parse_filter` makes it.
 
-    In SQL a property is a text. Compared with a number it counts as one where it is written as one
-    (at most 40 digits before and after the point, an exponent of two digits; read as a 64-bit
-    float), compared with TRUE or FALSE where it is one of these words in any case. Otherwise, and
-    where the property is missing, the comparison is UNKNOWN. A message is wanted where the whole
+    In SQL every property is a text. A comparison with a number reads the text as a number (at most
+    40 digits before and after the point, an exponent of two digits; a 64-bit float); a comparison
+    with TRUE or FALSE reads it as one of these words, in any case. If the text cannot be read so,
+    or the property is missing, the comparison is UNKNOWN. A message is wanted if the whole
     expression is TRUE: neither FALSE nor UNKNOWN.
 
     Attributes:
-        text: the filter in one spelling, which `parse_filter` reads again.
-        condition: what it says.
+        text: the filter in its one spelling, which `parse_filter` reads again.
+        condition: the tree that engines evaluate.
     """
 
     text: str
@@ -102,24 +102,24 @@ class MessageFilter:
 
     @property
     def is_all(self) -> bool:
-        """Whether every message is wanted, so that nobody needs to look."""
+        """Whether every message is wanted, so that no message has to be tested."""
         return self.condition == Always(value=True)
 
     def mask(self, rows: pa.Table) -> pa.Array:
-        """Which rows are wanted, never null; looks at `tags` and `properties`."""
+        """Whether each row is wanted, never null; reads `tags` and `properties`."""
         return pc.fill_null(_ArrowMask(rows).of(self.condition), False)  # noqa: FBT003
 
     def column(self) -> Column:
-        """The same as a Spark column, never null; made of functions alone, so no text is parsed."""
+        """The mask as a Spark column, never null; made of functions, so Spark parses no text."""
         from pyspark.sql import functions
 
         return functions.coalesce(_spark_column(self.condition), functions.lit(False))  # noqa: FBT003
 
 
 def parse_filter(text: str | MessageFilter) -> MessageFilter:
-    """The filter that a text says: tags (`*`, `A`, `A || B`), or SQL behind `sql:`.
+    """The filter of a text: tags (`*`, `A`, `A || B`), or `sql:` and an SQL expression.
 
-    Raises: InvalidFilterError with the position of what is wrong.
+    Raises: InvalidFilterError with the position of the fault.
 
     Example:
         >>> parse_filter("paid||refunded").text
@@ -191,7 +191,7 @@ def _tags(text: str) -> Iterator[str]:
 
 
 class _ArrowMask:
-    """Conditions over some rows; true, false or null, as SQL has it."""
+    """Evaluates conditions over rows: true, false or null, as in SQL."""
 
     def __init__(self, rows: pa.Table) -> None:
         self._rows = rows
@@ -217,8 +217,8 @@ class _ArrowMask:
             case IsNull():
                 return pc.is_null(text)
             case IsOneOf(_, texts):
-                found = pc.is_in(text, value_set=pa.array(texts, pa.string()))
-                return pc.if_else(pc.is_valid(text), found, pa.scalar(None, pa.bool_()))
+                is_one = pc.is_in(text, value_set=pa.array(texts, pa.string()))
+                return pc.if_else(pc.is_valid(text), is_one, pa.scalar(None, pa.bool_()))
             case Compare(name, comparison, literal):
                 return _ARROW[comparison](self._read_as(name, literal), pa.scalar(literal))
 
@@ -241,7 +241,7 @@ class _ArrowMask:
 def _texts(rows: pa.Table, name: str) -> pa.Array:
     if name == TAGS:
         return _whole(rows["tags"])
-    # Spark takes the first of two entries of one name too.
+    # Of two entries with one name Spark takes the first too.
     return pc.map_lookup(_whole(rows["properties"]), pa.scalar(name), "first")
 
 
@@ -250,7 +250,7 @@ def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _numbers(texts: pa.Array) -> pa.Array:
-    """Each text is read once, however many messages have it."""
+    """Read each distinct text once, however many messages have it."""
     encoded = texts.dictionary_encode()
     return _parsed(encoded.dictionary).take(encoded.indices)
 
@@ -258,7 +258,7 @@ def _numbers(texts: pa.Array) -> pa.Array:
 def _parsed(texts: pa.Array) -> pa.Array:
     is_number = pc.match_substring_regex(texts, _WHOLE_NUMBER)
     written = pc.if_else(is_number, texts, pa.scalar(None, texts.type))
-    # Arrow reads no number that begins with a plus.
+    # Arrow cannot read a number that begins with a plus.
     return pc.replace_substring_regex(written, r"^\+", "").cast(pa.float64())
 
 

@@ -77,10 +77,10 @@ _EQUALITIES = (Comparison.EQUAL, Comparison.NOT_EQUAL)
 
 
 def parsed_sql(expression: str) -> Condition:
-    """The condition that an expression says, read in time and memory linear in its length.
+    """The condition of an expression; takes time and memory in proportion to its length.
 
-    Raises: InvalidFilterError at the first fault of syntax; without one, at the first number, order
-        or limit that is not allowed.
+    Raises: InvalidFilterError at the first fault of syntax; if there is none, at the first number
+        that is too large, order of TRUE and FALSE, or limit that is exceeded.
     """
     condition: Condition = _Conditions(expression).of(_syntax_tree(expression))
     return condition
@@ -109,8 +109,8 @@ def _parser() -> Lark:
 
 def _unreadable(character: str) -> str:
     if character in "'\"":
-        return "has a quote that is not closed, or closes over nothing or a control character"
-    return "has a character that no filter needs here"
+        return "has a quote that is not closed, or quotes nothing or a control character"
+    return "has an unexpected character"
 
 
 def _needed(terminals: Iterable[str]) -> str:
@@ -120,14 +120,14 @@ def _needed(terminals: Iterable[str]) -> str:
 
 
 class _Conditions:
-    """Makes conditions of a syntax tree: a method for each rule, its arguments are the rule's."""
+    """Makes conditions of a syntax tree: one method for each rule, called with the rule's parts."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
         self._depth = self._comparisons = 0
 
     def of(self, tree: Tree[Token]) -> Any:
-        """The condition, or the literal, that a part of the syntax tree says."""
+        """The condition, or the literal, of a part of the syntax tree."""
         return getattr(self, tree.data)(*tree.children)
 
     # --- terms --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ids of transactions and messages: UUIDv7, so that they sort by time; keyed ones for retries."""
+"""Ids of transactions and messages: UUIDv7, so that they sort by time. Keyed ids serve retries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-
 _MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
 
 _RANDOM_BITS = 74
-# os.urandom lets go of the interpreter's lock for each id. Our own, for users seed the module's.
+# Not os.urandom, which releases the interpreter's lock for each id. Not the module's generator,
+# which users may seed.
 _random = random.Random()  # noqa: S311 - ids are no secrets
 os.register_at_fork(after_in_child=_random.seed)
 
@@ -26,21 +27,27 @@ MAX_AHEAD_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A name for a piece of work, and the time that belongs to it, the same in every retry."""
+    """The name of a piece of work, and a time of that work; both are the same in every retry."""
 
     key: str
     time_ms: int
 
     def transaction_id(self, producer_group: str, attempt: int) -> str:
-        """The id of one attempt; there is a next one only after a rollback."""
+        """The id of one attempt; the next attempt begins only after a rollback."""
         return keyed_transaction_id(producer_group, self.key, self.time_ms, attempt)
 
 
 def checked_key(key: object, moment: object, *, now_ms: int, reserved_s: float) -> IdempotencyKey:
-    """The key as given by a user.
+    """Check the key of a user.
 
-    Raises: InvalidMessageTypeError, InvalidMessageError. A time that retention has passed is
-        refused, for what became of that transaction may have been cleaned away.
+    Args:
+        key: not blank, at most MAX_FIELD_BYTES in UTF-8.
+        moment: a datetime with a time zone, at most MAX_AHEAD_S in the future, and not older than
+            `reserved_s`: retention may have removed the transaction of an older key.
+        now_ms: the time of the producer's clock.
+        reserved_s: the retention of the store, `file_reserved_time_h`.
+
+    Raises: InvalidMessageTypeError, InvalidMessageError.
     """
     return IdempotencyKey(_checked_name(key), _checked_time_ms(moment, now_ms, reserved_s))
 
@@ -50,7 +57,7 @@ def _checked_name(key: object) -> str:
         problem = f"must be a str, not {type(key).__name__}"
         raise InvalidMessageTypeError("idempotency_key", problem)
     if not key.strip() or len(key.encode("utf-8", "replace")) > MAX_FIELD_BYTES:
-        problem = f"must not be blank, nor above {MAX_FIELD_BYTES:,} bytes"
+        problem = f"must not be blank, and not longer than {MAX_FIELD_BYTES:,} bytes"
         raise InvalidMessageError("idempotency_key", problem)
     return key
 
@@ -58,8 +65,8 @@ def _checked_name(key: object) -> str:
 def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         problem = (
-            "must be a datetime with a time zone that a retry gives again, such as the hour that"
-            " a batch is for"
+            "must be a datetime with a time zone, the same in every retry, such as the hour of a"
+            " batch"
         )
         raise InvalidMessageTypeError("key_timestamp", problem)
     time_ms = milliseconds(moment)
@@ -67,56 +74,57 @@ def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
         raise InvalidMessageError("key_timestamp", "is in the future; give the time of the work")
     if time_ms < now_ms - reserved_s * 1000:
         problem = f"is older than file_reserved_time_h ({reserved_s:,.0f} s)"
-        raise InvalidMessageError("key_timestamp", f"{problem}; nobody knows what became of it")
+        next_step = "retention may have removed its transaction; give the time of newer work"
+        raise InvalidMessageError("key_timestamp", f"{problem}; {next_step}")
     return time_ms
 
 
 def new_transaction_id(now_ms: int) -> str:
-    """A UUIDv7: it sorts by time, so file statistics prune."""
+    """A new UUIDv7; it sorts by time, so file statistics prune."""
     return _uuid7(now_ms, _random.getrandbits(_RANDOM_BITS))
 
 
 def first_transaction_id(time_ms: int) -> str:
-    """The smallest id of a time; ids from before it are smaller."""
+    """The smallest id of a time; the ids of earlier times are smaller."""
     return _uuid7(max(time_ms, 0), 0)
 
 
 def keyed_transaction_id(producer_group: str, key: str, key_time_ms: int, attempt: int) -> str:
-    """The id that a retried job finds again: the key's time in front, then a hash of the rest."""
+    """The id that every retry of a job computes: the key's time, then a hash of the arguments."""
     digest = hashlib.sha256("\n".join([producer_group, key, str(attempt)]).encode()).digest()
     return _uuid7(key_time_ms, int.from_bytes(digest[:10], "big") >> (80 - _RANDOM_BITS))
 
 
 def _uuid7(time_ms: int, random: int) -> str:
     value = time_ms << 80 | 0x7 << 76 | (random >> 62) << 64 | 0b10 << 62 | random & (1 << 62) - 1
-    # uuid.UUID says the same, in three times the time.
+    # uuid.UUID gives the same text in three times the time.
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def check_transaction_id(transaction_id: object) -> str:
-    """The id as given, or TransactionNotFoundError for what cannot be one."""
+    """Return the id. Raises: TransactionNotFoundError if it cannot be the id of a transaction."""
     if not isinstance(transaction_id, str) or not _TRANSACTION_ID.fullmatch(transaction_id):
         raise TransactionNotFoundError(transaction_id)
     return transaction_id
 
 
 def transaction_time_ms(transaction_id: str) -> int:
-    """The time in front of an id, in milliseconds since 1970-01-01 UTC."""
+    """The time of an id, in milliseconds since 1970-01-01 UTC."""
     return int(transaction_id[:8] + transaction_id[9:13], 16)
 
 
 def message_id(transaction_id: str, sequence: int) -> str:
-    """The address of a message: its transaction and its place in it."""
+    """The id of a message: its transaction and its sequence in the transaction."""
     return f"{transaction_id}:{sequence}"
 
 
 def message_address(message_id: object) -> tuple[str, int]:
-    """The transaction and the place that a message_id names.
+    """The transaction and the sequence of a message_id.
 
-    Raises: TransactionNotFoundError for what cannot be one.
+    Raises: TransactionNotFoundError if it cannot be the id of a message.
     """
-    found = _MESSAGE_ID.fullmatch(message_id) if isinstance(message_id, str) else None
-    if found is None:
+    match = _MESSAGE_ID.fullmatch(message_id) if isinstance(message_id, str) else None
+    if match is None:
         raise TransactionNotFoundError(message_id)
-    return found[1], int(found[2])
+    return match[1], int(match[2])

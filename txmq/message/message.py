@@ -1,4 +1,4 @@
-"""Messages and the answers of a listener; checked on construction, frozen after it."""
+"""Messages, which are checked when they are made and frozen, and the answers of a listener."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 KEY_SEPARATOR = " "
 MAX_FIELD_BYTES = 16_384
 
-# RocketMQ keeps these in the same map and refuses them to users (R20); so do we.
+# RocketMQ keeps its own properties under these names and refuses them to users (R20); so does txmq.
 RESERVED_PROPERTIES = frozenset(
     [
         "KEYS",
@@ -96,7 +96,11 @@ _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 class LocalTransactionState(enum.Enum):
-    """What a local transaction came to, as its producer or a listener knows it (R11)."""
+    """The state of a local transaction, as its producer or a listener knows it (R11).
+
+    COMMIT: it took place. ROLLBACK: it did not, and will not. UNKNOWN: nobody can tell yet; the
+    check asks again.
+    """
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -105,23 +109,28 @@ class LocalTransactionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message to one topic.
+    """One message to one topic; it is checked when it is made, and frozen.
 
     Args:
-        topic: where it becomes visible.
-        body: bytes, may be empty.
+        topic: the topic in which it becomes visible.
+        body: bytes; may be empty (R18).
         tags: one tag for filters, without `|`.
-        keys: one key, or several that hold no space; stored joined by a space.
-        properties: str to str, neither of them blank; CHECK_IMMUNITY_TIME_IN_SECONDS is
-            the time in whole seconds before the first check.
-        sharding_key: messages with the same one go to the same queue.
-        delay_level: number of a pause in the store's `message_delay_level`, from the commit on;
-            0 is none, above the last level is the last (R97). DelayLevel has RocketMQ's.
-        deliver_timestamp: when it becomes visible, aware; what is past is due at once.
-        delay_s: a pause in whole seconds, from the commit on. Only one of the three may be given.
+        keys: one key, or several keys without spaces; they are stored joined by a space.
+        properties: names and values as str, none of them blank (R20). The value of
+            CHECK_IMMUNITY_TIME_IN_SECONDS is the number of whole seconds before the first check.
+        sharding_key: messages with the same sharding key go to the same queue, in order.
+        delay_level: the number of a delay in the store's `message_delay_level`. The delay begins
+            with the commit. 0 is no delay; a number above the last level counts as the last (R97).
+            `DelayLevel` names RocketMQ's levels.
+        deliver_timestamp: the time at which it becomes visible, with a time zone. A time in the
+            past is due at once.
+        delay_s: a delay in whole seconds, which begins with the commit. Only one of `delay_level`,
+            `deliver_timestamp` and `delay_s` may be given.
 
     Raises:
-        InvalidNameError, InvalidMessageError and their kinds, before anything is written.
+        InvalidNameError: the topic has no valid name, or a reserved one.
+        InvalidMessageError: another field cannot be stored; see its subclasses. The limits of the
+            store are checked when the message is sent.
 
     Example:
         >>> Message("order-paid", b"42", keys="order-42").topic
@@ -139,7 +148,7 @@ class Message:
     delay_s: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what could not be stored and read back as it is."""
+        """Refuse a value that could not be stored and read back unchanged."""
         check_topic(self.topic)
         _check_body(self.body)
         _check_tags(self.tags)
@@ -149,13 +158,16 @@ class Message:
         _check_delay(self.delay_level, self.delay_s, self.deliver_timestamp)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Messages may be sent to other processes; a mapping proxy alone could not."""
+        """Pickle the properties as a dict, because a mapping proxy cannot be pickled."""
         values = [getattr(self, spec.name) for spec in fields(self)]
         plain = [dict(value) if isinstance(value, Mapping) else value for value in values]
         return type(self), tuple(plain)
 
     def to_stored_topic(self, topic: str) -> Message:
-        """The same message to a topic by its stored name, which may be in a namespace or internal.
+        """The same message to another topic.
+
+        Args:
+            topic: a stored name; it may have a namespace, or be an internal topic.
 
         Raises: InvalidNameError.
         """
@@ -166,38 +178,47 @@ class Message:
 
     @classmethod
     def as_stored(cls, *, topic: str, body: bytes, **values: Any) -> Message:
-        """A message from values that were checked when they were first sent.
+        """A message from stored values, which were checked when they were first sent.
 
-        The constructor takes only what users may send: no internal topic, no property of ours.
+        The constructor refuses internal topics and txmq's own properties; this method takes them.
+
         Raises: InvalidNameError.
         """
-        own = object.__new__(cls)
-        given = {**values, "topic": check_readable_topic(topic), "body": body}
-        given["properties"] = MappingProxyType(dict(values.get("properties") or {}))
+        message = object.__new__(cls)
+        stored = {**values, "topic": check_readable_topic(topic), "body": body}
+        stored["properties"] = MappingProxyType(dict(values.get("properties") or {}))
         for spec in fields(cls):
-            object.__setattr__(own, spec.name, given.get(spec.name))
-        return own
+            object.__setattr__(message, spec.name, stored.get(spec.name))
+        return message
 
     @property
     def joined_keys(self) -> str | None:
-        """The keys as they are stored."""
+        """The keys as they are stored: joined by a space."""
         return cast("str | None", self.keys)
 
     @property
     def body_size_bytes(self) -> int:
-        """What counts against `max_message_size_bytes`."""
+        """The size that counts against `max_message_size_bytes` (R18)."""
         return len(self.body)
 
     @property
     def properties_size_bytes(self) -> int:
-        """Keys, tags and properties together, as RocketMQ counts them (R19)."""
+        """The size of keys, tags, sharding key and properties together, in UTF-8 (R19).
+
+        It counts against `max_properties_size_bytes`.
+        """
         texts = [text for text in (self.joined_keys, self.tags, self.sharding_key) if text]
         for pair in self.properties.items():
             texts += pair
         return sum(map(_size_bytes, texts))
 
     def check_sizes(self, *, max_message_size_bytes: int, max_properties_size_bytes: int) -> None:
-        """Raise MessageTooLargeError or PropertyLimitError where a limit is passed (R18, R19)."""
+        """Check the sizes against the limits of a store (R18, R19).
+
+        Raises:
+            MessageTooLargeError: the body is above `max_message_size_bytes`.
+            PropertyLimitError: keys, tags and properties are above `max_properties_size_bytes`.
+        """
         if self.body_size_bytes > max_message_size_bytes:
             raise MessageTooLargeError("body bytes", self.body_size_bytes, max_message_size_bytes)
         if self.properties_size_bytes > max_properties_size_bytes:
@@ -207,13 +228,19 @@ class Message:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether it becomes visible by the delay service only."""
+        """Whether the message has a delay, so that the delay service delivers it."""
         return bool(self.delay_level or self.delay_s) or self.deliver_timestamp is not None
 
     def immunity_time_s(self, transaction_timeout_s: float) -> float:
-        """Age below which its transaction is not checked: never below the timeout (R36)."""
-        given = self.properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS)
-        return transaction_timeout_s if given is None else max(float(given), transaction_timeout_s)
+        """The age below which the transaction of this message is not checked (R36, R112).
+
+        Args:
+            transaction_timeout_s: the timeout of the producer group; the immunity is never less.
+        """
+        seconds = self.properties.get(CHECK_IMMUNITY_TIME_IN_SECONDS)
+        if seconds is None:
+            return transaction_timeout_s
+        return max(float(seconds), transaction_timeout_s)
 
 
 def _size_bytes(text: str) -> int:
@@ -238,7 +265,7 @@ def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise InvalidMessageTypeError(name, f"must be a str, not {type(value).__name__}")
     if not value.strip():
-        raise InvalidMessageError(name, "must not be blank; leave it out instead")
+        raise InvalidMessageError(name, "must not be blank; leave it out")
     problem = _text_problem(value)
     if problem:
         raise InvalidMessageError(name, problem)
@@ -260,12 +287,13 @@ def _joined_keys(keys: object) -> str | None:
         _check_text("keys", keys)
         return keys
     if not isinstance(keys, Iterable) or isinstance(keys, bytes | Mapping):
-        raise InvalidMessageTypeError("keys", "must be a str or several of them")
+        problem = f"must be a str or several str, not {type(keys).__name__}"
+        raise InvalidMessageTypeError("keys", problem)
     several = list(keys)
     for key in several:
         _check_text("keys", key)
         if key is None or KEY_SEPARATOR in key:
-            raise InvalidMessageError("keys", "must hold no space where there are several")
+            raise InvalidMessageError("keys", "must hold no spaces if there are several keys")
     joined = KEY_SEPARATOR.join(several) or None
     _check_text("keys", joined)
     return joined
@@ -292,7 +320,7 @@ def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> N
     if deliver_timestamp is not None:
         _check_deliver_timestamp(deliver_timestamp)
     if sum(map(bool, (level, delay_s))) + (deliver_timestamp is not None) > 1:
-        problem = "is given twice; pass one of delay_level, delay_s and deliver_timestamp"
+        problem = "is given more than once; pass one of delay_level, delay_s and deliver_timestamp"
         raise InvalidDelayError("delay", problem)
 
 
@@ -304,10 +332,10 @@ def _check_deliver_timestamp(moment: object) -> None:
         is_aware = moment.utcoffset() is not None
         moment.astimezone(UTC)
     except OverflowError:
-        problem = "is no time of the years 1 to 9999 in UTC"
+        problem = "is not in the years 1 to 9999 in UTC"
         raise InvalidDelayError("deliver_timestamp", problem) from None
     except Exception as error:
-        problem = f"has a time zone that cannot say its offset ({type(error).__name__})"
+        problem = f"has a time zone whose offset cannot be computed ({type(error).__name__})"
         raise InvalidDelayError("deliver_timestamp", problem) from error
     if not is_aware:
         problem = "has no time zone; write datetime(..., tzinfo=UTC)"
@@ -317,16 +345,17 @@ def _check_deliver_timestamp(moment: object) -> None:
 def _check_property(name: object, value: object) -> None:
     for text in (name, value):
         if not isinstance(text, str):
-            problem = f"{shown(name)} must be str to str, not {type(text).__name__}"
+            problem = f"{shown(name)}: name and value must be str, not {type(text).__name__}"
             raise InvalidPropertyError("property", problem)
         if not text.strip():
             raise InvalidPropertyError(
                 "property", f"{shown(name)}: name and value must not be blank"
             )
-        problem_found = _text_problem(text)
-        if problem_found:
-            raise InvalidPropertyError("property", f"{shown(name)} {problem_found}")
+        text_problem = _text_problem(text)
+        if text_problem:
+            raise InvalidPropertyError("property", f"{shown(name)} {text_problem}")
     if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
         raise ReservedPropertyError("property", f"{shown(name)} is reserved; choose another name")
     if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
-        raise InvalidPropertyError("property", f"{name} must be whole seconds above 0")
+        problem = f"{name} must be a number of whole seconds above 0, of at most 9 digits"
+        raise InvalidPropertyError("property", problem)

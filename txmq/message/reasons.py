@@ -1,4 +1,4 @@
-"""Why a person did something: one bounded line, with the name of the OS user."""
+"""Reasons that are kept in a store: one bounded line; an operator's has the name of the OS user."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from txmq.errors import InvalidReasonError
 
 MAX_REASON_CHARACTERS = 500
 MAX_USER_CHARACTERS = 64
-# Control characters, lone surrogates and line ends: they bend a terminal, or cannot be stored.
+# Control characters, lone surrogates, line ends: they break a terminal, or cannot be stored.
 _REFUSED_CATEGORIES = frozenset(["Cc", "Cs", "Zl", "Zp"])
 
 
 def signed_reason(reason: object) -> str:
-    """The reason as it is kept, with the name of the OS user. Raises: InvalidReasonError."""
+    """An operator's reason with the name of the OS user in front. Raises: InvalidReasonError."""
     if not isinstance(reason, str) or not reason.strip():
-        raise InvalidReasonError("say why, for it is kept with the claim")
+        raise InvalidReasonError("it must be text that is not blank; it is kept with the claim")
     text = reason.strip()
     if len(text) > MAX_REASON_CHARACTERS:
-        limit = f"the limit is {MAX_REASON_CHARACTERS}"
+        limit = f"the limit is {MAX_REASON_CHARACTERS}; shorten it"
         raise InvalidReasonError(f"it is {len(text):,} characters long, {limit}")
     if not _is_plain(text):
         raise InvalidReasonError("it must be one line without control characters")
@@ -27,10 +27,10 @@ def signed_reason(reason: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """What a program says, fit to be kept: one bounded line without control characters."""
-    # Cut first, for it may be of any size.
-    kept = (each if _is_plain(each) else " " for each in text[:MAX_REASON_CHARACTERS])
-    return " ".join("".join(kept).split())
+    """The text of a program as one bounded line without control characters."""
+    # Cut first, because the text may have any size.
+    characters = (c if _is_plain(c) else " " for c in text[:MAX_REASON_CHARACTERS])
+    return " ".join("".join(characters).split())
 
 
 def _is_plain(text: str) -> bool:
@@ -38,12 +38,12 @@ def _is_plain(text: str) -> bool:
 
 
 def _os_user() -> str:
-    """By the process and not by its environment, which says whatever one likes."""
+    """The name of the user that owns the process; the environment could name anybody."""
     import pwd
 
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        # A container may run under a number without a name.
+        # A container may run under a user id without a name.
         return f"uid {os.getuid()}"
     return "".join(filter(_is_plain, name))[:MAX_USER_CHARACTERS]

@@ -1,4 +1,4 @@
-"""Messages as consumers get them: views of Arrow rows, so that a backlog costs little."""
+"""Messages as consumers get them: views of Arrow rows, so that a backlog costs little memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 class MessageRows:
-    """Rows of a topic whose columns become Python values once, when they are first asked for."""
+    """Rows of a topic; a column becomes Python values once, when it is first read."""
 
     __slots__ = ("_namespace", "_rows", "_values")
 
     def __init__(self, rows: pa.Table, namespace: str | None = None) -> None:
-        """Names in `namespace` are shown without it; the columns are MESSAGE_COLUMNS."""
+        """The columns are MESSAGE_COLUMNS; names of `namespace` are shown without it."""
         self._rows, self._namespace = rows, namespace
         self._values: dict[str, list[Any]] = {}
 
@@ -35,127 +35,127 @@ class MessageRows:
 
     def column(self, name: str) -> list[Any]:
         """All values of one column."""
-        found = self._values.get(name)
-        if found is None:
-            found = self._values[name] = self._rows.column(name).to_pylist()
-        return found
+        values = self._values.get(name)
+        if values is None:
+            values = self._values[name] = self._rows.column(name).to_pylist()
+        return values
 
     def shown(self, name: str) -> str:
         """A stored name as the reader's namespace calls it."""
         return name if self._namespace is None else unwrapped(name, self._namespace)
 
     def messages(self) -> list[ReceivedMessage]:
-        """All of them, in their order."""
+        """All messages, in the order of the rows."""
         return [ReceivedMessage(self, row) for row in range(len(self))]
 
 
 class ReceivedMessage:
     """A message of a topic; read-only.
 
-    `repr` does not show the body. A message that was sent back has the body, the tags and the keys
-    of the first one; `reconsume_times`, `origin_topic` and `origin_message_id` tell it apart.
+    `repr` does not show the body. A retry has the body, the tags and the keys of the first message;
+    `reconsume_times`, `origin_topic` and `origin_message_id` tell where it comes from.
     """
 
     __slots__ = ("_row", "_rows")
 
     def __init__(self, rows: MessageRows, row: int) -> None:
-        """One row of many."""
+        """A view of one row."""
         self._rows, self._row = rows, row
 
     def __repr__(self) -> str:
-        """Where it is, and no content."""
-        place = f"{self.topic!r}, queue_id={self.queue_id}, queue_offset={self.queue_offset}"
-        return f"ReceivedMessage(topic={place}, message_id={self.message_id!r})"
+        """Its position and its id, without content."""
+        position = f"{self.topic!r}, queue_id={self.queue_id}, queue_offset={self.queue_offset}"
+        return f"ReceivedMessage(topic={position}, message_id={self.message_id!r})"
 
     @property
     def topic(self) -> str:
-        """Where it was sent to."""
+        """The topic that it was read from."""
         return self._rows.shown(self._rows.column("topic")[self._row])
 
     @property
     def queue_id(self) -> int:
-        """The queue of the topic, which is the unit of order."""
-        found: int = self._rows.column("queue_id")[self._row]
-        return found
+        """The queue of the topic; messages of one queue are in order."""
+        queue_id: int = self._rows.column("queue_id")[self._row]
+        return queue_id
 
     @property
     def queue_offset(self) -> int:
-        """Its place in the queue; without gaps."""
-        found: int = self._rows.column("queue_offset")[self._row]
-        return found
+        """Its offset in the queue; offsets have no gaps."""
+        queue_offset: int = self._rows.column("queue_offset")[self._row]
+        return queue_offset
 
     @property
     def message_id(self) -> str:
-        """The address of the message: its transaction and its place in it."""
-        found: str = self._rows.column("message_id")[self._row]
-        return found
+        """The id of the message: the id of its transaction and its number there."""
+        message_id: str = self._rows.column("message_id")[self._row]
+        return message_id
 
     @property
     def transaction_id(self) -> str:
         """The transaction that sent it."""
-        found: str = self._rows.column("transaction_id")[self._row]
-        return found
+        transaction_id: str = self._rows.column("transaction_id")[self._row]
+        return transaction_id
 
     @property
     def producer_group(self) -> str:
-        """Who sent it."""
+        """The producer group that sent it."""
         return self._rows.shown(self._rows.column("producer_group")[self._row])
 
     @property
     def tags(self) -> str | None:
         """Its tag."""
-        found: str | None = self._rows.column("tags")[self._row]
-        return found
+        tags: str | None = self._rows.column("tags")[self._row]
+        return tags
 
     @property
     def keys(self) -> str | None:
         """Its keys, joined by a space."""
-        found: str | None = self._rows.column("keys")[self._row]
-        return found
+        keys: str | None = self._rows.column("keys")[self._row]
+        return keys
 
     @property
     def body(self) -> bytes:
         """The content."""
-        found: bytes = self._rows.column("body")[self._row]
-        return found
+        body: bytes = self._rows.column("body")[self._row]
+        return body
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """What its sender added, and for a message that was sent back, where it comes from."""
-        found = self._rows.column("properties")[self._row]
-        return MappingProxyType(dict(found)) if found else _NO_PROPERTIES
+        """The properties that the sender set; those of a retry also tell where it comes from."""
+        pairs = self._rows.column("properties")[self._row]
+        return MappingProxyType(dict(pairs)) if pairs else _NO_PROPERTIES
 
     @property
     def sharding_key(self) -> str | None:
-        """Messages with the same one are in the same queue."""
-        found: str | None = self._rows.column("sharding_key")[self._row]
-        return found
+        """The key that chose its queue: messages with the same key are in the same queue."""
+        sharding_key: str | None = self._rows.column("sharding_key")[self._row]
+        return sharding_key
 
     @property
     def born_timestamp(self) -> datetime:
-        """When it was made, by the clock of its producer."""
-        found: datetime = self._rows.column("born_timestamp")[self._row]
-        return found
+        """When it was created, by the clock of its producer."""
+        born_timestamp: datetime = self._rows.column("born_timestamp")[self._row]
+        return born_timestamp
 
     @property
     def store_timestamp(self) -> datetime:
         """When it became visible, by the clock of the publisher."""
-        found: datetime = self._rows.column("store_timestamp")[self._row]
-        return found
+        store_timestamp: datetime = self._rows.column("store_timestamp")[self._row]
+        return store_timestamp
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was sent back before; 0 for a message that was not."""
+        """How often it was sent back before; 0 for a message that is no retry."""
         text = self.properties.get(RECONSUME_TIMES, "")
         return int(text) if text.isascii() and text.isdecimal() else 0
 
     @property
     def origin_topic(self) -> str:
-        """The topic of the first message; its own if it was not sent back."""
+        """The topic of the first message; its own topic if it is no retry."""
         origin = self.properties.get(ORIGIN_TOPIC)
         return self.topic if origin is None else self._rows.shown(origin)
 
     @property
     def origin_message_id(self) -> str:
-        """The id of the first message; its own if it was not sent back."""
+        """The id of the first message; its own id if it is no retry."""
         return self.properties.get(ORIGIN_MESSAGE_ID) or self.message_id

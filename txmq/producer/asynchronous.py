@@ -1,10 +1,10 @@
-"""Sends without a waiting caller: many share each commit.
+"""Asynchronous sends: callers do not wait, and many sends share each commit.
 
     waiting sends ──► halves (one commit) ──► local transactions ──► ends (one commit) ──► futures
                                  └────────── ordinary messages ────────┘
 
-Each step takes all that the one before it has left, so commits are as large as the load makes
-them, and callers wait for nothing but room.
+Each step takes everything that the step before it has queued, so commits grow with the load. A
+caller waits only if a queue is full.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from txmq.producer.contexts import AskedEnd, Sending
 from txmq.producer.group_commit import GroupCommitter
 from txmq.producer.results import SendFuture, SendResult, TransactionSendResult
 from txmq.producer.routing import PlannedSend, RoutedMessage, send_result
+from txmq.store.config import Config
 from txmq.store.half import HalfTransaction
 from txmq.store.resolution import Resolution
 
-# So many local transactions a thread takes at once; their ends are written together.
+# Local transactions that a thread takes at once; their ends are written together.
 CHUNK = 64
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 _END_KINDS = {_COMMIT: ClaimKind.COMMIT, _ROLLBACK: ClaimKind.ROLLBACK}
@@ -37,7 +38,7 @@ Execute = Callable[[str, Message, object], LocalTransactionState]
 
 
 class _Sent(NamedTuple):
-    """What one call has sent; `execute` is None for ordinary messages."""
+    """The send of one call; `execute` is None for ordinary messages."""
 
     sends: Sequence[PlannedSend]
     future: Future[Any]
@@ -55,7 +56,7 @@ class _Sent(NamedTuple):
 
 
 class _Executed(NamedTuple):
-    """A send whose local transaction is over, and what came of it."""
+    """A send and the answer of its local transaction; COMMIT for ordinary messages."""
 
     sent: _Sent
     state: LocalTransactionState
@@ -67,19 +68,36 @@ class _Executed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AsyncLimits:
-    """How many local transactions run at once, how many sends wait, and what a commit holds."""
+    """The limits of asynchronous sends.
+
+    Attributes:
+        threads: local transactions that run at once.
+        max_waiting: sends that wait in each queue.
+        max_rows: rows of one commit.
+        linger_s: how long sends gather before a commit.
+    """
 
     threads: int
     max_waiting: int
     max_rows: int
     linger_s: float
 
+    @classmethod
+    def of(cls, config: Config) -> AsyncLimits:
+        """The limits that the settings of a store give."""
+        return cls(
+            threads=config.local_transaction_threads,
+            max_waiting=config.back_pressure_for_async_send_num,
+            max_rows=config.group_commit_max_rows,
+            linger_s=config.group_commit_linger_ms / 1000,
+        )
+
 
 class AsyncSends:
-    """The asynchronous sends of one producer; no thread is started before the first of them."""
+    """The asynchronous sends of one producer; the first send starts the threads."""
 
     def __init__(self, commits: ProducerCommits, limits: AsyncLimits) -> None:
-        """Where `max_waiting` sends are not taken yet, the next caller waits."""
+        """Start no thread yet; with `max_waiting` sends in the queue the next caller waits."""
         self._commits = commits
         self._halves = self._step(self._prepare, "txmq-async-halves", limits)
         self._local = _LocalTransactions(self._executed, limits.threads, limits.max_waiting)
@@ -98,7 +116,7 @@ class AsyncSends:
         )
 
     def send(self, sends: Sequence[PlannedSend]) -> Future[SendResult]:
-        """Ordinary messages: two commits, shared with others. Raises: ClosedError."""
+        """Send ordinary messages: two commits, shared. Raises: SendForbiddenError, ClosedError."""
         sending = self._commits.begin_send(sends, ordinary=True)
         sent = _Sent(sends, SendFuture(), sending)
         self._put(sent, sum([len(send.routed) for send in sends]))
@@ -107,9 +125,12 @@ class AsyncSends:
     def send_in_transaction(
         self, routed: RoutedMessage, execute: Execute, argument: object
     ) -> Future[TransactionSendResult]:
-        """One message and its local transaction; `execute` never raises. Raises: ClosedError."""
-        own_id = new_transaction_id(self._commits.now_ms())
-        sends = (PlannedSend(own_id, (routed,)),)
+        """Send one message with its local transaction; `execute` never raises.
+
+        Raises: SendForbiddenError, ClosedError.
+        """
+        transaction_id = new_transaction_id(self._commits.now_ms())
+        sends = (PlannedSend(transaction_id, (routed,)),)
         sending = self._commits.begin_send(sends, ordinary=False)
         sent = _Sent(sends, SendFuture(), sending, execute, argument)
         self._put(sent, 1)
@@ -123,14 +144,14 @@ class AsyncSends:
             raise
 
     def close(self) -> None:
-        """Return when all that was sent has its answer; nothing of a fork is on its way."""
+        """Return when every send has its result; in a forked process there are none."""
         if not self._halves.is_of_this_process:
             return
         self._halves.close()
         self._local.close()
         self._ends.close()
 
-    # --- step by step, each in a thread of its own --------------------------------------------
+    # --- the steps, each in a thread of its own -----------------------------------------------
 
     def _prepare(self, chunk: list[_Sent]) -> None:
         error = self._failure_of_halves(chunk)
@@ -154,64 +175,62 @@ class AsyncSends:
         return None
 
     def _commits_of(self, chunk: list[_Sent]) -> Iterator[list[HalfTransaction]]:
-        """What goes into one commit each: a batch of several pieces may be too large for one."""
-        together: list[HalfTransaction] = []
+        """The halves of each commit; transactions of a split batch get a commit each (size)."""
+        shared: list[HalfTransaction] = []
         for sent in chunk:
             for send in sent.sends:
                 half = self._commits.half_of(send, ordinary=sent.execute is None)
                 if len(sent.sends) == 1:
-                    together.append(half)
+                    shared.append(half)
                 else:
                     yield [half]
-        if together:
-            yield together
+        if shared:
+            yield shared
 
     def _executed(self, executed: Sequence[_Executed]) -> None:
-        self._ends.put_all(executed, [len(each.sent.sends) for each in executed])
+        self._ends.put_all(executed, [len(sent.sends) for sent, _ in executed])
 
     def _end(self, executed: list[_Executed]) -> None:
-        known = [each for each in executed if each.state in _END_KINDS]
-        for each in executed:
-            if each.state not in _END_KINDS:
-                self._finish(each, [], None)
+        with_end = [entry for entry in executed if entry.state in _END_KINDS]
+        for entry in executed:
+            if entry.state not in _END_KINDS:
+                self._finish(entry, [], None)
+        ends = [
+            (send.transaction_id, _END_KINDS[state])
+            for sent, state in with_end
+            for send in sent.sends
+        ]
         try:
-            found = self._commits.append_ends(
-                [
-                    (send.transaction_id, _END_KINDS[state])
-                    for sent, state in known
-                    for send in sent.sends
-                ]
-            )
+            resolutions = iter(self._commits.append_ends(ends))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
-            for each in known:
-                self._finish(each, [], error)
+            for entry in with_end:
+                self._finish(entry, [], error)
             return
-        answers = iter(found)
-        own = [(each, list(islice(answers, len(each.sent.sends)))) for each in known]
-        # Who waits for the oldest wakes once, and finds the others done.
-        for each, resolutions in reversed(own):
-            self._finish(each, resolutions, None)
+        finished = [(entry, list(islice(resolutions, len(entry.sent.sends)))) for entry in with_end]
+        # A caller that waits for the oldest future wakes once and finds the other futures done.
+        for entry, of_entry in reversed(finished):
+            self._finish(entry, of_entry, None)
 
     def _finish(
-        self, executed: _Executed, found: Sequence[Resolution], error: BaseException | None
+        self, executed: _Executed, resolutions: Sequence[Resolution], error: BaseException | None
     ) -> None:
-        """Hooks hear of an end before its caller does."""
+        """Tell the hooks of an end, then give the caller its result."""
         sent, state = executed
-        error = error or _refusal(executed, found)
+        error = error or _refusal(executed, resolutions)
         if sent.execute is not None and self._commits.hooks:
             end = AskedEnd(sent.transaction_id, state, (sent.message,), 1)
-            self._commits.hooks.ended(end, found[0] if found else None, error)
+            self._commits.hooks.ended(end, resolutions[0] if resolutions else None, error)
         if error is not None:
             sent.future.set_exception(error)
         elif sent.execute is None:
             sent.future.set_result(send_result(sent.sends))
         else:
-            own_id = sent.transaction_id
-            sent.future.set_result(TransactionSendResult(own_id, message_id(own_id, 0), state))
+            key = sent.transaction_id
+            sent.future.set_result(TransactionSendResult(key, message_id(key, 0), state))
 
 
 def _answered(work: Callable[[list[Any]], None], items: list[_Sent | _Executed]) -> list[None]:
-    """Nobody waits for ever, whatever goes wrong in a step."""
+    """Run a step; if it raises, every future of its items gets the error."""
     try:
         work(items)
     except BaseException as error:
@@ -222,10 +241,10 @@ def _answered(work: Callable[[list[Any]], None], items: list[_Sent | _Executed])
     return [None] * len(items)
 
 
-def _refusal(executed: _Executed, found: Sequence[Resolution]) -> BaseException | None:
-    """What the caller gets where another end was first."""
+def _refusal(executed: _Executed, resolutions: Sequence[Resolution]) -> BaseException | None:
+    """The error for the caller if another end took effect first."""
     try:
-        for send, resolution in zip(executed.sent.sends, found, strict=False):
+        for send, resolution in zip(executed.sent.sends, resolutions, strict=False):
             resolution.confirm(send.transaction_id, _END_KINDS[executed.state])
     except BaseException as refusal:  # noqa: BLE001 - the caller gets it
         return refusal
@@ -238,7 +257,7 @@ class _LocalTransactions:
     def __init__(
         self, done: Callable[[Sequence[_Executed]], None], threads: int, max_waiting: int
     ) -> None:
-        """Where `max_waiting` are not taken yet, no more halves are committed."""
+        """Start no thread yet; with `max_waiting` sends in the queue `put` waits."""
         self._done, self._count, self._max_waiting = done, threads, max_waiting
         self._threads: list[threading.Thread] = []
         self._durable: deque[_Sent] = deque()
@@ -247,7 +266,7 @@ class _LocalTransactions:
         self._is_closed = False
 
     def put(self, chunk: Sequence[_Sent]) -> None:
-        """Only one thread calls it."""
+        """Queue sends whose halves are durable; only the thread of the halves calls this."""
         if not chunk:
             return
         with self._has_work:
@@ -265,7 +284,7 @@ class _LocalTransactions:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Return when none of them runs any more; call it when nothing is put any more."""
+        """Run what is queued and end the threads; call it after the last `put`."""
         with self._has_work:
             self._is_closed = True
             self._has_work.notify_all()

@@ -24,13 +24,13 @@ Key_contra = TypeVar("Key_contra", contravariant=True)
 
 
 class AttemptIds(Protocol[Key_contra]):
-    """The ids of attempts, which follow from what is sent."""
+    """The transaction ids of attempts; they follow from what is sent."""
 
-    def known(self, key: Key_contra, attempt: int) -> Sequence[str]:
+    def candidates(self, key: Key_contra, attempt: int) -> Sequence[str]:
         """All ids under which somebody may have made this attempt."""
 
     def new(self, key: Key_contra, attempt: int) -> str:
-        """The id under which it is made now."""
+        """The id under which this attempt is made now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +50,25 @@ def attempts_that_count(
 
     Args:
         keys: what is sent.
-        ids: of its attempts.
-        ends_of: where transactions stand; called once for each number of attempts, for all keys
-            together. It leaves out those that nobody has made.
+        ids: the ids of its attempts.
+        ends_of: where transactions stand, without those that nobody has made; called once for each
+            number of attempts, for all keys together.
     """
-    found: dict[int, Attempt] = {}
-    for attempt in itertools.count():
-        waiting = {place: key for place, key in enumerate(keys) if place not in found}
+    attempts: dict[int, Attempt] = {}
+    for number in itertools.count():
+        waiting = {place: key for place, key in enumerate(keys) if place not in attempts}
         if not waiting:
             break
-        known = {place: ids.known(key, attempt) for place, key in waiting.items()}
-        ends = ends_of([own_id for several in known.values() for own_id in several])
+        candidates = {place: ids.candidates(key, number) for place, key in waiting.items()}
+        ends = ends_of(list(itertools.chain.from_iterable(candidates.values())))
         for place, key in waiting.items():
-            made = _made(known[place], ends) or Attempt(ids.new(key, attempt), None)
-            if made.end is None or made.end.state not in TRIED_AGAIN_AFTER:
-                found[place] = made
-    return [found[place] for place in range(len(keys))]
+            attempt = _made(candidates[place], ends) or Attempt(ids.new(key, number), None)
+            if attempt.end is None or attempt.end.state not in TRIED_AGAIN_AFTER:
+                attempts[place] = attempt
+    return [attempts[place] for place in range(len(keys))]
 
 
-def _made(known: Sequence[str], ends: Mapping[str, Resolution]) -> Attempt | None:
-    made = [Attempt(own_id, ends[own_id]) for own_id in known if own_id in ends]
-    made.sort(key=lambda attempt: _PREFERRED.get(ends[attempt.transaction_id].state, _LAST))
-    return made[0] if made else None
+def _made(candidates: Sequence[str], ends: Mapping[str, Resolution]) -> Attempt | None:
+    made = [name for name in candidates if name in ends]
+    made.sort(key=lambda name: _PREFERRED.get(ends[name].state, _LAST))
+    return Attempt(made[0], ends[made[0]]) if made else None

@@ -1,4 +1,4 @@
-"""What a producer writes: halves and ends, in commits that its threads share."""
+"""Commits a producer's halves, ends and recalls; its threads share the commits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from txmq.errors import (
     IncompleteTransactionError,
     InvalidMessageError,
     NotRecalledError,
+    ProducerGroupMismatchError,
+    TransactionNotFoundError,
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
-from txmq.message.message import Message
+from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.attempts import attempts_that_count
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class ProducerCommits:
-    """All that one producer makes durable; its transactions call it from many threads."""
+    """Makes the halves and claims of one producer durable. Safe for many threads."""
 
     def __init__(
         self,
@@ -53,46 +55,46 @@ class ProducerCommits:
         """Open nothing yet.
 
         Args:
-            store: where halves and ends go.
+            store: the store to write to.
             producer_group: the stored name.
-            clock: whose time rows and claims have.
-            router: chooses queues for messages that it accepted without one.
-            hooks: told of sends and ends.
+            clock: gives the time of rows and claims.
+            router: chooses queues for messages whose sender chose none.
+            hooks: are told of sends and ends.
         """
         self.store = store
         self.producer_group = producer_group
         self.hooks = ProducerHooks(hooks or Hooks(), producer_group)
         self._router = router
         self._clock = clock
-        # Asked for each message, and made of strings.
+        # Each message needs it, and the property parses a string.
         self._delay_levels_s = store.config.delay_levels_s
         self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
         self._logs = _LogCommits(store, producer_group, clock)
 
     def now_ms(self) -> int:
-        """The producer's clock."""
+        """The time of the producer's clock."""
         return self._clock.now_ms()
 
     def check_open(self) -> None:
-        """Raise ClosedError where nothing more can be committed."""
+        """Raise ClosedError if nothing more can be committed."""
         self._logs.halves.check_usable()
 
     def close(self) -> None:
-        """Wait for commits on their way."""
+        """Wait for running commits and end the committing threads."""
         self._logs.close()
 
     def attempt_of(self, key: IdempotencyKey) -> str:
         """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.logs())
+        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.tables.logs())
         (attempt,) = attempts_that_count([key], ids, reader.ends_of)
         return attempt.transaction_id
 
     def is_prepared(self, transaction_id: str) -> bool:
-        """Whether an earlier try made all halves durable and nobody ended it; 0 commits.
+        """Whether an earlier try made all halves durable and the transaction is open; 0 commits.
 
         Raises: AlreadyResolvedError, IncompleteTransactionError.
         """
-        logs = self.store.logs()
+        logs = self.store.tables.logs()
         resolution = EndReader(logs).end_of(transaction_id)
         halves = logs.half.halves(transaction_id)
         if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
@@ -101,11 +103,27 @@ class ProducerCommits:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
         raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
 
+    def count_before_end(self, transaction_id: str, state: LocalTransactionState) -> int | None:
+        """The message count of the head, after a check that this group may ask for this end.
+
+        Raises: TransactionNotFoundError, ProducerGroupMismatchError, IncompleteTransactionError.
+        """
+        halves = self.store.tables.half_log().halves(transaction_id)
+        if halves is None:
+            raise TransactionNotFoundError(transaction_id)
+        if halves.producer_group != self.producer_group:
+            raise ProducerGroupMismatchError(
+                transaction_id, halves.producer_group, self.producer_group
+            )
+        if halves.problem and state is LocalTransactionState.COMMIT:
+            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        return halves.message_count
+
     def half_of(
         self, send: PlannedSend, *, in_turn: bool = True, ordinary: bool = False
     ) -> HalfTransaction:
-        """The halves of a transaction that is sent message by message; nothing is written."""
-        messages = [each.message for each in send.routed]
+        """The halves of a transaction that is sent message by message; 0 commits."""
+        messages = send.messages
         queues = self._router.queues_of(send.routed, in_turn=in_turn)
         origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))
@@ -113,29 +131,31 @@ class ProducerCommits:
     def prepare(
         self, transaction_id: str, routed: Sequence[RoutedMessage], *, in_turn: bool = True
     ) -> None:
-        """All halves of a transaction: one commit, shared with others.
+        """Append all halves of a transaction: one commit, shared.
 
-        Not `in_turn`: queues follow from the message's place, so that two tries at once agree.
+        Without `in_turn` the queue of a message follows from its place in the transaction, so that
+        two concurrent tries choose the same queues.
         """
-        half = self.half_of(PlannedSend(transaction_id, routed), in_turn=in_turn)
-        with self.hooks.sending(transaction_id, [each.message for each in routed]):
+        send = PlannedSend(transaction_id, routed)
+        half = self.half_of(send, in_turn=in_turn)
+        with self.hooks.sending(transaction_id, send.messages):
             self.append_halves([[half]])
 
     def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> None:
-        """Transactions, each list in one commit, shared; returns when all are durable."""
-        on_their_way = [
+        """Append transactions, each list in one shared commit; return when all are durable."""
+        futures = [
             self._logs.halves.submit(halves, sum([half.rows for half in halves]))
             for halves in commits
         ]
-        for each in on_their_way:
-            each.result()
+        for future in futures:
+            future.result()
 
     def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
-        """Tell the hooks. Raises: SendForbiddenError."""
+        """Tell the hooks that these sends begin. Raises: SendForbiddenError."""
         if not self.hooks:
-            return self.hooks.untold
-        own = {key: [each.message for each in routed] for key, routed in sends}
-        return self.hooks.begin_send(own, ordinary=ordinary)
+            return self.hooks.without_context
+        messages = {send.transaction_id: send.messages for send in sends}
+        return self.hooks.begin_send(messages, ordinary=ordinary)
 
     def prepare_dataframes(
         self,
@@ -145,8 +165,8 @@ class ProducerCommits:
         *,
         in_turn: bool = True,
     ) -> None:
-        """All halves of a transaction with DataFrames: one commit of its own."""
-        messages = [each.message for each in routed]
+        """Append all halves of a transaction with DataFrames: one commit, not shared."""
+        messages = PlannedSend(transaction_id, routed).messages
         origin = self._origin(transaction_id, messages)
         queues = self._router.queues_of(routed, in_turn=in_turn)
         with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
@@ -157,27 +177,27 @@ class ProducerCommits:
             )
 
     def end(self, end: AskedEnd) -> None:
-        """The end of a transaction: one commit, shared; returns if it is the one that counts.
+        """Claim the end of a transaction and confirm that it took effect: one commit, shared.
 
         Raises: AlreadyResolvedError.
         """
-        begun_s, found = time.monotonic(), None
+        begun_s, resolution = time.monotonic(), None
         try:
-            (found,) = self.append_ends([(end.transaction_id, end.kind)])
-            found.confirm(end.transaction_id, end.kind)
+            (resolution,) = self.append_ends([(end.transaction_id, end.kind)])
+            resolution.confirm(end.transaction_id, end.kind)
         except BaseException as error:
-            self.hooks.ended(end, found, error, begun_s)
+            self.hooks.ended(end, resolution, error, begun_s)
             raise
-        self.hooks.ended(end, found, begun_s=begun_s)
+        self.hooks.ended(end, resolution, begun_s=begun_s)
 
     def append_ends(self, ends: Sequence[tuple[str, ClaimKind]]) -> Sequence[Resolution]:
-        """Ends of several transactions in one commit, shared; where each of them stands then."""
+        """Claim ends in one shared commit, and read the state of each transaction after it."""
         if not ends:
             return ()
         return self._logs.ends.submit(ends, len(ends)).result()
 
     def recall(self, transaction_id: str, sequence: int) -> None:
-        """Claim that a delayed message is never to be delivered: one commit, shared.
+        """Claim the RECALL of a delayed message and confirm it: one commit, shared.
 
         Raises: NotRecalledError, TransactionNotFoundError, ProducerGroupMismatchError.
         """
@@ -191,18 +211,18 @@ class ProducerCommits:
         self._recalled(transaction_id, sequence)
 
     def _recalled(self, transaction_id: str, sequence: int) -> bool:
-        """Whether it is recalled already; raises where it cannot be (any more)."""
+        """Whether it is recalled already. Raises: NotRecalledError if it cannot be recalled."""
         standing = RecallCheck(self.store).standing(transaction_id, sequence, self.producer_group)
         problem = recall_problem(standing)
         if problem:
-            own_id = message_id(transaction_id, sequence)
+            address = message_id(transaction_id, sequence)
             state = standing.delivery or standing.state
-            raise NotRecalledError(own_id, state.value, problem)
+            raise NotRecalledError(address, state.value, problem)
         return standing.delivery is DeliveryState.RECALLED
 
     @property
     def client_id(self) -> str:
-        """Names this producer alone; heads carry it."""
+        """The id of this producer alone; the heads of its transactions carry it."""
         return self._logs.client_id
 
     def _origin(
@@ -227,7 +247,7 @@ class _KeyIds(NamedTuple):
 
     producer_group: str
 
-    def known(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
+    def candidates(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
         return (self.new(key, attempt),)
 
     def new(self, key: IdempotencyKey, attempt: int) -> str:
@@ -235,18 +255,21 @@ class _KeyIds(NamedTuple):
 
 
 class _LogCommits:
-    """The two committing threads of a process, one a log, and the look after each end."""
+    """The committing threads of one producer: for halves, for ends and for recalls."""
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        self._half = store.half_log()
+        self._half = store.tables.half_log()
         self._store, self._producer_group = store, producer_group
         self._half_commits = NumberedCommits(self._half.table, "producer")
         self._end_commits = EndCommits(store, producer_group, clock)
-        self._recall_claims = ClaimWriter(store.op_log(), "producer", store.config.half_queues)
+        self._recall_claims = ClaimWriter(
+            store.tables.op_log(), "producer", store.config.half_queues
+        )
         self.client_id = str(self._end_commits.session)
         self.queue_id = self._end_commits.queue_id
-        # DataFrames commit in their callers' threads. Under one number with the half thread, a
-        # commit of either would answer for a lost one of the other.
+        # DataFrames commit in their callers' threads, so they count under a session of their own.
+        # With a shared counter, a commit of one thread would be taken for the lost commit of
+        # another.
         self._frame_session = f"txmq-producer/{uuid.uuid4()}"
         self._frame_numbers, self._frame_lock = itertools.count(1), threading.Lock()
         self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
@@ -255,7 +278,7 @@ class _LogCommits:
         self.ends: GroupCommitter[Ends, list[Resolution]] = self._committer(
             self._commit_ends, "txmq-op"
         )
-        # Recalls are few; a thread and a handle of their own keep the ends' look simple.
+        # Recalls are rare; a thread and a table handle of their own keep the code of ends simple.
         self.recalls: GroupCommitter[OpRow, None] = self._committer(
             self._commit_recalls, "txmq-recall"
         )
@@ -286,24 +309,30 @@ class _LogCommits:
 
     def commit_dataframes(
         self,
-        own: HalfTransaction,
+        single: HalfTransaction,
         sends: Sequence[DataFrameSend],
         limits_of: Callable[[str], SendLimits],
     ) -> None:
-        """All halves of a transaction with DataFrames, one commit; the head is written last."""
-        half = self._store.half_log().table
-        first = own.rows
+        """Commit the halves of a transaction with DataFrames; the file of the head is last.
+
+        Args:
+            single: the messages that were sent one by one, with the head.
+            sends: the DataFrames.
+            limits_of: the limits of a topic.
+        """
+        half = self._store.tables.half_log().table
+        first = single.rows
         files = [
             file
             for place, send in enumerate(sends)
             for file in send.write(
-                half, own.origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
+                half, single.origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
             )
         ]
-        count = own.message_count + sum(file.num_records for file in files)
+        count = single.message_count + sum(file.num_records for file in files)
         if count == 0:
             raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
-        head = half.new_files(half_table([own._replace(message_count=count)]))
+        head = half.new_files(half_table([single._replace(message_count=count)]))
         reached(FailPoint.FRAMES_WRITTEN)
         with self._frame_lock:
             number = next(self._frame_numbers)

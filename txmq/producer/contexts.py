@@ -1,4 +1,4 @@
-"""What the hooks of one producer are told (R89); where there are none, nothing is made."""
+"""Builds the contexts that a producer passes to its hooks (R89); without hooks it builds none."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from txmq.store.resolution import Resolution
 
 
 class Sending:
-    """A send on its way; `done` is called once, before its caller hears of it."""
+    """A send in progress. Call `done` once, before the caller of the send gets its result."""
 
     def __init__(self, hooks: Hooks, context: SendContext | None) -> None:
-        """Its cost counts from now on; no context: nobody wants to know."""
+        """Start to measure the cost; `context` is None if there are no hooks."""
         self._hooks, self._context = hooks, context
         self._begun_s = time.monotonic()
 
     def done(self, error: BaseException | None = None) -> None:
-        """Tell how it went."""
+        """Tell the hooks that the send succeeded, or its error."""
         if self._context is not None:
-            told = error if isinstance(error, Exception) else None
+            failure = error if isinstance(error, Exception) else None
             self._hooks.after_send(
-                replace(self._context, cost_ms=_since_ms(self._begun_s), error=told)
+                replace(self._context, cost_ms=_since_ms(self._begun_s), error=failure)
             )
 
 
 @dataclass(frozen=True, slots=True)
 class AskedEnd:
-    """An end that a producer asks for; `messages` as far as they are known here."""
+    """An end that a producer asks for; `messages` is empty if this process does not have them."""
 
     transaction_id: str
     asked: LocalTransactionState
@@ -43,22 +43,22 @@ class AskedEnd:
 
     @property
     def kind(self) -> ClaimKind:
-        """What is claimed."""
+        """The kind of claim that asks for this end."""
         return ClaimKind(self.asked.value)
 
 
 class ProducerHooks:
-    """Makes the contexts of one producer and tells them. Safe for many threads."""
+    """Builds the contexts of one producer and calls its hooks. Safe for many threads."""
 
     def __init__(self, hooks: Hooks, producer_group: str) -> None:
         """`producer_group` is the stored name."""
         self._hooks = hooks
-        # Of all sends that nobody wants to hear of.
-        self.untold = Sending(hooks, None)
+        # Shared by all sends without a context.
+        self.without_context = Sending(hooks, None)
         self._group, self._namespace = unwrapped(producer_group), namespace_of(producer_group)
 
     def __bool__(self) -> bool:
-        """Whether anybody wants to know."""
+        """Whether there is any hook."""
         return bool(self._hooks)
 
     def begin_send(
@@ -68,13 +68,16 @@ class ProducerHooks:
         ordinary: bool = False,
         dataframe_topics: Sequence[str] = (),
     ) -> Sending:
-        """Before the messages of these transactions are written.
+        """Call the hooks before the messages of these transactions are written.
 
         Raises: SendForbiddenError.
         """
         if not self._hooks:
-            return self.untold
-        sent = (sent_messages(key, own, ordinary=ordinary) for key, own in messages.items())
+            return self.without_context
+        sent = (
+            sent_messages(transaction_id, of_transaction, ordinary=ordinary)
+            for transaction_id, of_transaction in messages.items()
+        )
         context = SendContext(
             producer_group=self._group,
             namespace=self._namespace,
@@ -89,7 +92,10 @@ class ProducerHooks:
     def sending(
         self, transaction_id: str, messages: Sequence[Message], dataframe_topics: Sequence[str] = ()
     ) -> Iterator[None]:
-        """Around one commit of halves. Raises: SendForbiddenError before the block runs."""
+        """Call the hooks before and after one commit of halves.
+
+        Raises: SendForbiddenError before the block runs.
+        """
         sending = self.begin_send({transaction_id: messages}, dataframe_topics=dataframe_topics)
         try:
             yield
@@ -101,11 +107,11 @@ class ProducerHooks:
     def ended(
         self,
         end: AskedEnd,
-        found: Resolution | None,
+        resolution: Resolution | None,
         error: BaseException | None = None,
         begun_s: float | None = None,
     ) -> None:
-        """After an end was asked for: what it is, if that is known."""
+        """Tell the hooks of an end that was asked for; `resolution` is None if it is not known."""
         if not self._hooks:
             return
         self._hooks.ended(
@@ -114,9 +120,9 @@ class ProducerHooks:
                 namespace=self._namespace,
                 transaction_id=end.transaction_id,
                 asked=end.asked,
-                source=ClaimSource.PRODUCER.value if found is None else found.source,
+                source=ClaimSource.PRODUCER.value if resolution is None else resolution.source,
                 from_check=False,
-                state=None if found is None else found.state,
+                state=None if resolution is None else resolution.state,
                 messages=sent_messages(end.transaction_id, end.messages),
                 message_count=end.message_count,
                 cost_ms=None if begun_s is None else _since_ms(begun_s),

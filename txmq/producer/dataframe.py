@@ -1,4 +1,4 @@
-"""A DataFrame as one transaction: Spark writes the files of its halves, one commit shows them."""
+"""Sends a DataFrame in a transaction: Spark writes files of halves, one commit adds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from txmq.store.half import HalfOrigin, store_date
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# DataFrames of one transaction get ranges of sequences that cannot meet.
+# Each DataFrame of a transaction gets a range of sequences; the ranges do not overlap.
 SEQUENCES_PER_DATAFRAME = 1 << 56
 _COLUMN_TYPES = {
     "body": ("binary", "string"),
@@ -49,14 +49,14 @@ _CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
 
 
 class DataFrameSend:
-    """A checked DataFrame and the topic it goes to; nothing is computed yet."""
+    """A checked DataFrame and its topic; it is not computed yet."""
 
     def __init__(
         self, dataframe: DataFrame, topic: str, body_schema: BodySchema | None = None
     ) -> None:
-        """Raise SchemaMismatchError with every difference at once.
+        """Check the columns. Raises: SchemaMismatchError with every difference at once.
 
-        With a `body_schema` rows are checked by Python code on Spark's workers.
+        With a `body_schema`, Python code on Spark's workers checks the bodies in `write`.
         """
         self.topic = topic
         self.body_schema = body_schema
@@ -68,8 +68,9 @@ class DataFrameSend:
     ) -> list[NewFile]:
         """Compute the DataFrame once and write its halves beside the half log; 0 commits.
 
-        Raises: InvalidMessageError with the number of rows that cannot be messages, of its kinds
-            InvalidBodyError where bodies do not have the topic's schema; their files are removed.
+        Raises: InvalidMessageError with the number of rows that cannot be messages;
+            InvalidBodyError (a kind of it) if bodies do not have the topic's schema. The files are
+            removed then.
         """
         import pyspark.sql.functions as F  # noqa: N812
         from pyspark.sql import Observation
@@ -105,7 +106,7 @@ class DataFrameSend:
 
 @dataclass(frozen=True, slots=True)
 class SendLimits:
-    """What a row may hold, and how many queues its topic has."""
+    """The limits of a row, the number of queues of its topic, and the time of the send."""
 
     max_message_size_bytes: int
     max_properties_size_bytes: int
@@ -149,7 +150,7 @@ def _half_columns(
         ),
         "sharding_key": key,
         "born_timestamp": functions.lit(timestamp(origin.born_timestamp_ms)),
-        # A pause of no length is none, as in a Message.
+        # A delay of 0 s is no delay, as in a Message.
         "delay_s": functions.nullif(optional("delay_s", "bigint"), functions.lit(0)),
         "deliver_timestamp": optional("deliver_timestamp", "timestamp"),
         "ordinary": functions.lit(False),  # noqa: FBT003
@@ -157,7 +158,7 @@ def _half_columns(
 
 
 def _check_dataframe(dataframe: Any) -> None:
-    # Connect has a DataFrame class of its own, so the shape is asked, not the class.
+    # Spark Connect has a DataFrame class of its own, so check attributes and not the class.
     if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
         problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
         raise InvalidMessageTypeError("dataframe", problem)
@@ -172,7 +173,7 @@ def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
     types = dict(dtypes)
     faults = [] if "body" in types else ["column body is missing"]
     if len(types) != len(dtypes):
-        faults.append("a column name stands twice")
+        faults.append("a column name appears twice")
     for name, kind in dtypes:
         if name not in _COLUMN_TYPES:
             faults.append(f"column {name!r} is not one of {', '.join(_COLUMN_TYPES)}")
@@ -182,7 +183,7 @@ def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[str, Column]:
-    """What makes a row no message."""
+    """Conditions under which a row cannot be a message, by their description."""
     F = functions  # noqa: N806
     texts = [name for name in _TEXTS if name in given]
     checks = _body_problems(F, limits)
@@ -198,7 +199,7 @@ def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[
 
 
 def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
-    """Counts of rows that cannot be messages, taken while they are written."""
+    """Columns that count the rows with each problem while Spark writes them."""
     F = functions  # noqa: N806
     return [
         F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
@@ -207,10 +208,10 @@ def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
 
 
 def _is_wrong(functions: Any, schema: BodySchema) -> Any:
-    """A function of Spark that says of a body whether it does not have the schema."""
-    # Here and not in each worker, for what is missing is told by its own error.
+    """A Spark function that returns true for a body without the schema."""
+    # Call it here once: a missing package then raises its own error, not one of a Spark worker.
     schema.problem(b"")
-    # Without hints of types, which Spark takes as a wish for another kind of function.
+    # No type hints: with them Spark would make a pandas function.
     return functions.udf(
         lambda body: body is not None and schema.problem(bytes(body)) is not None, "boolean"
     )
@@ -240,14 +241,14 @@ def _text_problems(functions: Any, texts: Sequence[str]) -> dict[str, Column]:
 
 
 def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
-    pause, due = functions.col("delay_s"), functions.col("deliver_timestamp")
+    delay_s, due = functions.col("delay_s"), functions.col("deliver_timestamp")
     max_s = limits.timer_max_delay_s
     latest = functions.lit(timestamp(limits.now_ms) + timedelta(seconds=max_s))
     return {
-        "delay_s below 0": pause < 0,
-        "both delay_s and deliver_timestamp": pause.isNotNull() & due.isNotNull(),
+        "delay_s below 0": delay_s < 0,
+        "both delay_s and deliver_timestamp": delay_s.isNotNull() & due.isNotNull(),
         f"a delay above timer_max_delay_s ({max_s:,.0f} s)": (
-            functions.coalesce(pause > max_s, functions.lit(False))  # noqa: FBT003
+            functions.coalesce(delay_s > max_s, functions.lit(False))  # noqa: FBT003
             | functions.coalesce(due > latest, functions.lit(False))  # noqa: FBT003
         ),
     }
@@ -290,7 +291,7 @@ def _size_bytes(functions: Any, name: str) -> Column:
 
 
 def _is_refused(functions: Any, name: Column, value: Column) -> Any:
-    """As single messages: neither blank, nor a name that is txmq's own."""
+    """Whether a property is refused as in a Message: blank, or a name that txmq reserves."""
     F = functions  # noqa: N806
     is_blank = (F.length(F.trim(name)) == 0) | (F.length(F.trim(value)) == 0)
     is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith("__txmq")
@@ -298,7 +299,7 @@ def _is_refused(functions: Any, name: Column, value: Column) -> Any:
 
 
 def _refuse(counts: dict[str, int]) -> None:
-    found = [f"{name}: {count:,} rows" for name, count in counts.items() if count]
-    if found:
+    problems = [f"{name}: {count:,} rows" for name, count in counts.items() if count]
+    if problems:
         kind = InvalidBodyError if counts.get(WRONG_BODY) else InvalidMessageError
-        raise kind("dataframe", "has rows that cannot be sent; " + "; ".join(found))
+        raise kind("dataframe", "has rows that cannot be sent; " + "; ".join(problems))

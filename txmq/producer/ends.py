@@ -23,17 +23,25 @@ class EndCommits:
 
     def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
         """Open nothing yet; `producer_group` is the stored name."""
-        logs = store.logs()
+        logs = store.tables.logs()
         self.reader = EndReader(logs)
         self._claims = ClaimWriter(logs.op, "producer", store.config.half_queues)
         self._group, self._clock = producer_group, clock
-        # Heads carry it, and halves go to the same queue as their ends.
+        # Heads carry the session, and halves go to the same queue as their ends.
         self.session, self.queue_id = self._claims.session, self._claims.queue_id
 
     def commit(self, ends: Ends, *, operator_reason: str | None = None) -> list[Resolution]:
-        """Claim these ends in one commit; where each of the transactions stands then.
+        """Claim these ends: one commit.
 
-        With `operator_reason` they are claims of an operator. Raises: as ClaimWriter.append_table.
+        Args:
+            ends: transactions of this group, each with COMMIT or ROLLBACK.
+            operator_reason: makes them claims of an operator, with this reason.
+
+        Returns:
+            Where each transaction stands after the commit; another end may have been first.
+
+        Raises: as ClaimWriter.append_table; StorageError also where the claims are written but the
+            look after them failed.
         """
         rows = end_table(
             ends, producer_group=self._group, now_ms=self._clock.now_ms(),
@@ -43,6 +51,6 @@ class EndCommits:
         reached(FailPoint.END_READY)
         self._claims.append_table(rows)
         reached(FailPoint.END_COMMITTED)
-        found = self.reader.ends_after_claims(ends)
+        resolutions = self.reader.ends_after_claims(ends)
         reached(FailPoint.END_CONFIRMED)
-        return found
+        return resolutions

@@ -1,4 +1,4 @@
-"""Group commit: the callers of one process share commits, for a commit costs more than its rows."""
+"""Group commit: threads of one process share commits, as a commit costs more than its rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class GroupCommitter(Generic[Item, Answer]):
-    """One thread that commits for all others.
+    """Commits the items of many threads in one thread.
 
-    While one commit is on its way the next callers gather, so commits grow with the load and a
-    single caller never waits for others.
+    Items that arrive during a commit share the next one, so commits grow with the load. A single
+    caller never waits for other callers.
     """
 
     def __init__(
@@ -35,10 +35,15 @@ class GroupCommitter(Generic[Item, Answer]):
         max_waiting: int = DEFAULT_MAX_WAITING,
         linger_s: float = 0.0,
     ) -> None:
-        """`commit` makes items durable and answers each of them; it runs in one thread only.
+        """Start no thread yet.
 
-        Where `max_waiting` items are not taken yet, the next caller waits. With `linger_s` they
-        gather so long before each commit: it costs as much as thousands of rows.
+        Args:
+            commit: makes items durable and returns an answer for each; it runs in one thread only.
+            name: the name of the thread, and of the committer in errors.
+            max_rows: rows of one commit; a larger item gets a commit of its own.
+            max_waiting: with so many items in the queue the next caller waits.
+            linger_s: how long items gather before each commit, which costs as much as thousands of
+                rows.
         """
         self._commit = commit
         self._name = name
@@ -49,27 +54,30 @@ class GroupCommitter(Generic[Item, Answer]):
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
         self._closed = self._has_ended = False
-        # Whether the thread sleeps, or is not there yet, so that somebody has to wake it.
+        # The thread sleeps or is not started yet, so the next caller has to wake it.
         self._is_idle = True
         self._pid = os.getpid()
 
     def submit(self, item: Item, rows: int) -> Future[Answer]:
-        """Put an item of so many rows into the next commit."""
+        """Queue an item of `rows` rows for the next commit. Raises: ClosedError."""
         future: Future[Answer] = Future()
         self._enter(((item, rows, future),))
         return future
 
     def put(self, item: Item, rows: int) -> None:
-        """As `submit`, for an item that `commit` answers by itself."""
+        """Queue an item whose answer `commit` delivers itself. Raises: ClosedError."""
         self._enter(((item, rows, None),))
 
     def put_all(self, items: Sequence[Item], rows: Sequence[int]) -> None:
-        """As `put`, for several at once, in their order."""
+        """Queue several items as `put` does, in their order. Raises: ClosedError."""
         self._enter([(item, count, None) for item, count in zip(items, rows, strict=True)])
 
     def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
-        """Without the lock where nobody sleeps: threads that queue for it would sleep each time."""
-        # A lock that was held while the process forked is never released in the child.
+        """Queue entries; take the lock only if a thread has to be woken or to wait.
+
+        Threads that queue for the lock would sleep at every call.
+        """
+        # Before any lock: a lock that was held during a fork is never released in the child.
         self._check_process()
         if len(self._waiting) >= self._max_waiting:
             self._wait_for_room()
@@ -86,7 +94,7 @@ class GroupCommitter(Generic[Item, Answer]):
     def _wake(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         with self._has_rows:
             if self._has_ended and entries[0] in self._waiting:
-                # It came after the last look; all others were taken.
+                # The thread has ended and will not take these entries; it took all earlier ones.
                 for entry in entries:
                     self._waiting.remove(entry)
                 self.check_usable()
@@ -96,7 +104,7 @@ class GroupCommitter(Generic[Item, Answer]):
             self._has_rows.notify()
 
     def close(self) -> None:
-        """Commit what waits, then end the thread; in a forked process there is nothing to do."""
+        """Commit the queued items, then end the thread; in a forked process do nothing."""
         if not self.is_of_this_process:
             return
         with self._has_rows:
@@ -109,7 +117,7 @@ class GroupCommitter(Generic[Item, Answer]):
             self._thread.join()
 
     def check_usable(self) -> None:
-        """Raise ClosedError where nothing more can be committed."""
+        """Raise ClosedError if nothing more can be committed."""
         self._check_process()
         if self._closed:
             message = f"{self._name} is closed; make a new producer"
@@ -117,7 +125,7 @@ class GroupCommitter(Generic[Item, Answer]):
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether it was made here, and not before a fork."""
+        """Whether this process made it, and not the process before a fork."""
         return self._pid == os.getpid()
 
     def _check_process(self) -> None:
@@ -138,13 +146,13 @@ class GroupCommitter(Generic[Item, Answer]):
                 _fail(group, error, self._name)
             else:
                 _answer(group, answers)
-            # Nothing of them is kept while the next ones gather.
+            # Free the items while the thread waits for the next ones.
             del group
 
     def _next_group(self) -> list[_Entry[Item, Answer]]:
         self._sleep()
         if self._linger_s:
-            # Nobody has to be woken for each row that comes meanwhile.
+            # During this wait callers do not have to wake the thread.
             self._is_urgent.wait(self._linger_s)
         with self._has_rows:
             if not self._closed:
@@ -155,12 +163,12 @@ class GroupCommitter(Generic[Item, Answer]):
                 group.append(self._waiting.popleft())
                 count += group[-1][1]
             self._has_room.notify_all()
-            # Whoever puts something now finds that it is closed, and takes it back.
+            # A caller that queues an item from now on sees that the thread has ended.
             self._has_ended = not group
             return group
 
     def _sleep(self) -> None:
-        """Until something waits; who puts it looks whether we sleep after it is there."""
+        """Wait for an item or for `close`; a caller reads `_is_idle` after it queued its item."""
         with self._has_rows:
             self._is_idle = True
             while not (self._waiting or self._closed):
@@ -168,7 +176,7 @@ class GroupCommitter(Generic[Item, Answer]):
             self._is_idle = False
 
 
-# An item, its rows, and who waits for its answer.
+# An item, its rows, and the future of its caller.
 _Entry = tuple[Item, int, Future[Answer] | None]
 
 
@@ -183,4 +191,4 @@ def _fail(group: Sequence[_Entry[Item, Answer]], error: BaseException, name: str
         if future is not None:
             future.set_exception(error)
     if any(future is None for _, _, future in group):
-        logger.error("%s: what was put has no answer", name, exc_info=error)
+        logger.error("%s: a commit failed, and its items have no future", name, exc_info=error)

@@ -1,4 +1,4 @@
-"""Micro-batches of a stream as transactions: each changes its data and publishes, exactly once."""
+"""Runs each micro-batch of a stream as one transaction: a change and its messages, exactly once."""
 
 from __future__ import annotations
 
@@ -26,18 +26,22 @@ BatchStep = Callable[["DataFrame", Transaction], None]
 class BatchTransactions:
     """Makes each micro-batch one transaction: `send`, `prepare()`, `change`, `commit()`.
 
-    A batch that Spark runs again after a crash is the same transaction: halves that are there are
-    used, a change that is there is not made again, and what was committed is done. Where the check
-    rolled it back meanwhile, the batch is the next attempt. A new checkpoint is new work.
+    Retry: a batch that Spark replays after a crash continues its transaction. Halves that are
+    durable are used, a change that was made is not made again, and a committed batch is skipped. If
+    the check rolled the transaction back, the replay begins the next attempt. A new checkpoint
+    counts as new work.
+
+    Commits for each batch: those of `prepare()`, of `change` and of `commit()`.
+
+    It does not work with Spark Connect, whose batches run in another process than the producer.
 
     Args:
-        producer: its listener answers for `change`.
+        producer: its listener answers checks about `change`.
         query_name: names the work; keep it as long as the checkpoint.
-        send: adds the messages of a batch, at least one, and the same in every run.
-        change: the local transaction. It carries the marker (`transaction.delta_options()`,
-            `delta_sql()`, `delta_rs()` or `database()`), or a replay would make it twice.
-
-    Not for Spark Connect: its batches run in another process than the producer.
+        send: adds the messages of a batch: at least one, and the same in every run.
+        change: makes the local transaction. It must carry the marker
+            (`transaction.delta_options()`, `delta_sql()`, `delta_rs()` or `database()`), or a
+            replay makes it twice.
 
     Example:
         >>> booking = BatchTransactions(producer, query_name="booking", send=tell, change=book)
@@ -47,30 +51,41 @@ class BatchTransactions:
     def __init__(
         self, producer: TransactionProducer, *, query_name: str, send: BatchStep, change: BatchStep
     ) -> None:
-        """Nothing is read or written yet."""
+        """Read and write nothing yet."""
         self._producer = producer
         self._query_name = query_name
         self._send, self._change = send, change
 
     def write_stream(self, stream: DataFrame) -> DataStreamWriter:
-        """A writer whose foreachBatch is this; give it a checkpoint and a trigger, then start it.
+        """A stream writer that runs each micro-batch as a transaction.
 
-        Batches without rows are left out. A batch that failed stops the query, as any other does;
-        start it again.
+        Give it a checkpoint and a trigger, then start it. Batches without rows are skipped. A batch
+        that fails stops the query; start the query again, and Spark replays the batch.
         """
         import pyspark.sql.functions as F  # noqa: N812
 
-        # Spark keeps a batch's current time beside its offsets, so every replay has the same one.
-        # A clock would give another id, and a time kept since the first start becomes too old.
+        # Spark keeps a batch's current time beside its offsets, so every replay has the same time.
+        # A clock would give another id; the time of the first start would become too old.
         timed = stream.withColumn(BATCH_TIME_MS, F.unix_millis(F.current_timestamp()))
         return timed.writeStream.foreachBatch(self._run)
 
     def run(self, batch: DataFrame, batch_id: int, batch_timestamp: datetime) -> None:
-        """One micro-batch, by a time that is known from elsewhere and the same in every replay.
+        """Run one micro-batch as a transaction; use it in a foreachBatch function of your own.
 
-        Raises: InvalidMessageError, also for a time older than `file_reserved_time_h`: see whether
-            the change is there, then run it once with a higher setting; AlreadyResolvedError where
-            it was discarded, or rolled back after its change; what `send` and `change` raise.
+        Commits: those of `prepare()`, of `change` and of `commit()`. Retry: call it again with the
+        same `batch_id` and `batch_timestamp`.
+
+        Args:
+            batch: the rows.
+            batch_id: as Spark counts it.
+            batch_timestamp: with a time zone; the same in every replay of this batch.
+
+        Raises:
+            InvalidMessageError: there is no message, or `batch_timestamp` is older than
+                `file_reserved_time_h`. For an old batch look whether the change was made; if not,
+                run it once with a higher setting.
+            AlreadyResolvedError: the transaction was discarded, or rolled back after its change.
+            Exception: any error of `send` or `change`.
         """
         key = f"{self._query_name} {batch_id}"
         for tries_left in reversed(range(TRIES)):
@@ -80,7 +95,7 @@ class BatchTransactions:
             try:
                 self._try(batch, transaction)
             except LocalTransactionFencedError:
-                # Nothing of it is there, nor ever will be: it is over, whoever says so first.
+                # The fence excludes the change for good, so end the attempt without the check.
                 transaction.rollback()
                 if not tries_left:
                     raise
@@ -88,12 +103,12 @@ class BatchTransactions:
                 return
 
     def _run(self, batch: DataFrame, batch_id: int) -> None:
-        """What Spark calls. Messages and change are made of the same rows, which are read once."""
+        """Run a batch for Spark; `send` and `change` use the same rows, which are read once."""
         import pyspark.sql.functions as F  # noqa: N812
 
         batch.persist()
         try:
-            # Reads every partition: a stateful query must not be left half read.
+            # This reads every partition, as a stateful query requires.
             time_ms = batch.agg(F.max(BATCH_TIME_MS)).collect()[0][0]
             if time_ms is not None:
                 self.run(batch.drop(BATCH_TIME_MS), batch_id, timestamp(time_ms))

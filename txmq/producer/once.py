@@ -1,8 +1,7 @@
-"""Messages that are sent once, however many processes try, and whenever each of them dies.
+"""Messages that are sent once, however many processes try and whenever each of them dies.
 
-Ids are derived, so that the next try finds an earlier one. Looking and appending are one
-compare-and-swap on the half log: two tries at once cannot both append, and so halves never
-contradict each other.
+Transaction ids follow from the message's key, so a process finds what an earlier one sent. Look
+and append are one compare-and-swap on the half log: of two tries at once only one can append.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class OnceSender:
         """Open nothing yet."""
         self._config, self._scope, self._clock = store.config, scope, clock
         self._sender_group = sender_group
-        self._half = ScopedHalves(store.half_log(), scope)
+        self._half = ScopedHalves(store.tables.half_log(), scope)
         self._ends = EndCommits(store, sender_group, clock)
         self._lock = threading.Lock()
 
@@ -116,10 +115,10 @@ class OnceSender:
     def _ends_of(
         self, halves: dict[str, Halves], transaction_ids: Sequence[str]
     ) -> Mapping[str, Resolution]:
-        """Where those stand that have halves, which are noted; most messages are new."""
-        found = self._half.log.halves_of(transaction_ids)
-        halves.update(found)
-        return self._ends.reader.ends_of(list(found))
+        """Where those stand that have halves, which are noted in `halves`; most have none."""
+        halves_there = self._half.log.halves_of(transaction_ids)
+        halves.update(halves_there)
+        return self._ends.reader.ends_of(list(halves_there))
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -148,25 +147,26 @@ class OnceSender:
         """End these in one commit; False where the check was first with one of them."""
         if not transaction_ids:
             return True
-        ends = [(own_id, ClaimKind.COMMIT) for own_id in transaction_ids]
-        found = self._ends.commit(ends, operator_reason=operator_reason)
-        return all(end.state is TransactionState.COMMITTED for end in found)
+        ends = [(transaction_id, ClaimKind.COMMIT) for transaction_id in transaction_ids]
+        resolutions = self._ends.commit(ends, operator_reason=operator_reason)
+        return all(end.state is TransactionState.COMMITTED for end in resolutions)
 
 
 class ScopedHalves:
-    """The half log for senders of one scope: look into it, then append if no other did meanwhile.
+    """The half log for the senders of one scope. Not safe for several threads.
 
-    Not safe for several threads.
+    A sender looks into it and then appends, which fails where another sender of the scope appended
+    in between.
     """
 
     def __init__(self, half: HalfLog, scope: str) -> None:
-        """Open nothing yet; all senders that may send the same have the same `scope`."""
+        """Open nothing yet; all that may send the same thing must name the same `scope`."""
         self.log = half
         self._mark = f"{_MARK}{scope}"
         self._commits = 0
 
     def refresh(self) -> None:
-        """Move to the newest version; what is appended next goes by what this shows."""
+        """Move to the newest version: what the next `append` is compared with."""
         reopen_sometimes(self.log.table, self._commits)
         self.log.table.refresh()
 
@@ -186,25 +186,26 @@ class _SendPlan:
     open_ids: list[str] = field(default_factory=list)
 
     def add(self, message: KeyedMessage, attempt: Attempt, halves: Halves | None) -> None:
-        own_id, end = attempt.transaction_id, attempt.end
-        self.ids.append(own_id)
+        transaction_id, end = attempt.transaction_id, attempt.end
+        self.ids.append(transaction_id)
         if end is not None and end.state is TransactionState.COMMITTED:
             return
         if end is None:
-            self.new.setdefault(own_id, message)
+            self.new.setdefault(transaction_id, message)
         elif halves is not None and (halves.problem or end.state is not TransactionState.PENDING):
-            raise IncompleteTransactionError(own_id, halves.message_count, halves.found)
-        if own_id not in self.open_ids:
-            self.open_ids.append(own_id)
+            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        if transaction_id not in self.open_ids:
+            self.open_ids.append(transaction_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _DerivedIds:
-    """The ids of a message: by the time of what it stands for, or by the window of now.
+    """The ids of a message: with the time of what it stands for, or with a time of now.
 
-    Retention and file statistics go by the time in an id, so what is old gets one of now: the
-    begin of a window, the same for all that try in that window. The windows beside it are looked
-    at too, for two tries may lie on both sides of a border, and clocks differ.
+    Retention and file statistics go by the time in an id. So a message that stands for something
+    old gets the begin of the current window, which is the same for all that try in this window.
+    Tries may lie on both sides of a border, and clocks differ, so the windows before and after are
+    candidates too.
     """
 
     scope: str
@@ -216,7 +217,7 @@ class _DerivedIds:
         is_of_now = self.now_ms - self.window_ms <= key.time_ms <= latest_ms
         return self._id(key, attempt, key.time_ms if is_of_now else self._begin_ms(0))
 
-    def known(self, key: KeyedMessage, attempt: int) -> list[str]:
+    def candidates(self, key: KeyedMessage, attempt: int) -> list[str]:
         begins_ms = map(self._begin_ms, (-1, 0, 1))
         times_ms = dict.fromkeys([key.time_ms, *begins_ms])
         return [self._id(key, attempt, time_ms) for time_ms in times_ms]

@@ -1,7 +1,7 @@
-"""Messages without a local transaction: durable and acknowledged, or never shown.
+"""Sends ordinary messages, which have no local transaction.
 
-Each is a half and a COMMIT, as any other. One whose COMMIT never came was never acknowledged: the
-check rolls it back without asking anybody.
+An ordinary message is a half and a COMMIT, as any other message. If its COMMIT never came, it was
+never acknowledged, and the check rolls it back without asking a listener.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from txmq.producer.routing import (
 
 
 class OrdinaryMessages:
-    """Sends for one producer, from any thread."""
+    """Sends the ordinary messages of one producer. Safe for many threads."""
 
     def __init__(self, commits: ProducerCommits, router: MessageRouter) -> None:
-        """Nothing is read or written yet."""
+        """Read and write nothing yet."""
         self._commits, self._router = commits, router
 
     def send(self, sends: Sequence[PlannedSend]) -> SendResult:
-        """All halves first, then all ends in one commit, shared with others.
+        """Append all halves, then all COMMITs in one commit; both are shared.
 
-        So a batch that was cut is acknowledged as a whole, or not at all.
+        So a batch that was split is acknowledged as a whole, or not at all.
 
-        Raises: SendForbiddenError, ClosedError, StorageError; AlreadyResolvedError where the check
-            was first: the sender took longer than `transaction_timeout_s`.
+        Raises: SendForbiddenError, ClosedError, StorageError; AlreadyResolvedError if the send took
+            longer than `transaction_timeout_s` and the check rolled it back.
         """
         sending = self._commits.begin_send(sends, ordinary=True)
         try:
@@ -52,8 +52,9 @@ class OrdinaryMessages:
             [[self._commits.half_of(send, ordinary=True)] for send in sends]
         )
         ends = [(send.transaction_id, ClaimKind.COMMIT) for send in sends]
-        for (own_id, kind), found in zip(ends, self._commits.append_ends(ends), strict=True):
-            found.confirm(own_id, kind)
+        resolutions = self._commits.append_ends(ends)
+        for (transaction_id, kind), resolution in zip(ends, resolutions, strict=True):
+            resolution.confirm(transaction_id, kind)
 
     def planned(
         self,
@@ -61,44 +62,44 @@ class OrdinaryMessages:
         queue_id: int | None = None,
         queue_selector: QueueSelector | None = None,
     ) -> Sequence[PlannedSend]:
-        """One message or a batch as transactions, cut where one would become too large; 0 commits.
+        """Plan one message or a batch as transactions within the size limit; 0 commits.
 
         Raises: MessageError and its kinds, ClosedError.
         """
-        routed = self._router.accept_all(
+        batch = self._router.accept_all(
             _batch(messages), queue_id, queue_selector, is_transactional=False
         )
         self._commits.check_open()
         now_ms = self._commits.now_ms()
-        return [PlannedSend(new_transaction_id(now_ms), own) for own in self._cut(routed)]
+        return [PlannedSend(new_transaction_id(now_ms), split) for split in self._split(batch)]
 
-    def _cut(self, routed: Sequence[RoutedMessage]) -> Iterator[list[RoutedMessage]]:
-        """The batch in its order, cut where a transaction would become too large."""
+    def _split(self, batch: Sequence[RoutedMessage]) -> Iterator[list[RoutedMessage]]:
+        """Split a batch, in its order, into transactions of at most the allowed size."""
         limit = self._commits.store.config.max_transaction_size_bytes
-        piece: list[RoutedMessage] = []
+        transaction: list[RoutedMessage] = []
         size_bytes = 0
-        for each in routed:
-            own_bytes = each.message.body_size_bytes
-            if piece and size_bytes + own_bytes > limit:
-                yield piece
-                piece, size_bytes = [], 0
-            piece.append(each)
-            size_bytes += own_bytes
-        yield piece
+        for routed in batch:
+            body_bytes = routed.message.body_size_bytes
+            if transaction and size_bytes + body_bytes > limit:
+                yield transaction
+                transaction, size_bytes = [], 0
+            transaction.append(routed)
+            size_bytes += body_bytes
+        yield transaction
 
 
 def _batch(messages: object) -> list[Message]:
-    """One message, or several to one topic (R96)."""
+    """The messages as a list; all must go to one topic (R96)."""
     if isinstance(messages, Message):
         return [messages]
     if isinstance(messages, str | bytes) or not hasattr(messages, "__iter__"):
         problem = f"must be a Message or several of them, not {type(messages).__name__}"
         raise InvalidMessageTypeError("messages", problem)
-    several = list(messages)
-    if not several:
+    batch = list(messages)
+    if not batch:
         raise InvalidMessageError("messages", "must hold at least one message")
-    topics = {message.topic for message in several if isinstance(message, Message)}
+    topics = {message.topic for message in batch if isinstance(message, Message)}
     if len(topics) > 1:
         problem = "of a batch must go to one topic; for several use begin_transaction()"
         raise InvalidMessageError("messages", problem)
-    return several
+    return batch

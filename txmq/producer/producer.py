@@ -1,27 +1,17 @@
-"""The producer: half messages first, then the user's local transaction, then its end."""
+"""The producer: writes half messages, runs the user's local transaction, writes the end."""
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from txmq.clock import Clock, SystemClock, timestamp
-from txmq.errors import (
-    IncompleteTransactionError,
-    InvalidMessageTypeError,
-    ListenerError,
-    NotAcceptedError,
-    ProducerGroupMismatchError,
-    TransactionNotFoundError,
-)
+from txmq.clock import Clock, SystemClock
+from txmq.errors import InvalidMessageTypeError, ListenerError, NotAcceptedError
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimKind
 from txmq.listeners.protocol import (
     CheckListener,
     ExecutingListener,
-    HalfMessage,
-    answer_of,
     check_listener,
     executing_listener,
 )
@@ -39,12 +29,12 @@ from txmq.message.names import (
     check_namespace,
     check_stored_group,
     namespace_of,
-    unwrapped,
     wrapped,
 )
 from txmq.producer.asynchronous import AsyncLimits, AsyncSends, Execute
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
+from txmq.producer.local_execution import half_message, local_state
 from txmq.producer.ordinary import OrdinaryMessages
 from txmq.producer.results import SendResult, TransactionSendResult
 from txmq.producer.routing import MessageRouter
@@ -58,10 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from txmq.producer.routing import QueueSelector
-    from txmq.store.config import Config
     from txmq.store.store import Store
-
-logger = logging.getLogger(__name__)
 
 _END_KINDS = {
     LocalTransactionState.COMMIT: ClaimKind.COMMIT,
@@ -72,14 +59,25 @@ _END_KINDS = {
 class TransactionProducer:
     """Sends messages that become visible if and only if a local transaction took place.
 
-    Needs no Spark. Safe for many threads, which share commits; a forked process needs its own.
+    Needs no Spark. Safe for many threads; the threads share commits. Each method that reads or
+    writes raises ClosedError after `close()`, and in a forked process, which needs a producer of
+    its own.
+
+    Attributes:
+        producer_group: the stored name of the group.
 
     Args:
-        store: where the logs are.
-        producer_group: who may end these transactions.
+        store: the store to send to.
+        producer_group: the group that owns these transactions; only its producers may end them.
         listener: runs local transactions for `send_message_in_transaction`, and answers checks.
-        namespace: in which names of topics and of the group are meant (R94).
-        hooks: told of sends and ends, or asked whether a send is forbidden (R89).
+        clock: gives the time of rows, ids and claims; the system's clock by default.
+        namespace: the namespace of the group's and the topics' names (R94).
+        hooks: are told of sends and ends; a CheckForbiddenHook may refuse a send (R89).
+
+    Raises:
+        InvalidNameError: the name of the group or of the namespace is not allowed.
+        ListenerError: `listener` has none of the methods of a listener.
+        HookError: an element of `hooks` is no hook.
 
     Example:
         >>> with producer.begin_transaction() as transaction:
@@ -88,7 +86,7 @@ class TransactionProducer:
         ...     transaction.commit()
     """
 
-    def __init__(  # noqa: PLR0913 - what a producer is told once
+    def __init__(  # noqa: PLR0913 - the identity and the parts of a producer
         self,
         store: Store,
         *,
@@ -98,15 +96,12 @@ class TransactionProducer:
         namespace: str | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        """Check the names, the listener and the hooks; nothing is read or written yet.
-
-        `producer_group` of the object is the stored name.
-        """
+        """Check the names, the listener and the hooks; read and write nothing."""
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
-        own = wrapped(check_group(producer_group), self.namespace)
-        self.producer_group = check_stored_group(own)
-        self._own_group = producer_group
+        stored_group = wrapped(check_group(producer_group), self.namespace)
+        self.producer_group = check_stored_group(stored_group)
+        self._group_without_namespace = producer_group
         self.clock: Clock = clock or SystemClock()
         self._listener = None if listener is None else check_listener(producer_group, listener)
         self._hooks = Hooks(hooks)
@@ -116,7 +111,7 @@ class TransactionProducer:
         )
         self._member: RemoteMember | None = None
         self._ordinary = OrdinaryMessages(self._commits, self._router)
-        self._async = AsyncSends(self._commits, _limits(store.config))
+        self._async = AsyncSends(self._commits, AsyncLimits.of(store.config))
         self._execute: Execute | None = None
 
     # --- sending --------------------------------------------------------------------------
@@ -128,21 +123,35 @@ class TransactionProducer:
         queue_id: int | None = None,
         queue_selector: QueueSelector | None = None,
     ) -> SendResult:
-        """Send without a local transaction; durable and acknowledged on return.
+        """Send messages without a local transaction; on return they are durable and committed.
 
-        Several messages go to one topic (R96), are acknowledged together, and may be delayed. What
-        was not acknowledged is never shown. Commits: one to half and one to op, shared with the
-        other threads of this producer.
+        A batch goes to one topic (R96) and is acknowledged as a whole; its messages may be delayed.
+
+        Commits: one to half and one to op, shared with the other threads of this producer.
+        Retry: each call sends new messages. After AlreadyResolvedError that transaction is rolled
+        back: send its messages again. After StorageError its COMMIT may have landed, so a second
+        call may send the messages twice.
 
         Args:
-            messages: one, or several to one topic; more than `max_transaction_size_bytes` are
-                split into several transactions.
-            queue_id: the queue of the topic; else by sharding key, or in turn.
-            queue_selector: called with each message and the number of queues, gives its queue_id.
+            messages: one message, or several to one topic. A batch above
+                `max_transaction_size_bytes` is split into several transactions.
+            queue_id: the queue of the topic. By default the sharding key chooses the queue;
+                messages without a key take the queues in turn.
+            queue_selector: is called with each message and the number of queues, and returns the
+                queue_id.
 
-        Raises: MessageError and its kinds before anything is written; ClosedError; StorageError;
-            AlreadyResolvedError where it took longer than `transaction_timeout_s` and the check
-            rolled it back: send it again.
+        Returns:
+            The ids of the messages and of their transactions, in the order of `messages`.
+
+        Raises:
+            MessageError: a message, its topic or its queue is not allowed; nothing was written.
+            SendForbiddenError: a hook refused the send; nothing was written.
+            AlreadyResolvedError: the send took longer than `transaction_timeout_s` and the check
+                rolled it back.
+            StorageError: a commit failed, or its answer was lost.
+
+        Example:
+            >>> producer.send(Message("order-paid", b"42", keys="order-42")).message_id
         """
         return self._ordinary.send(self._ordinary.planned(messages, queue_id, queue_selector))
 
@@ -153,20 +162,44 @@ class TransactionProducer:
         queue_id: int | None = None,
         queue_selector: QueueSelector | None = None,
     ) -> Future[SendResult]:
-        """As `send`, but what `send` returns or raises later is in the future.
+        """Send as `send` does, without waiting for the commits.
 
-        Waits only where `back_pressure_for_async_send_num` sends wait for a commit. Callbacks of
-        the future run in a committing thread and must be short.
+        The call blocks only while `back_pressure_for_async_send_num` sends wait for a commit.
+        Callbacks of the future run in a committing thread and must be short.
+        Commits and retry: as `send`; the commits are shared with all asynchronous sends.
+
+        Args:
+            messages, queue_id, queue_selector: as in `send`.
+
+        Returns:
+            A future with the result of `send`, or with its AlreadyResolvedError or StorageError.
+            It cannot be cancelled.
+
+        Raises:
+            MessageError, SendForbiddenError: as `send`, at once.
+
+        Example:
+            >>> futures = [producer.send_async(message) for message in messages]
+            >>> results = [future.result() for future in futures]
         """
         return self._async.send(self._ordinary.planned(messages, queue_id, queue_selector))
 
     def recall(self, message_id: str) -> None:
-        """Take back a delayed message before it is due, by any producer of its group; one commit.
+        """Take back a delayed message before it is due; any producer of its group may.
 
-        Returns when it is certain never to be delivered; one that was recalled before is fine.
+        When this returns, the message will never be delivered.
+        Commits: one to op, shared; none if the message is recalled already.
+        Retry: call it again with the same id; a message that is recalled already is no error.
 
-        Raises: NotRecalledError where it was due first, is not delayed, or is not committed (roll
-            that back instead); TransactionNotFoundError, ProducerGroupMismatchError.
+        Args:
+            message_id: as `send` returned it.
+
+        Raises:
+            NotRecalledError: the message is delivered already, is not delayed, or belongs to a
+                transaction that is not committed (roll that transaction back instead).
+            TransactionNotFoundError: no half of its transaction is durable.
+            ProducerGroupMismatchError: another group sent it.
+            StorageError: the claim may have landed; call again.
         """
         self._commits.check_open()
         self._commits.recall(*message_address(message_id))
@@ -174,13 +207,22 @@ class TransactionProducer:
     def send_message_in_transaction_async(
         self, message: Message, argument: object = None
     ) -> Future[TransactionSendResult]:
-        """As `send_message_in_transaction`, without waiting: many share each commit.
+        """Send as `send_message_in_transaction` does, without waiting for the commits.
 
-        `execute_local_transaction` is called in `local_transaction_threads` threads. Waits only
-        where `back_pressure_for_async_send_num` sends wait for a commit.
+        `local_transaction_threads` threads call `execute_local_transaction`. The call blocks only
+        while `back_pressure_for_async_send_num` sends wait for a commit.
+        Commits and retry: as there; the commits are shared with all asynchronous sends.
 
-        Raises at once: MessageError, NotAcceptedError, ListenerError, ClosedError; all else is in
-        the future.
+        Args:
+            message, argument: as in `send_message_in_transaction`.
+
+        Returns:
+            A future with the result, or with AlreadyResolvedError or StorageError. It cannot be
+            cancelled.
+
+        Raises:
+            MessageError, SendForbiddenError, NotAcceptedError, ListenerError: as
+                `send_message_in_transaction`, at once.
         """
         self._check_accepts()
         execute = self._execute or self._executing()
@@ -190,13 +232,27 @@ class TransactionProducer:
     def send_message_in_transaction(
         self, message: Message, argument: object = None
     ) -> TransactionSendResult:
-        """RocketMQ's call: half durable, then `execute_local_transaction`, then the end (R5-R9).
+        """Make the half durable, call `execute_local_transaction`, write its end (R5-R9).
 
-        Commits: one to half; one to op unless the answer was UNKNOWN (an exception is UNKNOWN and
-        is not raised again, R7).
+        This is RocketMQ's call of the same name. An exception of the listener counts as UNKNOWN
+        and is not raised again (R7); UNKNOWN leaves the end to the check service.
 
-        Raises: MessageError and StorageError before the listener is called (R6);
-            AlreadyResolvedError if the check came first with another end.
+        Commits: one to half; one to op, unless the answer is UNKNOWN. Both are shared.
+        Retry: each call begins a new transaction. After StorageError the local transaction may
+        have run. For jobs that are retried use `begin_transaction` with an idempotency key.
+
+        Args:
+            message: to any topic; it may be delayed.
+            argument: is passed to `execute_local_transaction`.
+
+        Raises:
+            MessageError: the message, its topic or its properties are not allowed.
+            SendForbiddenError: a hook refused the send; nothing was written.
+            NotAcceptedError: the store takes no transactions now (R25).
+            ListenerError: the producer has no listener that executes local transactions.
+            AlreadyResolvedError: the check ended the transaction first, with another end.
+            StorageError: from the half commit: the listener was not called (R6). From the end
+                commit: the check service will find or ask for the end.
         """
         executing = executing_listener(self.producer_group, self._listener)
         transaction = self.begin_transaction()
@@ -212,19 +268,29 @@ class TransactionProducer:
     def begin_transaction(
         self, *, idempotency_key: str | None = None, key_timestamp: datetime | None = None
     ) -> Transaction:
-        """A transaction of one to many messages to one to many topics; 0 commits.
+        """Begin a transaction of one or more messages to one or more topics; 0 commits.
 
-        With a key and its time (aware, both the same in every retry) a retried job continues the
-        transaction of its first try: `prepare()` uses halves that are there already and raises
-        AlreadyResolvedError where it was committed. After a rollback it is the next attempt, with
-        another id. Keys belong to the producer group.
+        Retry: without a key each call begins a new transaction. With a key and its time, a retried
+        job continues the transaction of its first try: `prepare()` uses halves that are durable
+        already, and raises AlreadyResolvedError if the transaction is committed. After a rollback
+        or an expiry the next call begins the next attempt, with another id.
 
-        Raises: NotAcceptedError (R25), ClosedError, InvalidMessageError.
+        Args:
+            idempotency_key: names the work, within the producer group; the same in every retry.
+            key_timestamp: when the work came about, with a time zone; the same in every retry.
+
+        Raises:
+            NotAcceptedError: the store takes no transactions now (R25).
+            InvalidMessageError: the key or its time is missing or not allowed.
+            StorageError: the attempts under the key cannot be read.
+
+        Example:
+            >>> producer.begin_transaction(idempotency_key="invoices", key_timestamp=month)
         """
         self._check_accepts()
         if idempotency_key is None and key_timestamp is None:
-            own_id = new_transaction_id(self.clock.now_ms())
-            return Transaction(self._commits, self._router, own_id, listener=self._listener)
+            transaction_id = new_transaction_id(self.clock.now_ms())
+            return Transaction(self._commits, self._router, transaction_id, listener=self._listener)
         key = checked_key(
             idempotency_key,
             key_timestamp,
@@ -237,17 +303,28 @@ class TransactionProducer:
         )
 
     def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
-        """End a transaction that any process of this group prepared; UNKNOWN changes nothing (R34).
+        """End a transaction that any process of this group prepared.
 
-        Commits: one to op. Returns when the end asked for is durable and is the transaction's end.
+        When this returns, the requested end is durable and is the transaction's end.
+        Commits: one to op, shared; none for UNKNOWN, which changes nothing (R34).
+        Retry: call it again with the same state; a second equal claim has no effect.
 
-        Raises: TransactionNotFoundError, ProducerGroupMismatchError (R37),
-            IncompleteTransactionError, AlreadyResolvedError.
+        Args:
+            transaction_id: the id of the transaction.
+            state: COMMIT or ROLLBACK; UNKNOWN is told to hooks only.
+
+        Raises:
+            TransactionNotFoundError: no half of the transaction is durable.
+            ProducerGroupMismatchError: another group sent it (R37).
+            IncompleteTransactionError: COMMIT, but halves are missing or contradict each other.
+            AlreadyResolvedError: the transaction has another end already.
+            InvalidMessageTypeError: `state` is no LocalTransactionState.
+            StorageError: the claim may have landed; call again.
         """
         if not isinstance(state, LocalTransactionState):
             problem = f"must be a LocalTransactionState, not {type(state).__name__}"
             raise InvalidMessageTypeError("state", problem)
-        count = self._checked_count(check_transaction_id(transaction_id), state)
+        count = self._commits.count_before_end(check_transaction_id(transaction_id), state)
         end = AskedEnd(transaction_id, state, message_count=count)
         if state is LocalTransactionState.UNKNOWN:
             self._commits.hooks.ended(end, None)
@@ -255,17 +332,23 @@ class TransactionProducer:
             self._commits.end(end)
 
     def answer_checks(self, *, spark: SparkSession | None = None) -> RemoteMember:
-        """Answer questions of the check service about this group until `close()` (R72, R81).
+        """Answer the check service's questions about this group until `close()` (R72, R81).
 
-        For check services that have no listener of the group themselves. All producers of the
-        group that do so share the questions; the one that sent a transaction is asked first while
-        it lives. Starts a thread that looks for questions five times a second; commits: one to
-        join, two for each share of questions, one to leave.
+        Use it if the check services have no listener of the group themselves. All producers of
+        the group that answer share the questions; the producer that sent a transaction is asked
+        first while it lives. The call starts a thread that reads new questions five times a
+        second. A second call returns the thread that runs already.
+        Commits: one to join, two for each share of questions, one to leave.
 
         Args:
-            spark: needed by a listener that answers with a DataFrame (SetListener).
+            spark: a session, for a listener that answers with a DataFrame (SetListener).
 
-        Raises: ListenerError without a listener that can answer; ClosedError, StorageError.
+        Returns:
+            The handle of the thread; `close()` of the producer stops it.
+
+        Raises:
+            ListenerError: the producer has no listener that can answer checks.
+            StorageError: the register of questions cannot be written; call again.
         """
         self._commits.check_open()
         if self._listener is None:
@@ -278,7 +361,11 @@ class TransactionProducer:
         return self._member
 
     def close(self) -> None:
-        """Wait for commits on their way and let hooks flush; later calls raise ClosedError."""
+        """Wait for running commits, flush the hooks and stop all threads.
+
+        Later calls that write raise ClosedError. A transaction that is prepared and has no end is
+        left to the check service. Call it before the process ends; a second call does nothing.
+        """
         if self._member is not None:
             self._member.stop()
         self._async.close()
@@ -286,11 +373,11 @@ class TransactionProducer:
         self._hooks.flush()
 
     def __enter__(self) -> Self:
-        """Close at the end of the block."""
+        """Return the producer; the end of the block closes it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close whatever happened."""
+        """Close the producer, also after an exception."""
         self.close()
 
     def _check_accepts(self) -> None:
@@ -300,68 +387,14 @@ class TransactionProducer:
         self._commits.check_open()
 
     def _executing(self) -> Execute:
-        """Looked at once: it is asked for with each message. Raises: ListenerError."""
+        """Check the listener once and keep the result. Raises: ListenerError."""
         listener = executing_listener(self.producer_group, self._listener)
         self._execute = partial(self._executed, listener)
         return self._execute
 
-    def _checked_count(self, transaction_id: str, state: LocalTransactionState) -> int | None:
-        """The number of messages that its head promises, if this group may end it so."""
-        half = self.store.half_log()
-        halves = half.halves(transaction_id)
-        if halves is None:
-            raise TransactionNotFoundError(transaction_id)
-        if halves.producer_group != self.producer_group:
-            raise ProducerGroupMismatchError(
-                transaction_id, halves.producer_group, self.producer_group
-            )
-        if halves.problem and state is LocalTransactionState.COMMIT:
-            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
-        return halves.message_count
-
     def _executed(
-        self,
-        listener: ExecutingListener,
-        transaction_id: str,
-        message: Message,
-        argument: object,
+        self, listener: ExecutingListener, transaction_id: str, message: Message, argument: object
     ) -> LocalTransactionState:
-        half = _half_message(transaction_id, self._own_group, message, self.clock.now_ms())
-        try:
-            answer = listener.execute_local_transaction(half, argument)
-        except Exception as error:  # noqa: BLE001 - R7: an exception is UNKNOWN
-            logger.warning(
-                "transaction %s: listener raised %s", transaction_id, type(error).__name__
-            )
-            return LocalTransactionState.UNKNOWN
-        state, problem = answer_of(answer)
-        if problem:
-            logger.warning("transaction %s: %s", transaction_id, problem)
-        return state
-
-
-def _limits(config: Config) -> AsyncLimits:
-    return AsyncLimits(
-        threads=config.local_transaction_threads,
-        max_waiting=config.back_pressure_for_async_send_num,
-        max_rows=config.group_commit_max_rows,
-        linger_s=config.group_commit_linger_ms / 1000,
-    )
-
-
-def _half_message(
-    transaction_id: str, producer_group: str, message: Message, now_ms: int
-) -> HalfMessage:
-    return HalfMessage(
-        transaction_id=transaction_id,
-        message_id=message_id(transaction_id, 0),
-        producer_group=producer_group,
-        topic=unwrapped(message.topic),
-        body=message.body,
-        tags=message.tags,
-        keys=message.joined_keys,
-        properties=message.properties,
-        sharding_key=message.sharding_key,
-        born_timestamp=timestamp(now_ms),
-        message_count=1,
-    )
+        group = self._group_without_namespace
+        half = half_message(transaction_id, group, message, self.clock.now_ms())
+        return local_state(listener, half, argument)

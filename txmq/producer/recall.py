@@ -1,4 +1,4 @@
-"""Where one delayed message stands: what a recall asks before and after its claim. Reads only."""
+"""Reads the state of one delayed message, before and after the claim of a recall. Read-only."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MessageStanding:
-    """The state of a transaction, and of one of its messages if that is a delayed one."""
+    """The state of a transaction, and of one of its messages if that message is delayed."""
 
     state: TransactionState
     delivery: DeliveryState | None
 
 
 def recall_problem(standing: MessageStanding) -> str | None:
-    """Why a message cannot be recalled, if so; one that is recalled already is no problem."""
+    """Why a message cannot be recalled; None if it can be, or is recalled already."""
     if standing.state is not TransactionState.COMMITTED:
-        ended = "its transaction is not committed"
-        return f"cannot be recalled: {ended} ({standing.state.value}); an open one is rolled back"
+        state = f"its transaction is not committed ({standing.state.value})"
+        return f"cannot be recalled: {state}; roll an open transaction back instead"
     match standing.delivery:
         case None:
             return "cannot be recalled: it is not a delayed message of its transaction"
@@ -47,14 +47,14 @@ def recall_problem(standing: MessageStanding) -> str | None:
 
 
 class RecallCheck:
-    """Reads where a message stands, with handles of its own. Not safe for several threads."""
+    """Reads the state of a message, with table handles of its own. Not safe for several threads."""
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
 
     def standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
-        """Where the message stands by all claims that are durable now; 0 commits.
+        """The state of the message by all claims that are durable now; 0 commits.
 
         Raises: TransactionNotFoundError, ProducerGroupMismatchError, StorageError.
         """
@@ -74,31 +74,31 @@ class RecallCheck:
         """The state of the transaction, and the COMMIT that took effect."""
         settled = self._logs.settled
         facts = settled.facts_of(ids).to_pylist()
-        known = [row for row in facts if row["state"] == TransactionState.COMMITTED.value]
-        if known:
-            row = known[0]
+        committed = [row for row in facts if row["state"] == TransactionState.COMMITTED.value]
+        if committed:
+            row = committed[0]
             return TransactionState.COMMITTED, _commit(
                 halves.producer_group, row["op_version"], row["ordinal"]
             )
         before = settled.standings(ids).get(ids[0].as_py(), PENDING)
-        standing, new = fold(self._claims(ids), halves, Standing(before.state, before.life))
-        commits = [fact.claim for fact in new if fact.state is TransactionState.COMMITTED]
+        standing, new_facts = fold(self._claims(ids), halves, Standing(before.state, before.life))
+        commits = [fact.claim for fact in new_facts if fact.state is TransactionState.COMMITTED]
         return standing.state, commits[0] if commits else None
 
     def _delivery(self, ids: pa.Array, committed: Claim, sequence: int) -> DeliveryState:
-        ended = {
-            each: DeliveryState(row["state"])
+        settled = {
+            settled_sequence: DeliveryState(row["state"])
             for row in self._logs.settled.deliveries_of(ids).to_pylist()
-            for each in row["sequences"]
+            for settled_sequence in row["sequences"]
         }
-        standing, _ = fold_deliveries(self._claims(ids), committed, {sequence}, ended)
-        return standing.get(sequence, DeliveryState.SCHEDULED)
+        states, _ = fold_deliveries(self._claims(ids), committed, {sequence}, settled)
+        return states.get(sequence, DeliveryState.SCHEDULED)
 
     def _claims(self, ids: pa.Array) -> list[Claim]:
-        """Claims that are not settled yet."""
-        own_id, op = ids[0].as_py(), self._logs.op
-        claims = op.claims_between(self._logs.settled.mark, op.table.version, [own_id])
-        return claims[own_id]
+        """The claims about the transaction that are not settled yet."""
+        transaction_id, op = ids[0].as_py(), self._logs.op
+        claims = op.claims_between(self._logs.settled.mark, op.table.version, [transaction_id])
+        return claims[transaction_id]
 
 
 def _commit(producer_group: str, op_version: int, ordinal: int) -> Claim:

@@ -1,4 +1,4 @@
-"""What a send came to."""
+"""The results of sends, and the future of an asynchronous send."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Messages that are durable and will be shown, in the order in which they were given.
+    """The result of `send`: its messages are durable and committed.
 
-    A batch that is larger than `max_transaction_size_bytes` is several transactions.
+    Attributes:
+        message_ids: in the order of the messages; `recall` takes them.
+        transaction_ids: one, or several for a batch above `max_transaction_size_bytes`.
     """
 
     message_ids: tuple[str, ...]
@@ -34,7 +36,14 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True)
 class TransactionSendResult:
-    """What `send_message_in_transaction` came to; UNKNOWN leaves the end to the check service."""
+    """The result of `send_message_in_transaction`.
+
+    Attributes:
+        transaction_id: the id of the transaction.
+        message_id: the id of its message.
+        local_transaction_state: the answer of the listener; after UNKNOWN the check service asks
+            for the end.
+    """
 
     transaction_id: str
     message_id: str
@@ -42,10 +51,10 @@ class TransactionSendResult:
 
 
 class SendFuture(Future[Any]):
-    """A future that cannot be cancelled: what it stands for is on its way to a commit.
+    """A future that cannot be cancelled, because its send is already queued for a commit.
 
-    Tens of thousands are on their way at a time, and most are done before anybody waits for them.
-    What only a waiter needs (a condition, a lock, lists: ten objects) is made when one asks for it.
+    Tens of thousands exist at a time, and most are done before anybody waits for them. Objects that
+    only a waiter needs (a condition, a lock, lists: ten objects) are made at their first use.
     """
 
     _state, _result, _exception = PENDING, None, None
@@ -54,10 +63,10 @@ class SendFuture(Future[Any]):
     _condition: threading.Condition
 
     def __init__(self) -> None:
-        """Not the parent's, which makes it all at once."""
+        """Do not call the parent's `__init__`, which makes all objects at once."""
 
     def __getattr__(self, name: str) -> Any:
-        """The condition, at the first use; all methods of the parent ask for it first."""
+        """Make the condition at its first use; all methods of the parent read it first."""
         if name != "_condition":
             raise AttributeError(name)
         self.__dict__.setdefault("_waiters", [])
@@ -65,9 +74,10 @@ class SendFuture(Future[Any]):
         return self.__dict__.setdefault(name, threading.Condition())
 
     def set_result(self, result: Any) -> None:
-        """Whoever asks for the condition later sees the result; who has it already is woken.
+        """Set the result and wake the waiters.
 
-        So no lock is needed that all threads would share.
+        A thread that reads the condition later sees the result; a thread that has it already is
+        woken. Therefore no lock is needed that all threads would share.
         """
         self._result = result
         self._state = FINISHED
@@ -82,11 +92,11 @@ class SendFuture(Future[Any]):
             _called(callback, self)
 
     def cancel(self) -> bool:
-        """Never."""
+        """Return False: a send cannot be cancelled."""
         return False
 
     def running(self) -> bool:
-        """Until it is done."""
+        """Whether it is not done yet."""
         return not self.done()
 
     def done(self) -> bool:
@@ -94,7 +104,7 @@ class SendFuture(Future[Any]):
         return self._state == FINISHED
 
     def result(self, timeout: float | None = None) -> Any:
-        """As of any future."""
+        """The result, as of any future."""
         if self._state == FINISHED and self._exception is None:
             return self._result
         return super().result(timeout)
@@ -104,5 +114,5 @@ def _called(callback: Callable[[SendFuture], object], future: SendFuture) -> Non
     try:
         callback(future)
     except Exception:
-        # As the standard library does: one callback must not keep the others from it.
+        # As in the standard library: a callback that fails must not stop the other callbacks.
         logger.exception("a callback of a send raised")

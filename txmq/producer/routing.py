@@ -1,6 +1,7 @@
-"""The way in for a message: checks, the stored name of its topic, whether that takes it, its queue.
+"""The way in for a message, whichever way it is sent.
 
-Every way of sending goes through `MessageRouter`.
+The message is checked, gets the stored name of its topic, is refused where the topic does not take
+it, and goes to a queue.
 """
 
 from __future__ import annotations
@@ -84,6 +85,11 @@ class PlannedSend(NamedTuple):
     transaction_id: str
     routed: Sequence[RoutedMessage]
 
+    @property
+    def messages(self) -> list[Message]:
+        """The messages, in their order in the transaction."""
+        return [routed.message for routed in self.routed]
+
 
 def send_result(sends: Sequence[PlannedSend]) -> SendResult:
     """The addresses of messages that were sent without a local transaction."""
@@ -123,8 +129,10 @@ class MessageRouter:
             TopicKindError, InvalidBodyError where its topic does not take it; InvalidQueueError
             where the topic has no such queue, or a sharding key says another; StorageError.
         """
-        choice = queue_id, queue_selector
-        return self.accept_all([message], *choice, is_transactional=is_transactional)[0]
+        (routed,) = self.accept_all(
+            [message], queue_id, queue_selector, is_transactional=is_transactional
+        )
+        return routed
 
     def accept_all(
         self,
@@ -134,7 +142,7 @@ class MessageRouter:
         *,
         is_transactional: bool,
     ) -> list[RoutedMessage]:
-        """As `accept`; the sender is asked for queues when all of them are found to be good."""
+        """As `accept`, for several; all are checked before `queue_selector` is called."""
         now_ms = self._clock.now_ms()
         checked = [_checked_message(each, self._store.config, now_ms) for each in messages]
         stored = [each.to_stored_topic(self._stored_topic(each.topic)) for each in checked]

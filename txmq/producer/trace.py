@@ -35,7 +35,7 @@ QUEUE_BYTES = 64 * 1024 * 1024
 BATCH_SIZE = 5_000
 FLUSH_INTERVAL_S = 1.0
 FLUSH_WAIT_S = 60.0
-# Any topic that users may send to; `_message` then replaces it with the internal one.
+# A topic name that Message accepts; `_message` then replaces it with the internal topic.
 _PLACEHOLDER = "trace"
 
 
@@ -52,16 +52,21 @@ class TraceSender(Protocol):
 
 
 class TraceHook:
-    """Writes a record of every send and of every end that it is told of.
+    """Writes a trace record for each send and each end (R90).
 
-    One hook may serve several producers and a broker of the same store; `close()` it after them.
-    A producer's `close()` flushes it.
+    One hook may serve several producers and a broker of the same store; call `close()` after they
+    are closed. A producer's `close()` flushes it. Safe for many threads.
+
+    Commits: one to half and one to op for each batch of records, in a thread of its own.
+    Retry: none. A batch that could not be written is dropped, and a warning counts it.
 
     Args:
         store: the store whose trace topic takes the records.
-        queue_size: records that wait or are being written. Records beyond it, and beyond 64 MiB
-            of text, are dropped and counted in a warning.
-        flush_interval_s: how long a record waits for others.
+        queue_size: the number of records in memory, including those that are being written.
+            Further records, and records above 64 MiB of text, are dropped and counted in a warning.
+        flush_interval_s: how long a record waits for other records.
+        clock: gives the time of the records.
+        sender: sends the messages that carry records; by default an internal producer.
 
     Example:
         >>> with TraceHook(store) as trace:
@@ -77,7 +82,7 @@ class TraceHook:
         clock: Clock | None = None,
         sender: TraceSender | None = None,
     ) -> None:
-        """Start no thread yet; nothing is read or written."""
+        """Start no thread yet; read and write nothing."""
         self._clock: Clock = clock or SystemClock()
         self._sender = sender or _InternalProducer(store, self._clock)
         self._writer = _RecordWriter(self._sender, queue_size, flush_interval_s)
@@ -86,17 +91,18 @@ class TraceHook:
     # --- the hook -----------------------------------------------------------------------------
 
     def before_send(self, context: SendContext) -> None:
-        """Nothing to record yet."""
+        """Do nothing: `after_send` makes the record."""
 
     def after_send(self, context: SendContext) -> None:
-        """Keep one record for each transaction."""
+        """Queue one record for each transaction. Raises: ClosedError in a forked process."""
         if context.producer_group == TRACE_GROUP:
             return
         for record in records_of_send(context, self._clock.now_ms()):
             self._keep(record)
 
     def end_transaction(self, context: EndContext) -> None:
-        """Keep one record; the check also ends transactions of the trace itself."""
+        """Queue one record. Raises: ClosedError in a forked process."""
+        # The check also ends transactions of the trace itself.
         if context.producer_group == TRACE_GROUP:
             return
         self._keep(record_of_end(context, self._clock.now_ms()))
@@ -110,16 +116,16 @@ class TraceHook:
 
     @property
     def dropped(self) -> int:
-        """Records that were lost: no room in the queue, or the store did not take them."""
+        """The number of lost records: the queue was full, or the store did not take them."""
         return self._writer.dropped
 
     def flush(self) -> None:
-        """Return when all records so far are written or dropped, after a minute at the latest."""
+        """Wait until all queued records are written or dropped, at most a minute; never raises."""
         if self._is_of_this_process:
             self._writer.flush(FLUSH_WAIT_S)
 
     def close(self) -> None:
-        """Write the records that wait and end the thread; later records are dropped."""
+        """Write the queued records and end the thread; later records are dropped."""
         if self._is_of_this_process:
             self._writer.close()
             self._sender.close()
@@ -129,17 +135,17 @@ class TraceHook:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close whatever happened."""
+        """Close the hook, also after an exception."""
         self.close()
 
     @property
     def _is_of_this_process(self) -> bool:
-        """The thread stays in the process before a fork."""
+        """Whether this process made it; a fork does not copy the thread."""
         return self._pid == os.getpid()
 
 
 class _Mark:
-    """Follows the records that a `flush` or a `close` waits for."""
+    """Stands in the queue behind the records that a `flush` or a `close` waits for."""
 
     def __init__(self, *, is_last: bool = False) -> None:
         self.is_last = is_last
@@ -152,7 +158,7 @@ class _RecordWriter:
     def __init__(self, sender: TraceSender, max_records: int, interval_s: float) -> None:
         self.dropped = 0
         self._sender, self._max_records, self._interval_s = sender, max_records, interval_s
-        # `put` bounds it: a maxsize would not count the batch that is being written.
+        # `put` bounds the queue: a maxsize would not count the batch that is being written.
         self._queue: queue.SimpleQueue[TraceRecord | _Mark] = queue.SimpleQueue()
         self._records = self._size_bytes = 0
         self._is_closed = False
@@ -160,7 +166,7 @@ class _RecordWriter:
         self._lock = threading.Lock()
 
     def put(self, record: TraceRecord) -> None:
-        """Take the record, or drop it; never waits for the store."""
+        """Queue the record, or drop it; never waits for the store."""
         size_bytes = record.size_bytes
         with self._lock:
             is_full = (
@@ -177,7 +183,7 @@ class _RecordWriter:
                 self._thread.start()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until the records so far are written or dropped."""
+        """Wait until the queued records are written or dropped."""
         mark = _Mark()
         with self._lock:
             if self._thread is None or self._is_closed:
@@ -186,7 +192,7 @@ class _RecordWriter:
         mark.reached.wait(timeout_s)
 
     def close(self) -> None:
-        """Write the records so far, then end the thread."""
+        """Write the queued records, then end the thread."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -210,7 +216,7 @@ class _RecordWriter:
                 is_last = mark.is_last
 
     def _next_batch(self) -> tuple[list[TraceRecord], _Mark | None]:
-        """Wait for a record, then the interval for others; a mark ends the waiting."""
+        """Wait for a record, then the interval for further records; a mark ends the wait."""
         batch: list[TraceRecord] = []
         until_s: float | None = None
         while len(batch) < BATCH_SIZE:
@@ -231,7 +237,7 @@ class _RecordWriter:
             self._sender.send([_message(record) for record in batch])
         except BaseException as error:  # noqa: BLE001 - without this thread all later records are lost
             lost = len(batch)
-            # Only txmq's own errors are known to hold nothing of a message.
+            # Only the texts of txmq's own errors are known to hold nothing of a message.
             reason = str(error) if isinstance(error, TxmqError) else type(error).__name__
             logger.warning("%d trace records could not be written: %s", lost, reason)
         with self._lock:
@@ -245,7 +251,7 @@ def _seconds_left(until_s: float | None) -> float | None:
 
 
 class _InternalProducer:
-    """Sends for a group that users cannot name; it has no hooks, so a trace leaves no trace."""
+    """Sends for a group that users cannot name; without hooks, so that it is not traced itself."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         router = MessageRouter(store, clock=clock)

@@ -1,7 +1,8 @@
-"""Trace records: the JSON that a send or an end leaves behind (R90). Pure.
+"""Trace records: one JSON value for each send and each end (R90). Pure.
 
-RocketMQ's TraceContext and TraceBean without the fields that mean nothing here (region, hosts,
-offsets). A rollback is recorded as a rollback; RocketMQ's message type says commit for both.
+The fields are those of RocketMQ's TraceContext and TraceBean, without those that have no meaning
+here (region, hosts, offsets). A rollback is recorded as a rollback; RocketMQ's message type says
+commit for both.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from txmq.message.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactio
 from txmq.store.topic_settings import TopicKind
 
 MESSAGES_OF_A_RECORD_MAX = 200
-# Of keys, tags, topics and ids. Escaped as JSON it stays below RocketMQ's limit of 4 MiB a body.
+# The bytes of keys, tags, topics and ids. As JSON they stay below RocketMQ's 4 MiB for a body.
 TEXT_OF_A_RECORD_MAX_BYTES = 512 * 1024
-# Python's own objects beside the texts.
+# The bytes of Python's objects beside the texts.
 _OBJECTS_OF_A_RECORD_BYTES = 512
 
 
 class TraceType(enum.StrEnum):
-    """What a record tells of; RocketMQ's names."""
+    """The kind of a record; RocketMQ's names."""
 
     PUB = "Pub"
     END_TRANSACTION = "EndTransaction"
@@ -42,14 +43,14 @@ class TraceRecord:
 
     Attributes:
         time_ms: when the record was made, in milliseconds since 1970-01-01 UTC.
-        messages: a large send spreads its messages over several records; an end names messages
+        messages: the messages of the record. A large send has several records; an end has messages
             only if its producer still had them.
-        message_count: of the whole transaction; None if it was not looked up.
-        success: whether the transaction has the state that was asked for.
-        error: the type of the error; its text may hold anything.
+        message_count: of the whole transaction; None if it was not read.
+        success: whether the transaction has the requested state.
+        error: the type of the error, without its text, which may hold user data.
         asked: COMMIT, ROLLBACK or UNKNOWN.
-        state: the state that the transaction has; None if it is not known.
-        source: who brought that state about.
+        state: the state of the transaction; None if it is not known.
+        source: who caused that state.
     """
 
     trace_type: TraceType
@@ -78,7 +79,7 @@ class TraceRecord:
 
     @property
     def size_bytes(self) -> int:
-        """Its memory, about; texts that it shares with other records are counted too."""
+        """Its approximate memory; texts that it shares with other records count too."""
         texts = (self.transaction_id, self.reason or "", *self.dataframe_topics)
         return (
             _OBJECTS_OF_A_RECORD_BYTES
@@ -95,34 +96,34 @@ def encoded(record: TraceRecord) -> bytes:
 
 
 def decoded(body: bytes) -> TraceRecord:
-    """The record that `encoded` wrote; ignores fields of a later version.
+    """The record that `encoded` wrote; fields of a later version are ignored.
 
     Raises: InvalidBodyError.
     """
     try:
         values = json.loads(body)
-        given = {name: _value(name, value) for name, value in values.items() if name in _FIELDS}
-        return TraceRecord(**given)
+        arguments = {name: _value(name, value) for name, value in values.items() if name in _FIELDS}
+        return TraceRecord(**arguments)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidBodyError("body", "is no trace record") from error
 
 
 def records_of_send(context: SendContext, time_ms: int) -> Iterator[TraceRecord]:
-    """One record for each transaction of a send, several for one with many messages."""
+    """One record for each transaction of a send; several if it has many messages."""
     by_transaction = {
         transaction_id: list(messages)
         for transaction_id, messages in groupby(context.messages, _transaction_id)
     }
     for transaction_id in context.transaction_ids:
         sent = by_transaction.get(transaction_id, [])
-        for part in _parts(sent) if sent else [[]]:
+        for messages in _split(sent) if sent else [[]]:
             yield TraceRecord(
                 trace_type=TraceType.PUB,
                 time_ms=time_ms,
                 group=context.producer_group,
                 namespace=context.namespace,
                 transaction_id=transaction_id,
-                messages=tuple(part),
+                messages=tuple(messages),
                 message_count=None if context.dataframe_topics else len(sent),
                 dataframe_topics=context.dataframe_topics,
                 cost_ms=context.cost_ms,
@@ -132,14 +133,14 @@ def records_of_send(context: SendContext, time_ms: int) -> Iterator[TraceRecord]
 
 
 def record_of_end(context: EndContext, time_ms: int) -> TraceRecord:
-    """One record; of many messages it names as many as one record has room for."""
+    """The record of an end, with as many messages as one record has room for."""
     return TraceRecord(
         trace_type=TraceType.END_TRANSACTION,
         time_ms=time_ms,
         group=context.producer_group,
         namespace=context.namespace,
         transaction_id=context.transaction_id,
-        messages=tuple(next(_parts(context.messages), [])),
+        messages=tuple(next(_split(context.messages), [])),
         message_count=context.message_count,
         cost_ms=context.cost_ms,
         success=context.error is None and context.is_as_asked,
@@ -156,20 +157,20 @@ def _transaction_id(message: SentMessage) -> str:
     return message.message_id.partition(":")[0]
 
 
-def _parts(messages: Sequence[SentMessage]) -> Iterator[list[SentMessage]]:
-    """Messages whose ids fit into the keys of one record, and whose texts fit into its body."""
-    part: list[SentMessage] = []
+def _split(messages: Sequence[SentMessage]) -> Iterator[list[SentMessage]]:
+    """Split messages: ids fit into the keys of one record, and texts fit into its body."""
+    of_record: list[SentMessage] = []
     size_bytes = 0
     for message in messages:
         text_bytes = _text_bytes(message)
-        is_full = len(part) == MESSAGES_OF_A_RECORD_MAX
-        if part and (is_full or size_bytes + text_bytes > TEXT_OF_A_RECORD_MAX_BYTES):
-            yield part
-            part, size_bytes = [], 0
-        part.append(message)
+        is_full = len(of_record) == MESSAGES_OF_A_RECORD_MAX
+        if of_record and (is_full or size_bytes + text_bytes > TEXT_OF_A_RECORD_MAX_BYTES):
+            yield of_record
+            of_record, size_bytes = [], 0
+        of_record.append(message)
         size_bytes += text_bytes
-    if part:
-        yield part
+    if of_record:
+        yield of_record
 
 
 def _text_bytes(message: SentMessage) -> int:

@@ -21,7 +21,7 @@ from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle
 from txmq.publish.deliveries import are_ended
-from txmq.publish.waiting import WAITING_COLUMNS, DueMessages, chunks, deliver_claims
+from txmq.publish.waiting import WAITING_COLUMNS, WaitingMessages, chunks, deliver_claims
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store
@@ -147,12 +147,12 @@ class _DelayRound:
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._op, self._schedule = self._logs.op, self._logs.schedule
         self._mark_id = mark_id(self._op.table.table_id)
         self._horizon_ms = round(store.config.delay_horizon_s * 1000)
         self._claims = ClaimWriter(self._op, "delay", store.config.half_queues)
-        self._waiting = DueMessages()
+        self._waiting = WaitingMessages()
         self._seen = NOTHING
         self._is_begun, self._end_ms = False, 0
         self._done, self._kept = _Done(), _Done()
@@ -260,8 +260,8 @@ class _DelayRound:
 
     def _known(self) -> _Done:
         """What an earlier start has done; a store without any has no register yet."""
-        register = self._store.optional_register(REGISTER)
-        value: dict[str, Any] = {} if register is None else register.read().value
+        register = self._store.tables.register(REGISTER)
+        value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.table_id:
             return _Done()
         return _Done(value["op_version"], value["due_ms"])
@@ -274,7 +274,7 @@ class _DelayRound:
         """Write how far all is claimed: one commit, if anything was; it spares the next start."""
         if not self._is_claimed or not self._done.covers(self._kept):
             return
-        register = self._store.made_register(REGISTER)
+        register = self._store.tables.register(REGISTER, create=True)
         value = {
             "op_table_id": self._op.table.table_id,
             "op_version": self._done.op_version,

@@ -1,6 +1,6 @@
-"""Settling claims about delayed messages by columns; mirrors `lifecycle.fold_deliveries`.
+"""Settles DELIVER and RECALL claims by vectorised code; mirrors `lifecycle.fold_deliveries`.
 
-A claim names messages of one transaction, and of several claims about a message the first counts.
+A claim names messages of one transaction. Of several claims about one message the first counts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_FOUND = -1
 
 @dataclass(frozen=True, slots=True)
 class _Commits:
-    """The COMMIT of each transaction: its place in the order and its life; found or not."""
+    """The COMMIT of each transaction, if there is one: its place in the op log and its life."""
 
     is_there: npt.NDArray[np.bool_]
     op_version: Integers
@@ -47,7 +47,7 @@ class _Commits:
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Messages that claims name: the claim's row number, its transaction, the sequence."""
+    """Messages that claims name: the claim's row, its transaction's number, the sequence."""
 
     claim: Integers
     place: Integers
@@ -58,16 +58,21 @@ class _Named:
 
 
 def is_about_delivery(claims: pa.Table) -> pa.ChunkedArray:
-    """Which claims are DELIVER or RECALL."""
+    """Whether each claim is DELIVER or RECALL."""
     return pc.is_in(claims["kind"], value_set=_KINDS)
 
 
 def are_ended(
     messages: pa.Table, settled: SettledLog, through: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Which of `messages` (transaction_id, sequence) are DELIVERED or RECALLED.
+    """Whether each message is DELIVERED or RECALLED.
 
-    `through`: by claims up to this version of the op log only.
+    Args:
+        messages: transaction_id and sequence.
+        settled: a pinned log.
+        through: ignore the facts of claims above this version of the op log.
+
+    Reads: settled. Commits: 0.
     """
     ids = pc.unique(messages["transaction_id"])
     facts = settled.deliveries_of(ids)
@@ -77,7 +82,7 @@ def are_ended(
 
 
 def _addresses(messages: pa.Table, ids: pa.Array) -> tuple[Integers, Integers]:
-    """The number of each message's transaction in `ids`, and its sequence."""
+    """The number in `ids` of each message's transaction, and the sequence of each message."""
     place = integers(pc.index_in(messages["transaction_id"], value_set=ids), NOT_FOUND)
     return place, integers(messages["sequence"], NOT_FOUND)
 
@@ -85,7 +90,7 @@ def _addresses(messages: pa.Table, ids: pa.Array) -> tuple[Integers, Integers]:
 def _are_among(
     addresses: tuple[Integers, Integers], deliveries: pa.Table, ids: pa.Array
 ) -> npt.NDArray[np.bool_]:
-    """Which messages are named by facts about delayed messages."""
+    """Whether each message is named by one of these facts."""
     row, sequence = list_items(deliveries["sequences"])
     place = integers(pc.index_in(deliveries["transaction_id"], value_set=ids), NOT_FOUND)[row]
     is_among: npt.NDArray[np.bool_] = find_pairs(addresses, (place, sequence)) != NOT_FOUND
@@ -98,13 +103,15 @@ def settle_deliveries(
     logs: tuple[HalfLog, ScheduleLog | None, SettledLog],
     now_ms: int,
 ) -> pa.Table:
-    """The facts, as SETTLED, that DELIVER and RECALL claims lead to.
+    """The facts, as SETTLED, of DELIVER and RECALL claims.
 
     Args:
         claims: CLAIM_COLUMNS and `_commit_version`, of these two kinds only.
-        ends: facts about transactions that come from the same range of claims.
-        logs: half and settled as they are pinned; half not older than the range.
-        now_ms: when it is settled.
+        ends: the facts about whole transactions of the same range of claims.
+        logs: half, schedule and settled, pinned; half is not older than the range.
+        now_ms: the settled_timestamp of the facts.
+
+    Reads: half, the schedule, settled. Commits: 0.
     """
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table()
@@ -114,8 +121,8 @@ def settle_deliveries(
     commits = _commits(by_id.keys, ends, settled)
     addresses = _addresses(messages, by_id.keys)
     named = _named(claims, by_id, addresses)
-    at = find_pairs((named.place, named.sequence), addresses)
-    groups = messages["producer_group"].take(pa.array(at, mask=at == NOT_FOUND))
+    row = find_pairs((named.place, named.sequence), addresses)
+    groups = messages["producer_group"].take(pa.array(row, mask=row == NOT_FOUND))
     named = named.filter(_fits(named, claims, groups, commits))
     deliveries = settled.deliveries_of(by_id.keys)
     named = named.filter(~_are_among((named.place, named.sequence), deliveries, by_id.keys))
@@ -123,57 +130,55 @@ def settle_deliveries(
 
 
 def _commits(ids: pa.Array, ends: pa.Table, settled: SettledLog) -> _Commits:
-    known = settled.facts_of(ids).select(_COMMIT_COLUMNS)
-    found = pa.concat_tables([known, ends.select(_COMMIT_COLUMNS)])
-    found = found.filter(pc.equal(found["state"], TransactionState.COMMITTED.value))
-    place = integers(
-        pc.index_in(ids, value_set=found["transaction_id"].combine_chunks()), NOT_FOUND
-    )
-    taken = found.take(pa.array(place, mask=place == NOT_FOUND))
+    earlier = settled.facts_of(ids).select(_COMMIT_COLUMNS)
+    facts = pa.concat_tables([earlier, ends.select(_COMMIT_COLUMNS)])
+    facts = facts.filter(pc.equal(facts["state"], TransactionState.COMMITTED.value))
+    row = integers(pc.index_in(ids, value_set=facts["transaction_id"].combine_chunks()), NOT_FOUND)
+    by_id = facts.take(pa.array(row, mask=row == NOT_FOUND))
     return _Commits(
-        place != NOT_FOUND,
-        integers(taken["op_version"], 0),
-        integers(taken["ordinal"], 0),
-        integers(taken["life"], 0),
+        row != NOT_FOUND,
+        integers(by_id["op_version"], 0),
+        integers(by_id["ordinal"], 0),
+        integers(by_id["life"], 0),
     )
 
 
 def _named(claims: pa.Table, by_id: Groups, addresses: tuple[Integers, Integers]) -> _Named:
-    """Each message that each claim names; a claim without sequences names all of them."""
-    listed, sequence = list_items(claims["sequences"])
-    some = _Named(listed, by_id.place[listed], sequence)
-    for_all = np.flatnonzero(flags(pc.is_null(claims["sequences"])))
-    owner, every_sequence = addresses
-    claim, message = equal_pairs(by_id.place[for_all], owner, len(by_id.keys))
-    every = _Named(for_all[claim], owner[message], every_sequence[message])
+    """Each message that each claim names; a claim without sequences names all delayed messages."""
+    claim, sequence = list_items(claims["sequences"])
+    by_sequence = _Named(claim, by_id.place[claim], sequence)
+    without = np.flatnonzero(flags(pc.is_null(claims["sequences"])))
+    place, sequence = addresses
+    claim, message = equal_pairs(by_id.place[without], place, len(by_id.keys))
+    of_all = _Named(without[claim], place[message], sequence[message])
     return _Named(
-        np.concatenate([some.claim, every.claim]),
-        np.concatenate([some.place, every.place]),
-        np.concatenate([some.sequence, every.sequence]),
+        np.concatenate([by_sequence.claim, of_all.claim]),
+        np.concatenate([by_sequence.place, of_all.place]),
+        np.concatenate([by_sequence.sequence, of_all.sequence]),
     )
 
 
 def _fits(
     named: _Named, claims: pa.Table, groups: pa.ChunkedArray, commits: _Commits
 ) -> npt.NDArray[np.bool_]:
-    """Whether the message is a delayed one of the claim's group, committed before the claim.
+    """Whether each named message is delayed, of the claim's group, and committed before the claim.
 
-    `groups` are those of the delayed messages that are named; null where it is none.
+    `groups` are the producer groups of the named messages; null for a message that is not delayed.
     """
-    same = pc.equal(claims["producer_group"].take(pa.array(named.claim)), groups)
+    same_group = pc.equal(claims["producer_group"].take(pa.array(named.claim)), groups)
     version = integers(claims["_commit_version"], 0)[named.claim]
     ordinal = integers(claims["ordinal"], 0)[named.claim]
     committed = commits.op_version[named.place]
     is_later = (version > committed) | (
         (version == committed) & (ordinal > commits.ordinal[named.place])
     )
-    is_own = flags(pc.fill_null(same, False))  # noqa: FBT003
-    fits: npt.NDArray[np.bool_] = is_own & is_later & commits.is_there[named.place]
+    is_same_group = flags(pc.fill_null(same_group, False))  # noqa: FBT003
+    fits: npt.NDArray[np.bool_] = is_same_group & is_later & commits.is_there[named.place]
     return fits
 
 
 def _first(named: _Named, claims: pa.Table) -> _Named:
-    """Of each message the first claim, in the order of claims."""
+    """Keep the first claim about each message, in the order of the claims."""
     version, ordinal = integers(claims["_commit_version"], 0), integers(claims["ordinal"], 0)
     order = np.lexsort((ordinal[named.claim], version[named.claim]))
     ordered = named.filter(order)
@@ -181,18 +186,18 @@ def _first(named: _Named, claims: pa.Table) -> _Named:
 
 
 def _facts(claims: pa.Table, named: _Named, commits: _Commits, now_ms: int) -> pa.Table:
-    """One row a claim, with the messages for which it counted."""
+    """One fact for each claim that took effect, with the messages for which it did."""
     named = named.filter(np.lexsort((named.sequence, named.claim)))
     rows, begins = np.unique(named.claim, return_index=True)
     ends = np.append(begins, len(named.claim))
-    took = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(named.sequence))
-    chosen = claims.take(pa.array(rows))
+    sequences = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(named.sequence))
+    claims = claims.take(pa.array(rows))
     now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
     columns = {
-        **{name: chosen[name] for name in SETTLED.columns.names if name in claims.column_names},
-        "state": _STATES.take(pc.index_in(chosen["kind"], value_set=_KINDS).combine_chunks()),
-        "sequences": took,
-        "op_version": chosen["_commit_version"],
+        **{name: claims[name] for name in SETTLED.columns.names if name in claims.column_names},
+        "state": _STATES.take(pc.index_in(claims["kind"], value_set=_KINDS).combine_chunks()),
+        "sequences": sequences,
+        "op_version": claims["_commit_version"],
         "settled_timestamp": pa.repeat(now, len(rows)),
         "life": pa.array(commits.life[named.place[begins]], pa.int32()),
         "store_date": pa.repeat(pa.scalar(timestamp(now_ms).date()), len(rows)),

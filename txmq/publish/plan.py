@@ -1,8 +1,8 @@
-"""The plan: which messages a topic still needs, and from which rows of which files.
+"""The plan: which messages a topic lacks, and which rows of which files hold them.
 
-A plan is made from narrow columns: for each half file the rows that are wanted, each with the
-offset it gets. The engines differ only in who reads and writes the bodies: *arrow* streams record
-batches in this process, *spark* joins the plan to the files by row number, without any sort.
+A plan is made from narrow columns, without bodies. The engines differ only in who copies the
+bodies: *arrow* streams record batches through this process, *spark* joins the plan to the files by
+row number, without a sort (decision 0002).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from txmq.store.half import DELAY_COLUMNS, HalfLog, is_delayed
 from txmq.store.schedule import ScheduleLog
 
 BATCH_ROWS = 8192
-# Narrow columns of so many halves are in memory before the wanted ones are picked.
+# The narrow columns of about this many halves are in memory before the needed rows are picked.
 ROWS_READ_AT_ONCE = 200_000
 DEAD_STATES = (TransactionState.DISCARDED.value, TransactionState.EXPIRED.value)
 SHOWN_STATES = (TransactionState.COMMITTED.value, *DEAD_STATES)
@@ -57,7 +57,7 @@ _PLAN = pa.schema(
         ("row", pa.int64()),
     ]
 )
-# A topic's column and the half's column that it is copied from.
+# A column of a topic, and the column of the half log that it is copied from.
 COPIED = {
     "message_id": "message_id",
     "topic": "real_topic",
@@ -72,12 +72,13 @@ COPIED = {
     "transaction_id": "transaction_id",
     "sequence": "sequence",
 }
+# The columns of a topic that come from the plan.
 GIVEN = ("queue_offset", "life", "op_version")
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A file that holds bodies, and the table that it is of: the half log or the schedule."""
+    """A file that holds bodies, and its table: the half log or the schedule."""
 
     table: Table
     file: DataFile
@@ -85,25 +86,27 @@ class PlanFile:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Messages that facts make visible, in their order; `rows` has one row for each.
+    """The messages that facts make visible, one row each, in the order of the facts.
 
-    `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (in the schedule only),
-    file (number in `files`), row (number in its file).
+    `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (for the schedule only),
+    file (the number of the file in `files`), row (the number of the row in the file).
     """
 
     files: Sequence[PlanFile]
     rows: pa.Table
 
     def topics(self) -> list[str]:
-        """The topics that get something."""
+        """The names of the topics that get messages."""
         return sorted(pc.unique(self.rows["topic"]).to_pylist())
 
     def of_topic(self, topic: str, after: int) -> Plan:
-        """The part of one topic that comes after a mark."""
-        wanted = pc.and_(
+        """The messages of one topic whose op_version is above a mark."""
+        is_missing = pc.and_(
             pc.equal(self.rows["topic"], topic), pc.greater(self.rows["op_version"], after)
         )
-        return self if pc.all(wanted).as_py() else Plan(self.files, self.rows.filter(wanted))
+        if pc.all(is_missing).as_py():
+            return self
+        return Plan(self.files, self.rows.filter(is_missing))
 
     def used_files(self) -> list[PlanFile]:
         """The files that hold at least one of the messages."""
@@ -111,66 +114,69 @@ class Plan:
 
     def size_bytes(self) -> int:
         """The size of the files that hold the bodies."""
-        return sum(used.file.size_bytes for used in self.used_files())
+        return sum(source.file.size_bytes for source in self.used_files())
 
 
 class PayloadEngine(Protocol):
     """Copies the bodies of a plan into new files of a topic; 0 commits."""
 
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
-        """`offsets` has the queue_offset of each row of the plan."""
+        """Write new files of `topic`; `offsets` holds the queue_offset of each row of the plan."""
         ...
 
 
 def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = None) -> Plan:
-    """What the COMMITTED, DISCARDED, EXPIRED and DELIVERED among `facts` show, in their order.
+    """Plan the messages that COMMITTED, DISCARDED, EXPIRED and DELIVERED facts make visible.
 
     Args:
-        half: where bodies are; its handle must not be older than the facts.
+        half: holds the bodies; its handle must not be older than the facts.
         facts: SHOWN_COLUMNS, in any order.
-        schedule: where bodies of DELIVERED messages are; it is refreshed when there are any.
+        schedule: holds the bodies of DELIVERED messages; it is refreshed if there are any.
 
-    Raises: PayloadMissingError if a committed transaction has fewer halves than it was settled
-        with, or a delivered message is in neither table: nothing is skipped.
+    Reads: half and the schedule, without bodies. Commits: 0.
+
+    Raises:
+        PayloadMissingError: a committed transaction has fewer halves than it was settled with, or
+            a delivered message is in neither table. No message is skipped.
     """
     ranked = facts.append_column("rank", pa.array(_rank(facts)))
     shown = ranked.filter(pc.is_in(ranked["state"], value_set=pa.array(SHOWN_STATES)))
-    plan = _shown(half.table, shown)
+    plan = _plan_of_transactions(half.table, shown)
     delivered = ranked.filter(pc.equal(ranked["state"], DELIVERED))
     if not delivered.num_rows:
         return Plan(plan.files, plan.rows.select(_PLAN.names))
-    return _merged([plan, *_delivered(half, schedule, delivered)])
+    return _merged([plan, *_plans_of_deliveries(half, schedule, delivered)])
 
 
-def _shown(table: Table, facts: pa.Table) -> Plan:
-    """What is shown of whole transactions: by their halves."""
+def _plan_of_transactions(table: Table, facts: pa.Table) -> Plan:
+    """The plan of facts about whole transactions: all their halves that hold a message."""
     by_id = Groups.of(facts["transaction_id"])
     files = table.files_holding("transaction_id", by_id.keys)
-    halves, place = _placed(table, files, by_id.keys, _HALF_COLUMNS)
+    halves, place = _messages_of(table, files, by_id.keys, _HALF_COLUMNS)
     _check_complete(facts, by_id, halves, place)
     return Plan([PlanFile(table, file) for file in files], _ordered(halves, place, facts, by_id))
 
 
 def _merged(plans: Sequence[Plan]) -> Plan:
-    """One plan of several, in the order of the facts."""
-    counts = np.cumsum([0, *(len(plan.files) for plan in plans)])
-    parts = []
-    for plan, before in zip(plans, counts.tolist(), strict=False):
-        number = pc.add(plan.rows["file"], pa.scalar(before, pa.int32()))
-        at = plan.rows.schema.get_field_index("file")
-        parts.append(plan.rows.set_column(at, _PLAN.field("file"), number))
-    rows = pa.concat_tables(parts)
+    """Several plans as one, in the order of the facts."""
+    first_numbers = np.cumsum([0, *(len(plan.files) for plan in plans)])
+    tables = []
+    for plan, first_number in zip(plans, first_numbers.tolist(), strict=False):
+        number = pc.add(plan.rows["file"], pa.scalar(first_number, pa.int32()))
+        column = plan.rows.schema.get_field_index("file")
+        tables.append(plan.rows.set_column(column, _PLAN.field("file"), number))
+    rows = pa.concat_tables(tables)
     order = np.lexsort((integers(rows["sequence"], -1), integers(rows["rank"], 0)))
     files = [file for plan in plans for file in plan.files]
     return Plan(files, rows.take(pa.array(order)).select(_PLAN.names))
 
 
-def _placed(
+def _messages_of(
     table: Table, files: Sequence[DataFile], ids: pa.Array, columns: Sequence[str]
 ) -> tuple[pa.Table, Integers]:
-    """The messages of these transactions, once each, and whose they are (number in `ids`)."""
+    """The messages of these transactions, once each, and the number in `ids` of each message."""
     groups = _file_groups(files, len(ids))
-    parts = [_wanted(table, files, group, ids, columns) for group in groups]
+    parts = [_rows_of(table, files, group, ids, columns) for group in groups]
     fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
     empty = pa.schema([*fields, _PLAN.field("file"), _PLAN.field("row")]).empty_table()
     rows = pa.concat_tables([empty, *(rows for rows, _ in parts)])
@@ -180,7 +186,7 @@ def _placed(
 
 
 def _file_groups(files: Sequence[DataFile], ids: int) -> Iterator[range]:
-    """Numbers of files that are read together: few rows, but one hash of `ids` for many of them."""
+    """The numbers of the files to read together: few rows, but one hash of `ids` for many rows."""
     start, rows = 0, 0
     for number, file in enumerate(files):
         rows += file.num_records
@@ -189,10 +195,10 @@ def _file_groups(files: Sequence[DataFile], ids: int) -> Iterator[range]:
             start, rows = number + 1, 0
 
 
-def _wanted(
+def _rows_of(
     table: Table, files: Sequence[DataFile], group: range, ids: pa.Array, columns: Sequence[str]
 ) -> tuple[pa.Table, Integers]:
-    """The wanted rows of some files with their file and their row in it, without their id."""
+    """The rows of these transactions in some files, with file and row, and without the id."""
     lengths = [files[number].num_records for number in group]
     rows = table.read([files[number] for number in group], columns)
     place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
@@ -203,27 +209,33 @@ def _wanted(
         .append_column("file", pa.array(file_numbers))
         .append_column("row", pa.array(row_numbers))
     )
-    is_wanted = place >= 0
-    if is_wanted.all():
+    is_needed = place >= 0
+    if is_needed.all():
         return numbered, place
-    return numbered.filter(pa.array(is_wanted)), place[is_wanted]
+    return numbered.filter(pa.array(is_needed)), place[is_needed]
 
 
 def _check_complete(facts: pa.Table, by_id: Groups, halves: pa.Table, place: Integers) -> None:
-    of_halves = Groups(by_id.keys, place)
-    found = of_halves.count(flags(pc.is_valid(halves["real_topic"])))
-    asked = of_halves.largest(integers(halves["message_count"], -1), -1)
-    committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
-    gone = facts.filter(pa.array(committed & (found != asked)[by_id.place]))["transaction_id"]
-    if len(gone):
-        problem = f"halves of {len(gone):,} committed transactions are gone, first {gone[0]}"
-        raise PayloadMissingError("half", f"{problem}; restore them, nothing is skipped")
+    """Raise PayloadMissingError if a committed transaction lacks halves."""
+    halves_by_id = Groups(by_id.keys, place)
+    count = halves_by_id.count(flags(pc.is_valid(halves["real_topic"])))
+    message_count = halves_by_id.largest(integers(halves["message_count"], -1), -1)
+    is_committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
+    is_short = (count != message_count)[by_id.place]
+    missing = facts.filter(pa.array(is_committed & is_short))["transaction_id"]
+    if len(missing):
+        problem = f"halves of {len(missing):,} committed transactions are missing"
+        next_step = f"restore them, first those of {missing[0]}; no message is skipped"
+        raise PayloadMissingError("half", f"{problem}; {next_step}")
 
 
 def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) -> pa.Table:
-    """One row for each showing of a message: a discarded life and a later commit are two."""
-    carries = flags(pc.is_valid(halves["real_topic"]))
-    rows, numbers = np.flatnonzero(carries), place[carries]
+    """One row for each time that a message becomes visible, in the order of the facts.
+
+    A message may become visible twice: as a dead letter of a DISCARDED life, and by a later COMMIT.
+    """
+    has_message = flags(pc.is_valid(halves["real_topic"]))
+    rows, numbers = np.flatnonzero(has_message), place[has_message]
     message, fact = equal_pairs(numbers, by_id.place, len(by_id.keys))
     row = rows[message]
     sequence = integers(halves["sequence"], -1)[row]
@@ -240,65 +252,64 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
 
 
 def _topics_and_times(halves: pa.Table, facts: pa.Table) -> tuple[Any, Any]:
-    """Where each message is shown; of those that wait in the schedule, until when."""
+    """The topic of each message, and the due time of each message that goes to the schedule."""
     is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES))
     topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
     waits = pc.and_(is_delayed(halves), pc.invert(is_dead))
     if not pc.any(waits, min_count=0).as_py():
         return topic, pa.nulls(halves.num_rows, MICROSECONDS_UTC)
-    pause = pc.multiply(halves["delay_s"], 1_000_000).cast(pa.duration("us"))
-    due = pc.coalesce(halves["deliver_timestamp"], pc.add(facts["settled_timestamp"], pause))
-    never = pa.scalar(None, MICROSECONDS_UTC)
-    return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, never)
+    delay = pc.multiply(halves["delay_s"], 1_000_000).cast(pa.duration("us"))
+    due = pc.coalesce(halves["deliver_timestamp"], pc.add(facts["settled_timestamp"], delay))
+    no_time = pa.scalar(None, MICROSECONDS_UTC)
+    return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, no_time)
 
 
 def _rank(facts: pa.Table) -> Integers:
-    """The place of each fact in the order of its claim."""
+    """The place of each fact in the order of the claims."""
     order = np.lexsort((integers(facts["ordinal"], 0), integers(facts["op_version"], 0)))
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     return rank
 
 
-# --- delivered ---------------------------------------------------------------------------------
+# --- deliveries --------------------------------------------------------------------------------
 
 
-def _delivered(half: HalfLog, schedule: ScheduleLog | None, facts: pa.Table) -> Iterator[Plan]:
-    """What DELIVERED facts show: from the schedule, and from half what is not there (yet)."""
+def _plans_of_deliveries(
+    half: HalfLog, schedule: ScheduleLog | None, facts: pa.Table
+) -> Iterator[Plan]:
+    """The plans of DELIVERED facts: first from the schedule, then from half what it lacks."""
     fact, sequence = list_items(facts["sequences"])
     by_id = Groups.of(facts["transaction_id"])
-    left = np.arange(len(fact))
+    missing = np.arange(len(fact))
     sources: list[tuple[Table, Sequence[str]]] = [(half.table, _HALF_COLUMNS)]
     if schedule is not None and schedule.refresh().is_there:
         sources.insert(0, (schedule.table, _SCHEDULE_COLUMNS))
     for table, columns in sources:
-        files = table.files_holding("transaction_id", by_id.keys) if len(left) else []
-        rows, place = _placed(table, files, by_id.keys, columns)
-        wanted = (by_id.place[fact[left]], sequence[left])
-        at = find_pairs(wanted, (place, integers(rows["sequence"], -1)))
-        found = left[at >= 0]
-        plan_rows = _delivered_rows(rows.take(pa.array(at[at >= 0])), facts, fact[found])
+        files = table.files_holding("transaction_id", by_id.keys) if len(missing) else []
+        rows, place = _messages_of(table, files, by_id.keys, columns)
+        addresses = (by_id.place[fact[missing]], sequence[missing])
+        row = find_pairs(addresses, (place, integers(rows["sequence"], -1)))
+        is_there = row >= 0
+        messages = rows.take(pa.array(row[is_there]))
+        plan_rows = _delivered_rows(messages, facts, fact[missing[is_there]])
         yield Plan([PlanFile(table, file) for file in files], plan_rows)
-        left = left[at < 0]
-    if len(left):
-        first = facts["transaction_id"][int(fact[left[0]])]
-        problem = f"misses {len(left):,} delivered messages, first of {first}"
-        raise PayloadMissingError("schedule", f"{problem}; restore them, nothing is skipped")
+        missing = missing[~is_there]
+    if len(missing):
+        first = facts["transaction_id"][int(fact[missing[0]])]
+        problem = f"lacks {len(missing):,} delivered messages"
+        next_step = f"restore them, first those of {first}; no message is skipped"
+        raise PayloadMissingError("schedule", f"{problem}; {next_step}")
 
 
 def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.Table:
-    chosen = facts.take(pa.array(fact))
+    """Rows of a plan, one for each delivered message; `fact` is the row of its fact."""
+    facts = facts.take(pa.array(fact))
     topic, queue_id = (
         messages[name if name in messages.column_names else f"real_{name}"]
         for name in ("topic", "queue_id")
     )
     due = pa.nulls(messages.num_rows, MICROSECONDS_UTC)
-    columns = [topic, queue_id, chosen["op_version"], chosen["ordinal"], chosen["life"], due,
-               messages["file"], messages["row"], chosen["rank"], messages["sequence"]]  # fmt: skip
+    columns = [topic, queue_id, facts["op_version"], facts["ordinal"], facts["life"], due,
+               messages["file"], messages["row"], facts["rank"], messages["sequence"]]  # fmt: skip
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
-
-
-# --- arrow -------------------------------------------------------------------------------------
-
-
-# --- spark -------------------------------------------------------------------------------------

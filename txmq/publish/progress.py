@@ -1,4 +1,4 @@
-"""How far a store is published: the low-water mark and the parked topics, one small value."""
+"""The progress of a store's publishers: the low-water mark and the parked topics, in one value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FINGERPRINT_HEX_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class ParkedTopic:
-    """A topic that cannot be written now; it catches up from `from_version`."""
+    """A topic that could not be written; it lacks messages after `from_version` of the op log."""
 
     from_version: int
     reason: str
@@ -25,17 +25,17 @@ class ParkedTopic:
     attempts: int
 
     def is_due(self, now_ms: int, retry_interval_s: float) -> bool:
-        """Whether it is time to try again: the pause grows with the attempts, up to 32 times."""
+        """Whether to try again; the pause doubles with each attempt, up to 32 intervals."""
         pause_ms = retry_interval_s * 1000 * (1 << min(self.attempts - 1, MAX_DOUBLINGS))
         return now_ms >= self.since_ms + pause_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Every topic with messages up to `low_water_version` has them, or is parked.
+class PublishProgress:
+    """Every topic has its messages up to `low_water_version` of the op log, or is parked.
 
-    `op_commit_sha256` is the hash of the op log's commit file of that version: an op log that was
-    restored or made anew has another, and would else skip claims in silence.
+    `op_commit_sha256` is the hash of the op log's commit of that version. An op log that was
+    restored or made anew has another hash; without it, claims would be skipped silently.
     """
 
     op_table_id: str
@@ -44,22 +44,22 @@ class Progress:
     parked: Mapping[str, ParkedTopic] = field(default_factory=dict)
 
     @classmethod
-    def from_value(cls, value: Mapping[str, Any], op: Table) -> Progress:
-        """What the register holds, checked against the op log as it is now.
+    def from_value(cls, value: Mapping[str, Any], op: Table) -> PublishProgress:
+        """The value of the register, checked against the op log; an empty value is a new store's.
 
-        Raises: SourceRestoredError.
+        Raises: SourceRestoredError if the op log was restored or made anew.
         """
         if not value:
             return cls(op.table_id)
-        parked = {name: ParkedTopic(**facts) for name, facts in value["parked"].items()}
-        kept = cls(
+        parked = {name: ParkedTopic(**topic) for name, topic in value["parked"].items()}
+        progress = cls(
             value["op_table_id"], value["low_water_version"], value["op_commit_sha256"], parked
         )
-        kept.check_source(op)
-        return kept
+        progress.check_source(op)
+        return progress
 
     def to_value(self) -> dict[str, Any]:
-        """As the register stores it."""
+        """The value for the register."""
         parked = {
             name: {
                 "from_version": topic.from_version,
@@ -77,54 +77,55 @@ class Progress:
         }
 
     def check_source(self, op: Table) -> None:
-        """Raise SourceRestoredError where the op log is not the one that was followed so far."""
+        """Raise SourceRestoredError if the op log was restored or made anew."""
         if self.op_table_id != op.table_id:
             raise SourceRestoredError("op", "was made anew; " + _RESTORED)
         if self.low_water_version > op.version:
             raise SourceRestoredError("op", f"ends at version {op.version}; " + _RESTORED)
-        now = commit_sha256(op, self.low_water_version)
-        if now is not None and self.op_commit_sha256 not in (None, now):
+        sha256 = commit_sha256(op, self.low_water_version)
+        if sha256 is not None and self.op_commit_sha256 not in (None, sha256):
             problem = f"has another commit {self.low_water_version}; "
             raise SourceRestoredError("op", problem + _RESTORED)
 
-    def advanced(self, version: int, op: Table) -> Progress:
-        """The same with a higher low-water mark; it never goes back."""
+    def advanced(self, version: int, op: Table) -> PublishProgress:
+        """The progress with a higher low-water mark; a lower one changes nothing."""
         if version <= self.low_water_version:
             return self
         sha256 = commit_sha256(op, version)
         return replace(self, low_water_version=version, op_commit_sha256=sha256)
 
-    def with_parked(self, topic: str, parked: ParkedTopic) -> Progress:
-        """The same with one topic set aside."""
+    def with_parked(self, topic: str, parked: ParkedTopic) -> PublishProgress:
+        """The progress with one more parked topic."""
         return replace(self, parked={**self.parked, topic: parked})
 
-    def without_parked(self, topic: str) -> Progress:
-        """The same with one topic back in line."""
-        return replace(self, parked={n: p for n, p in self.parked.items() if n != topic})
+    def without_parked(self, topic: str) -> PublishProgress:
+        """The progress with one parked topic less."""
+        parked = {name: other for name, other in self.parked.items() if name != topic}
+        return replace(self, parked=parked)
 
 
-_RESTORED = "stop, and restore the topics and the settled log with it or make a new store"
+_RESTORED = "stop, then restore the topics and the settled log too, or make a new store"
 
 
 def check_followed(op: Table, settled: SettledLog) -> None:
-    """Raise SourceRestoredError where what was settled is not what the op log holds now.
+    """Raise SourceRestoredError if the settled log follows another op log than this one.
 
-    Reads: the op log's commit at the settled log's mark. Both handles must be fresh.
+    Both handles must be fresh. Reads: the op log's commit at the settled log's mark. Commits: 0.
     """
     if settled.mark > op.version:
         raise SourceRestoredError("op", f"ends at {op.version}, but more was settled; {_RESTORED}")
-    now, then = commit_fingerprint(op, settled.mark), settled.fingerprint
-    if now is not None and then not in (None, now):
+    fingerprint = commit_fingerprint(op, settled.mark)
+    if fingerprint is not None and settled.fingerprint not in (None, fingerprint):
         raise SourceRestoredError("op", f"has another commit {settled.mark}; {_RESTORED}")
 
 
 def commit_fingerprint(op: Table, version: int) -> int | None:
-    """The front of a commit's hash as a number that Delta can keep; None where it was cleaned."""
+    """The first digits of a commit's hash as a number, for a mark; None if the commit is gone."""
     sha256 = commit_sha256(op, version)
     return None if sha256 is None else int(sha256[:FINGERPRINT_HEX_DIGITS], 16)
 
 
 def commit_sha256(op: Table, version: int) -> str | None:
-    """The hash of a commit file of the op log; None where it was cleaned away."""
+    """The hash of a commit of the op log; None if log clean-up has removed the commit."""
     content = op.commit_bytes(version) if version >= 0 else None
     return None if content is None else hashlib.sha256(content).hexdigest()

@@ -1,7 +1,7 @@
-"""Settle and publish: claims become facts, facts become visible messages, each exactly once.
+"""The publisher: turns claims into facts, and facts into visible messages, each exactly once.
 
-`PublishRound.advance` does it all; the streaming query is only the bell that calls it. Nothing
-depends on a checkpoint: every table says by itself how far it follows the op log.
+`PublishRound.advance` does the work; a timer calls it: a streaming query, or a thread without
+Spark. Nothing depends on a checkpoint: the mark of each table says how far it follows the op log.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from txmq.errors import EnvironmentProblemError, SourceRestoredError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import Restarting, StreamHandle, TurnHandle, forget_checkpoint
 from txmq.publish.round import EngineChoice, PublishResult, PublishRound
+from txmq.store.store import service_checkpoint_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,19 +26,33 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BELLS_PER_S = 1
+TIMER_ROWS_PER_S = 1
 ERROR_PAUSE_S = 1.0
 
 
 class Publisher:
-    """Follows the op log. Several may run on one store: one of them is always first.
+    """Settles and publishes: it follows the op log of a store.
+
+    Several publishers may run on one store: for each commit one of them wins, and the others go on
+    from there. A crash or a second publisher publishes no message twice (R39).
 
     Args:
-        store: where the logs are.
-        spark: needed by the spark engine; with it `start()` runs on a streaming query.
-        name: in the commits that it makes, so that people can tell publishers apart.
+        store: the store to publish.
+        spark: a session; with it `start()` runs on a streaming query, and Spark copies large
+            rounds (`payload_engine`). Without it the publisher needs no Java.
+        clock: the time of facts and messages.
+        name: the name in logs, threads and Spark's query; a random one by default.
 
-    Reads: op, half, settled. Writes: settled, topics, state/publisher.
+    Attributes:
+        total: the sum of the results since this object was made.
+        last_error: the error that a running publisher is trying to get past; None if all is well.
+
+    Reads: op, half, settled, the schedule, state/publisher. Writes: settled, topics, the schedule,
+    state/publisher.
+
+    Example:
+        >>> Publisher(store).run_once().published
+        1
     """
 
     def __init__(
@@ -48,7 +63,7 @@ class Publisher:
         clock: Clock | None = None,
         name: str | None = None,
     ) -> None:
-        """Open nothing yet."""
+        """Open nothing."""
         self.store = store
         self.name = name or f"publisher-{uuid.uuid4().hex[:8]}"
         self.total = PublishResult()
@@ -61,36 +76,63 @@ class Publisher:
         self._final: SourceRestoredError | None = None
 
     def run_once(self) -> PublishResult:
-        """Settle and publish all that is in the op log now, then return."""
+        """Settle and publish all claims that are in the op log now, then return.
+
+        Commits: for each range of claims one to settled and one to each topic that gets messages;
+        one to state/publisher, if the progress changed. A topic is made by its first message. If
+        there is nothing new, there is no commit. A retry goes on where the last call ended, also
+        after a crash.
+
+        A topic that cannot be written is parked, logged and counted in the result; a later call
+        tries it again after `park_retry_interval_s`.
+
+        Returns: what this call did.
+
+        Raises:
+            SourceRestoredError: the op log was restored or made anew.
+            CommitConflictError: the settled log refuses each commit, and no other publisher
+                makes one.
+            PayloadMissingError: halves of a committed transaction are missing.
+            StorageError: a log cannot be read or written.
+            EnvironmentProblemError: the setting `payload_engine` is spark, and there is no session.
+        """
         with self._lock:
-            # An earlier stop() of the service is not meant for this call.
+            # A stop() of the running service does not stop this call.
             result = self._advance(threading.Event())
             self._rounds().keep_progress()
         return result
 
     def start(self) -> Restarting:
-        """Follow the op log until `stop()`, without Spark in a thread of its own.
+        """Catch up by `run_once()`, then follow the op log until `stop()` of the handle.
 
-        It catches up before it returns.
+        With a session the rounds run in the micro-batches of a streaming query, else in a thread.
+        Commits: as `run_once`. An error that may go away is logged, kept in `last_error`, and tried
+        again after a second. A query that breaks is started again. A restored op log, or the end of
+        Spark's Java process, ends the service: see `is_alive` and `exception` of the handle.
+
+        Returns: a handle with `stop()`, `is_alive` and `exception`; `stop()` returns after the
+            round that is running.
+
+        Raises: as `run_once`, and Spark's own error if the query cannot be started.
         """
         self._stopping.clear()
         self._final = None
         self.run_once()
-        bell = self._thread_bell if self._spark is None else self._bell
-        return Restarting(bell, self._stopping, self._is_final)
+        timer = self._thread_timer if self._spark is None else self._stream_timer
+        return Restarting(timer, self._stopping, self._is_final)
 
     def _is_final(self, failure: BaseException | None) -> bool:
-        """Whether no new bell can help: the op log is another, or Java has ended."""
+        """Whether a new timer cannot repair it: the op log is another, or Java has ended."""
         return self._final is not None or isinstance(failure, EnvironmentProblemError)
 
-    def _bell(self) -> StreamHandle:
-        # The bell keeps no promise, so each start has a checkpoint of its own.
-        checkpoint = self.store.service_checkpoint_location(f"{self.name}-{uuid.uuid4().hex[:8]}")
-        # A stream over the op log itself would plan its commits a second time for nothing.
+    def _stream_timer(self) -> StreamHandle:
+        # Nothing depends on the checkpoint of the timer, so each start has its own.
+        checkpoint = service_checkpoint_location(self.store, f"{self.name}-{uuid.uuid4().hex[:8]}")
+        # Not a stream over the op log: Spark would read its commits, which a round reads again.
         spark: Any = self._spark
-        bell = spark.readStream.format("rate").option("rowsPerSecond", BELLS_PER_S).load()
+        timer = spark.readStream.format("rate").option("rowsPerSecond", TIMER_ROWS_PER_S).load()
         query = (
-            bell.writeStream.foreachBatch(self._on_bell)
+            timer.writeStream.foreachBatch(self._on_timer)
             .queryName(f"txmq-{self.name}")
             .option("checkpointLocation", checkpoint)
             .trigger(processingTime="0 seconds")
@@ -100,17 +142,17 @@ class Publisher:
             query, self._stopping, self._lock, lambda: forget_checkpoint(checkpoint)
         )
 
-    def _thread_bell(self) -> TurnHandle:
-        bell = TurnHandle(self.name, self._ring, self._stopping)
-        bell.begin()
-        return bell
+    def _thread_timer(self) -> TurnHandle:
+        timer = TurnHandle(self.name, self._run_rounds, self._stopping)
+        timer.begin()
+        return timer
 
-    def _on_bell(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - only the bell
-        self._ring()
+    def _on_timer(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's names
+        self._run_rounds()
 
-    def _ring(self) -> None:
-        """Go on for a while, for Spark's next trigger costs more than our next look."""
-        reached(FailPoint.BELL_RUNG)
+    def _run_rounds(self) -> None:
+        """Run rounds for `publish_drain_s`: a look at the log costs less than a trigger."""
+        reached(FailPoint.TIMER_FIRED)
         with self._lock:
             self._drain()
 
@@ -126,7 +168,7 @@ class Publisher:
         self._rounds().keep_progress()
 
     def _advance_or_wait(self) -> None:
-        """What another look may heal is logged and tried again; the rest ends the query."""
+        """Log an error that another round may get past; raise an error that ends the query."""
         try:
             self._advance(self._stopping)
             self.last_error = None
@@ -134,7 +176,7 @@ class Publisher:
             self._final = error
             raise
         except TxmqError as error:
-            logger.exception("%s could not go on", self.name)
+            logger.exception("%s: a round failed; trying again", self.name)
             self.last_error = error
             self._round = None
             self._stopping.wait(ERROR_PAUSE_S)

@@ -19,7 +19,7 @@ from txmq.errors import CommitConflictError, CommitRefusedError, TopicConflictEr
 from txmq.fail_points import FailPoint, reached
 from txmq.publish.arrow_engine import ArrowEngine
 from txmq.publish.plan import PayloadEngine, Plan, make_plan
-from txmq.publish.progress import ParkedTopic, Progress, check_followed, commit_fingerprint
+from txmq.publish.progress import ParkedTopic, PublishProgress, check_followed, commit_fingerprint
 from txmq.publish.settle import settle
 from txmq.publish.spark_engine import SparkEngine, suits_spark
 from txmq.results import Sum
@@ -78,10 +78,10 @@ class PublishRound:
     def __init__(self, store: Store, clock: Clock, engines: EngineChoice, name: str) -> None:
         """Open the logs; `name` tells the threads of this publisher from others."""
         self._store, self._clock, self._engines, self._name = store, clock, engines, name
-        self._logs = store.logs()
+        self._logs = store.tables.logs()
         self._half, self._op = self._logs.half, self._logs.op
         self._settled, self._schedule = self._logs.settled, self._logs.schedule
-        self._register = store.register("publisher")
+        self._register = store.tables.register("publisher")
         self._topics: dict[str, TopicLog] = {}
         self._span = FIRST_SPAN_VERSIONS
         self._lost_in_a_row = 0
@@ -89,7 +89,7 @@ class PublishRound:
         self._kept = self._register.read()
         # What others followed must be looked up in an op log that is not older.
         self._op.table.refresh()
-        self._progress = Progress.from_value(self._kept.value, self._op.table)
+        self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = time.monotonic()
         self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
 
@@ -225,9 +225,9 @@ class PublishRound:
     def _topic(self, name: str) -> TopicLog:
         if name not in self._topics:
             self._check_case(name)
-            topic = self._store.topic_log(name, self._op.table.table_id)
+            topic = self._store.tables.topic_log(name, self._op.table.table_id)
             if not topic.table.exists():
-                self._store.create_topic(name)
+                self._store.tables.create_topic(name)
                 reached(FailPoint.TOPIC_CREATED)
             self._topics[name] = topic
         return self._topics[name]
@@ -295,8 +295,8 @@ class PublishRound:
         self._kept_at_s = time.monotonic()
 
 
-def merged_progress(own: Progress, value: dict[str, Any], op: Any) -> Progress:
+def merged_progress(own: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:
     """Another publisher wrote its progress: both are true, so the further one counts."""
-    other = Progress.from_value(value, op)
+    other = PublishProgress.from_value(value, op)
     further = own if own.low_water_version >= other.low_water_version else other
     return replace(further, parked={**other.parked, **own.parked})

@@ -1,7 +1,8 @@
-"""Settle: claims become facts. Arrow for the many plain ends, the fold for all the others.
+"""Settle: turns claims into facts.
 
-The plain case, a first and only claim about a complete transaction, is decided by columns; it
-mirrors `lifecycle.fold` and is tested against it. Anything else goes through the fold itself.
+The common case is one COMMIT or ROLLBACK, the first and only claim about a complete transaction.
+Vectorised Arrow code handles it; all other claims go through `lifecycle.fold`. A property test
+checks that both agree.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import timestamp
 from txmq.columns import Groups, flags
-from txmq.delta.schemas import SETTLED
+from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, TransactionState, fold
 from txmq.publish.deliveries import is_about_delivery, settle_deliveries
 from txmq.store.half import HalfLog, grouped_summaries
@@ -29,7 +30,7 @@ _PLAIN_ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The facts of one range of claims, and how many claims came to nothing."""
+    """The facts of one range of claims, and how many claims had no effect."""
 
     facts: pa.Table
     claims: int
@@ -43,11 +44,18 @@ def settle(
     now_ms: int,
     schedule: ScheduleLog | None = None,
 ) -> Settlement:
-    """What took effect of `claims` (CLAIM_COLUMNS and `_commit_version`), in their order.
+    """Decide which claims take effect.
 
-    Reads: half and settled through the handles as they are pinned: half must have been opened
-    after the claims' range was fixed; the schedule, for messages whose halves are gone.
-    Writes: nothing.
+    Args:
+        claims: CLAIM_COLUMNS and `_commit_version`, the whole range.
+        half: pinned to a version that was read after the range was fixed.
+        settled: pinned to the version that the facts will be appended to.
+        now_ms: the settled_timestamp of the facts.
+        schedule: holds delayed messages whose halves are gone.
+
+    Returns: the facts, as SETTLED, in the order of the claims.
+
+    Reads: half, settled and, for DELIVER and RECALL, the schedule. Commits: 0.
     """
     is_delivery = flags(is_about_delivery(claims))
     if not is_delivery.any():
@@ -62,22 +70,22 @@ def settle(
 
 
 def _ends(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
-    """Facts about transactions as a whole."""
+    """The facts about whole transactions: of all claims but DELIVER and RECALL."""
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table()
     ids = pc.unique(claims["transaction_id"])
-    known = pc.unique(settled.facts_of(ids)["transaction_id"])
-    plain, others = _split(claims, half.summaries(ids), known)
+    with_facts = pc.unique(settled.facts_of(ids)["transaction_id"])
+    plain, others = _split(claims, half.summaries(ids), with_facts)
     return pa.concat_tables([_plain_facts(plain, now_ms), _folded(others, half, settled, now_ms)])
 
 
 def complete_groups(summaries: pa.Table) -> pa.Table:
-    """Transactions whose halves are all there, once each, with the group of their one sender.
+    """The complete transactions: all halves are there, once each, and of one producer group.
 
-    Columns: transaction_id, first_group.
+    Returns: transaction_id and first_group, which is that group.
     """
     grouped = grouped_summaries(summaries)
-    whole = pc.and_(
+    is_complete = pc.and_(
         pc.and_(
             pc.equal(grouped["rows"], grouped["places"]),
             pc.equal(grouped["messages"], grouped["message_count"]),
@@ -87,20 +95,22 @@ def complete_groups(summaries: pa.Table) -> pa.Table:
             pc.equal(grouped["first_group"], grouped["last_group"]),
         ),
     )
-    kept = grouped.filter(pc.fill_null(whole, False))  # noqa: FBT003
-    return kept.select(["transaction_id", "first_group"])
+    complete = grouped.filter(pc.fill_null(is_complete, False))  # noqa: FBT003
+    return complete.select(["transaction_id", "first_group"])
 
 
-def _split(claims: pa.Table, summaries: pa.Table, known: pa.Array) -> tuple[pa.Table, pa.Table]:
-    """Claims that columns can decide, and the rest; all claims of one transaction stay together."""
+def _split(
+    claims: pa.Table, summaries: pa.Table, with_facts: pa.Array
+) -> tuple[pa.Table, pa.Table]:
+    """The claims that columns can decide, and the rest; claims of one transaction stay together."""
     by_id = Groups.of(claims["transaction_id"])
-    groups = complete_groups(summaries)
-    found = pc.index_in(by_id.keys, value_set=groups["transaction_id"])
-    half_group = pc.take(groups["first_group"].combine_chunks(), found).take(by_id.place)
+    complete = complete_groups(summaries)
+    row = pc.index_in(by_id.keys, value_set=complete["transaction_id"])
+    half_group = pc.take(complete["first_group"].combine_chunks(), row).take(by_id.place)
     conditions = [
         pa.array(by_id.count()[by_id.place] == 1),
         pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))),
-        pc.invert(pc.is_in(claims["transaction_id"], value_set=known)),
+        pc.invert(pc.is_in(claims["transaction_id"], value_set=with_facts)),
         pc.fill_null(pc.equal(half_group, claims["producer_group"]), False),  # noqa: FBT003
     ]
     is_plain = conditions[0]
@@ -112,6 +122,7 @@ def _split(claims: pa.Table, summaries: pa.Table, known: pa.Array) -> tuple[pa.T
 
 
 def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
+    """A fact for each claim of the common case."""
     now = timestamp(now_ms)
     count = claims.num_rows
     kinds = pa.array(list(_PLAIN_ENDS))
@@ -124,7 +135,7 @@ def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
         "sequences": pa.nulls(count, SETTLED.columns.field("sequences").type),
         "op_version": claims["_commit_version"],
         "ordinal": claims["ordinal"],
-        "settled_timestamp": pa.repeat(pa.scalar(now, pa.timestamp("us", "UTC")), count),
+        "settled_timestamp": pa.repeat(pa.scalar(now, MICROSECONDS_UTC), count),
         "source": claims["source"],
         "producer_group": claims["producer_group"],
         "life": pa.repeat(pa.scalar(0, pa.int32()), count),
@@ -136,20 +147,21 @@ def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
 
 
 def _folded(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
+    """The facts that the fold makes of these claims."""
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table()
     ids = pc.unique(claims["transaction_id"])
     standings = settled.standings(ids)
     halves = half.halves_of(ids.to_pylist())
     facts: list[Fact] = []
-    for transaction_id, own in _by_transaction(claims).items():
+    for transaction_id, claims_of_one in _by_transaction(claims).items():
         # Claims about a transaction without any half have no effect.
         if transaction_id in halves:
             standing = standings.get(transaction_id, PENDING)
-            facts.extend(fold(own, halves[transaction_id], standing)[1])
-    moments = _op_timestamps(claims)
-    own_moments = [moments[fact.claim.op_version, fact.claim.ordinal] for fact in facts]
-    return settled_table(facts, now_ms, own_moments)
+            facts.extend(fold(claims_of_one, halves[transaction_id], standing)[1])
+    times = _op_timestamps(claims)
+    op_timestamps = [times[fact.claim.op_version, fact.claim.ordinal] for fact in facts]
+    return settled_table(facts, now_ms, op_timestamps)
 
 
 def _by_transaction(claims: pa.Table) -> dict[str, list[Claim]]:
@@ -160,6 +172,7 @@ def _by_transaction(claims: pa.Table) -> dict[str, list[Claim]]:
 
 
 def _op_timestamps(claims: pa.Table) -> dict[tuple[int, int], object]:
+    """The op_timestamp of each claim, by op_version and ordinal."""
     versions, ordinals = claims["_commit_version"].to_pylist(), claims["ordinal"].to_pylist()
-    moments = claims["op_timestamp"].to_pylist()
-    return dict(zip(zip(versions, ordinals, strict=True), moments, strict=True))
+    times = claims["op_timestamp"].to_pylist()
+    return dict(zip(zip(versions, ordinals, strict=True), times, strict=True))

@@ -1,4 +1,4 @@
-"""Messages that wait for their time, sorted by it; a few sorted parts, so that adding is cheap."""
+"""Delayed messages that wait for their due time, in memory and sorted by it."""
 
 from __future__ import annotations
 
@@ -16,44 +16,47 @@ from txmq.lifecycle import ClaimKind, ClaimSource
 WAITING_COLUMNS = (
     "transaction_id", "sequence", "producer_group", "op_version", "deliver_timestamp",
 )  # fmt: skip
+# Each `add` makes a part, which costs less than sorting all; above this number they are merged.
 MAX_PARTS = 32
 
 
 @dataclass(slots=True)
 class _Part:
+    """Rows sorted by their due time; the first `taken` of them do not wait any more."""
+
     rows: pa.Table
     due_us: Integers
     taken: int = 0
 
     @property
-    def left(self) -> pa.Table:
+    def remaining(self) -> pa.Table:
         return self.rows.slice(self.taken)
 
 
-class DueMessages:
-    """WAITING_COLUMNS of messages that are not due yet. Not safe for several threads."""
+class WaitingMessages:
+    """WAITING_COLUMNS of messages that are not delivered yet. Not safe for several threads."""
 
     def __init__(self) -> None:
-        """Hold nothing yet."""
+        """Hold no message."""
         self._parts: list[_Part] = []
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting messages."""
         return sum(part.rows.num_rows - part.taken for part in self._parts)
 
     def add(self, rows: pa.Table) -> None:
-        """Messages in any order."""
+        """Add messages, in any order."""
         if rows.num_rows:
             self._parts.append(_part(rows))
         if len(self._parts) > MAX_PARTS:
-            self._parts = [_part(pa.concat_tables([part.left for part in self._parts]))]
+            self._parts = [_part(pa.concat_tables([part.remaining for part in self._parts]))]
 
     def has_due(self, now_ms: int) -> bool:
-        """Whether the time of any has come."""
+        """Whether any message is due."""
         return any(part.due_us[part.taken] <= now_ms * 1000 for part in self._parts)
 
     def take_due(self, now_ms: int) -> pa.Table:
-        """Those whose time has come, in its order; they do not wait any more."""
+        """Remove and return the messages that are due, in the order of their due times."""
         due = [self._taken(part, now_ms * 1000) for part in self._parts]
         self._parts = [part for part in self._parts if part.taken < part.rows.num_rows]
         return ordered(pa.concat_tables([_EMPTY, *due]))
@@ -65,15 +68,16 @@ class DueMessages:
 
 
 def ordered(rows: pa.Table) -> pa.Table:
-    """In the order in which they are due; of one time, in the order of their commits."""
-    by = ("deliver_timestamp", "op_version", "transaction_id", "sequence")
-    return rows.sort_by([(name, "ascending") for name in by])
+    """Sort messages by due time; messages with the same due time by their commits."""
+    keys = ("deliver_timestamp", "op_version", "transaction_id", "sequence")
+    return rows.sort_by([(name, "ascending") for name in keys])
 
 
 def deliver_claims(due: pa.Table, now_ms: int) -> pa.Table:
-    """Rows of the op log, one for each run of messages of one transaction in rising sequence.
+    """DELIVER claims: one row of the op log for each run of messages of one transaction.
 
-    So claims keep the order in which messages are due, and publishing keeps that of claims.
+    Within a run the sequence rises. So the claims keep the order of the due times, and publishing
+    keeps the order of the claims.
     """
     place = Groups.of(due["transaction_id"]).place
     sequence = integers(due["sequence"], 0)
@@ -81,21 +85,21 @@ def deliver_claims(due: pa.Table, now_ms: int) -> pa.Table:
     ends = np.append(begins, due.num_rows)
     first = due.take(pa.array(begins))
     now = timestamp(now_ms)
-    given = {
+    values = {
         "transaction_id": first["transaction_id"],
-        "kind": _same(ClaimKind.DELIVER.value, len(begins)),
+        "kind": _repeated(ClaimKind.DELIVER.value, len(begins)),
         "sequences": pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(sequence)),
-        "source": _same(ClaimSource.DELAY.value, len(begins)),
+        "source": _repeated(ClaimSource.DELAY.value, len(begins)),
         "producer_group": first["producer_group"],
         "op_timestamp": pa.repeat(pa.scalar(now, MICROSECONDS_UTC), len(begins)),
         "store_date": pa.repeat(pa.scalar(now.date()), len(begins)),
     }
-    columns = [given.get(field.name, pa.nulls(len(begins), field.type)) for field in OP.columns]
+    columns = [values.get(field.name, pa.nulls(len(begins), field.type)) for field in OP.columns]
     return pa.table(columns, schema=OP.columns)
 
 
 def chunks(rows: pa.Table, size: int) -> Iterator[pa.Table]:
-    """The rows in their order, `size` at a time."""
+    """The rows in slices of `size`."""
     for start in range(0, rows.num_rows, size):
         yield rows.slice(start, size)
 
@@ -103,12 +107,13 @@ def chunks(rows: pa.Table, size: int) -> Iterator[pa.Table]:
 def _begins_a_run(
     place: Integers, sequence: Integers
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each row begins a run: another transaction, or no higher sequence."""
     begins = np.ones(len(place), dtype=bool)
     begins[1:] = (place[1:] != place[:-1]) | (sequence[1:] <= sequence[:-1])
     return begins
 
 
-def _same(text: str, count: int) -> pa.Array:
+def _repeated(text: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(text), count)
 
 

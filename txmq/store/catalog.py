@@ -26,7 +26,7 @@ class TopicCatalog:
     def __init__(self, store: Store) -> None:
         """Read nothing yet."""
         self._store = store
-        self._register = store.topic_register()
+        self._register = store.tables.topic_register()
         self._lock = threading.Lock()
         self._known = RegisteredTopics()
         self._tables: frozenset[str] | None = None

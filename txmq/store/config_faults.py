@@ -29,9 +29,13 @@ def setting(default: Any, doc: str, *, at_least: float | None = None, at_most: f
 
 def unknown_key(key: object, known: Collection[str]) -> str:
     """The fault of a key that is no setting, with the nearest one that is."""
-    nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-    hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"{key!r} is not a setting{hint}"
+    return f"{key!r} is not a setting{nearest_name(key, known)}"
+
+
+def nearest_name(name: object, known: Collection[str]) -> str:
+    """The end of an error about an unknown name: the known name that is most like it."""
+    nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
 def is_nearly(key: str, known: Collection[str]) -> bool:

@@ -36,8 +36,13 @@ class Register:
         """The table is made by the store."""
         self.table = table
 
+    @property
+    def exists(self) -> bool:
+        """Whether its table has ever been made."""
+        return self.table.exists()
+
     def read(self) -> Registered:
-        """The newest value; 0 commits."""
+        """The newest value; 0 commits. Raises: StoreNotFoundError where it is not there."""
         self.table.refresh()
         rows = self.table.read(self.table.files(), REGISTER.columns.names).to_pylist()
         if not rows:
@@ -80,7 +85,7 @@ class SharedValue(Generic[Value]):
     @property
     def exists(self) -> bool:
         """Whether its table has ever been made."""
-        return self._register.table.exists()
+        return self._register.exists
 
     def has_news(self) -> bool:
         """One look at one file name."""

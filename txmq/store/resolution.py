@@ -63,7 +63,7 @@ class EndReader:
         settled row decides, or the order of the claims that are not settled yet.
         """
         decided = self.ends_of(self._contested([transaction_id for transaction_id, _ in ends]))
-        return [decided.get(own_id) or _UNCONTESTED[kind] for own_id, kind in ends]
+        return [decided.get(transaction_id) or _UNCONTESTED[kind] for transaction_id, kind in ends]
 
     def _contested(self, transaction_ids: Sequence[str]) -> list[str]:
         rows = self._logs.op.rows_about(pa.array(transaction_ids, pa.string()))

@@ -1,7 +1,6 @@
-"""An open connection of a user's database, whichever driver it is of.
+"""An open connection to a user's database: of a DB-API driver or of SQLAlchemy, ORM sessions too.
 
-It is of a DB-API driver or of SQLAlchemy (also an ORM session); the caller begins and ends its
-transactions.
+The caller begins and ends the transactions of the connection.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from txmq.errors import EnvironmentProblemError, InvalidNameError
 POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
 DATABASES = (POSTGRESQL, MYSQL, SQLITE)
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?", re.ASCII)
-_TABLE_RULE = "letters, digits and _, with a schema and a dot in front at most"
+_TABLE_RULE = (
+    "write table or schema.table, each up to 63 letters, digits and _, and no digit in front"
+)
 _ALIASES = {"mariadb": MYSQL}
-# By the first name of the module that a DB-API connection comes from.
+# By the top-level module of the class of a DB-API connection.
 _DRIVERS = {
     "psycopg": POSTGRESQL, "psycopg2": POSTGRESQL, "pg8000": POSTGRESQL,
     "pymysql": MYSQL, "MySQLdb": MYSQL, "mysql": MYSQL, "mariadb": MYSQL,
@@ -28,15 +29,18 @@ _QUESTION_MARKS = ("sqlite3", "mariadb")
 
 
 def database_name(dialect: str) -> str:
-    """One of DATABASES; mariadb is mysql. Raises: InvalidNameError."""
-    found = _ALIASES.get(dialect, dialect)
-    if found not in DATABASES:
+    """The name in DATABASES of a dialect; mariadb is mysql. Raises: InvalidNameError."""
+    name = _ALIASES.get(dialect, dialect)
+    if name not in DATABASES:
         raise InvalidNameError("dialect", dialect, f"one of {', '.join(DATABASES)}")
-    return found
+    return name
 
 
 def check_table(table: object, kind: str) -> str:
-    """A name that may stand in a statement. Raises: InvalidNameError."""
+    """Return a table name that is safe in a statement; `kind` names it in the error.
+
+    Raises: InvalidNameError.
+    """
     if not isinstance(table, str) or TABLE_NAME.fullmatch(table) is None:
         raise InvalidNameError(kind, table, _TABLE_RULE)
     return table
@@ -47,14 +51,18 @@ class UserDatabase:
 
     def __init__(self, connection: Any) -> None:
         """Raise EnvironmentProblemError for a connection of an unknown driver."""
-        # An ORM session lends its connection.
+        # An ORM session holds a connection.
         is_session = hasattr(connection, "get_bind") and hasattr(connection, "connection")
         self._connection = connection.connection() if is_session else connection
         self._is_sqlalchemy = hasattr(self._connection, "exec_driver_sql")
-        self.name, self._parameter = self._spoken()
+        self.name, self._parameter = self._name_and_parameter()
 
     def run(self, statement: str, table: str, *parameters: Any) -> Any:
-        """`{table}` stands for a checked name, `{p}` for each parameter in turn."""
+        """Run a statement and return the driver's cursor, or SQLAlchemy's result.
+
+        `{table}` in the statement is replaced by `table`, a checked name, and each `{p}` by the
+        driver's placeholder of a parameter.
+        """
         text = statement.format(table=table, p=self._parameter)
         if self._is_sqlalchemy:
             return self._connection.exec_driver_sql(text, parameters)
@@ -64,19 +72,19 @@ class UserDatabase:
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction of the caller waits for its commit."""
+        """Whether the caller's transaction has begun and is not committed."""
         if getattr(self._connection, "closed", False):
             return False
         if self._is_sqlalchemy:
             return bool(self._connection.in_transaction())
         try:
             return _waits_for_commit(self._connection)
-        except Exception:  # noqa: BLE001 - what a driver says of a connection that is closed
+        except Exception:  # noqa: BLE001 - a driver may raise anything for a closed connection
             return False
 
     @property
     def commits_by_itself(self) -> bool:
-        """Whether each statement would be a transaction of its own."""
+        """Whether the connection is in autocommit: each statement is its own transaction."""
         driver = self._driver_connection()
         return _is_autocommit(driver) and not _waits_for_commit(driver)
 
@@ -85,23 +93,24 @@ class UserDatabase:
             return self._connection
         return self._connection.connection.dbapi_connection
 
-    def _spoken(self) -> tuple[str, str]:
-        """The kind of database, and how the driver writes a parameter."""
+    def _name_and_parameter(self) -> tuple[str, str]:
+        """The name in DATABASES, and the driver's placeholder of a parameter."""
         if self._is_sqlalchemy:
-            spoken = self._connection.dialect
-            name, is_qmark = spoken.name, spoken.paramstyle == "qmark"
-            found = _ALIASES.get(name, name)
+            dialect = self._connection.dialect
+            driver, is_qmark = dialect.name, dialect.paramstyle == "qmark"
+            database = _ALIASES.get(driver, driver)
         else:
-            name = type(self._connection).__module__.partition(".")[0]
-            found, is_qmark = _DRIVERS.get(name, ""), name in _QUESTION_MARKS
-        if found not in DATABASES:
-            what = f"no marker table is known for connections of {name}"
-            raise EnvironmentProblemError(what, f"Use one of {', '.join(_DRIVERS)}, or SQLAlchemy.")
-        return found, "?" if is_qmark else "%s"
+            driver = type(self._connection).__module__.partition(".")[0]
+            database, is_qmark = _DRIVERS.get(driver, ""), driver in _QUESTION_MARKS
+        if database not in DATABASES:
+            problem = f"connections of {driver} are not supported"
+            next_step = f"Use one of {', '.join(_DRIVERS)}, or SQLAlchemy."
+            raise EnvironmentProblemError(problem, next_step)
+        return database, "?" if is_qmark else "%s"
 
 
 def _waits_for_commit(driver: Any) -> bool:
-    """Whether a transaction has begun: sqlite3 and mysql, psycopg, then PyMySQL say it so."""
+    """Whether a transaction has begun; asks sqlite3 and mysql, then psycopg, then PyMySQL."""
     if getattr(driver, "in_transaction", False):
         return True
     info = getattr(driver, "info", None)
@@ -112,7 +121,7 @@ def _waits_for_commit(driver: Any) -> bool:
 
 def _is_autocommit(driver: Any) -> bool:
     if hasattr(driver, "isolation_level") and hasattr(driver, "in_transaction"):
-        # sqlite3: None is its old way to say so.
+        # sqlite3: isolation_level None is its older form of autocommit.
         return driver.isolation_level is None or getattr(driver, "autocommit", None) is True
     if hasattr(driver, "get_autocommit"):
         return bool(driver.get_autocommit())

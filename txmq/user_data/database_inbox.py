@@ -1,7 +1,7 @@
 """One effect for each message in a user's database, however often the message comes.
 
-The inbox row belongs to the user's own transaction: it is there if and only if the effect is. Of
-two members that have the same message, the second waits for the first at the unique key.
+The inbox row is part of the user's own transaction: it exists if and only if the effect does. If
+two members have the same message, the second waits for the first at the unique key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from txmq.errors import InboxError
+from txmq.errors import InboxError, shown
 from txmq.message.names import stored_group
 from txmq.message.received import ReceivedMessage
 from txmq.user_data.connection import (
@@ -29,17 +29,20 @@ from txmq.user_data.connection import (
 INBOX_TABLE = "txmq_inbox"
 STATEMENT_IDS = 25_000
 MAX_AGE_S = 1e9
-# What every database compares letter by letter and none cuts short.
+# All databases compare such ids letter by letter, and none of them cuts them short.
 _SAFE_ID = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class InboxDialect:
-    """How one kind of database says what the inbox needs; `{p}` are parameters in turn.
+    """The statements of the inbox for one kind of database; each `{p}` is the next parameter.
 
-    `insert`: consumer_group, delivery, a JSON list of ids. `select_new`, where the insert does not
-    tell which rows are its own: consumer_group, the same list, delivery. `delete`: consumer_group,
-    seconds.
+    Attributes:
+        create: creates the table.
+        insert: parameters are consumer_group, delivery and a JSON list of ids.
+        select_new: for databases whose insert does not return its rows; parameters are
+            consumer_group, the same list and delivery.
+        delete: parameters are consumer_group and seconds.
     """
 
     create: str
@@ -111,7 +114,11 @@ AND handled_at < datetime('now', '-' || {p} || ' seconds')""",
 
 
 def inbox_table_ddl(dialect: str, table: str = INBOX_TABLE) -> str:
-    """The statement that makes the inbox table, for postgresql, mysql (MariaDB too) or sqlite.
+    """The statement that creates the inbox table.
+
+    Args:
+        dialect: postgresql, mysql (also for MariaDB) or sqlite.
+        table: the name of the table, also with a schema.
 
     Raises: InvalidNameError.
     """
@@ -119,14 +126,17 @@ def inbox_table_ddl(dialect: str, table: str = INBOX_TABLE) -> str:
 
 
 class DatabaseInbox:
-    """Which messages a consumer group has handled, in the database that it changes.
+    """Keeps which messages a consumer group has handled, in the database that it changes.
 
-    A row is a group and the id of the first message: a retry, or a dead letter that was sent again,
-    is the same message. `inbox_table_ddl` makes the table.
+    A row holds the group and the id of the first message. So a retry, and a dead letter that was
+    sent again, count as the same message. `inbox_table_ddl` gives the statement that creates the
+    table. Safe for several threads, each with its own connection.
 
     Args:
-        consumer_group: its name, `tenant%name` inside a namespace.
+        consumer_group: the name of the group, `tenant%name` inside a namespace.
         table: the inbox table; several groups may share it.
+
+    Raises: InvalidNameError.
 
     Example:
         >>> inbox = DatabaseInbox("billing")
@@ -137,27 +147,49 @@ class DatabaseInbox:
     """
 
     def __init__(self, consumer_group: str, *, table: str = INBOX_TABLE) -> None:
-        """Connect to nothing. Raises: InvalidNameError."""
+        """Check the names; it connects to nothing."""
         self.consumer_group = stored_group(consumer_group)
         self.table = check_table(table, "inbox table")
 
     @contextmanager
     def once(self, connection: Any, message: ReceivedMessage) -> Iterator[bool]:
-        """Whether the message is new; its row is written in the caller's open transaction.
+        """Write the row of a message in the caller's open transaction, and say if it is new.
 
-        The caller commits: effect and row together. Where the block raises, roll back: a row
-        without its effect would keep the effect out for ever. Two statements.
+        The caller commits row and effect together. If the block raises, roll back: a row without
+        its effect would keep the effect out for ever. Runs one or two statements. A retry of a
+        transaction that was committed finds the row, and the message is not new.
 
-        Raises: InboxError, EnvironmentProblemError, what the driver raises.
+        Args:
+            connection: a connection of a DB-API driver or of SQLAlchemy, or an ORM session.
+            message: the message to handle.
+
+        Returns:
+            As the value of the `with` statement: whether the message was not handled before.
+
+        Raises:
+            InboxError: the connection commits each statement by itself, or the message id cannot
+                be stored.
+            EnvironmentProblemError: the driver is unknown.
+            Exception: the errors of the driver.
         """
         yield bool(self.once_all(connection, [message]))
 
     def once_all(
         self, connection: Any, messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
-        """Those of the messages that are new, in their order; rows as with `once`.
+        """Write the rows of many messages in the caller's open transaction; see `once`.
 
-        Two statements for 25,000 messages. Raises: as `once`.
+        Runs one or two statements for each 25,000 messages.
+
+        Args:
+            connection: as in `once`.
+            messages: the messages to handle.
+
+        Returns:
+            The messages that were not handled before, in their order. Of several messages with the
+            same origin, only the first.
+
+        Raises: as `once`.
         """
         by_id: dict[str, ReceivedMessage] = {}
         for message in messages:
@@ -167,22 +199,37 @@ class DatabaseInbox:
         new: set[str] = set()
         for first in range(0, len(ids), STATEMENT_IDS):
             new |= self._put_in(database, ids[first : first + STATEMENT_IDS])
-        return [message for own_id, message in by_id.items() if own_id in new]
+        return [message for message_id, message in by_id.items() if message_id in new]
 
     def is_handled(self, connection: Any, message: ReceivedMessage) -> bool:
-        """Whether its row is there; one statement, nothing is written."""
+        """Whether the row of a message exists; one statement, nothing is written.
+
+        Args:
+            connection: as in `once`.
+            message: a message, or a retry of it.
+
+        Raises: InboxError for a message id that cannot be stored, EnvironmentProblemError; the
+            errors of the driver.
+        """
         statement = "SELECT 1 FROM {table} WHERE consumer_group = {p} AND message_id = {p}"
-        own_id = self._checked(message.origin_message_id)
-        found = UserDatabase(connection).run(statement, self.table, self.consumer_group, own_id)
-        return found.fetchone() is not None
+        message_id = self._checked(message.origin_message_id)
+        rows = UserDatabase(connection).run(statement, self.table, self.consumer_group, message_id)
+        return rows.fetchone() is not None
 
     def purge(self, connection: Any, *, older_than_s: float) -> int:
-        """Forget what was handled so long ago, in the caller's transaction; how many rows.
+        """Delete old rows of this group in the caller's transaction; one statement.
 
-        By the database's clock. A message that comes again after that has its effect again: keep
-        rows longer than its topics keep messages, and longer than all its retries take.
+        A message that comes again after that has its effect again. So keep rows longer than the
+        topics keep messages, and longer than all retries of a message take.
 
-        Raises: InboxError; what the driver raises.
+        Args:
+            connection: as in `once`.
+            older_than_s: delete rows that are older, by the clock of the database.
+
+        Returns:
+            How many rows were deleted.
+
+        Raises: InboxError for an age below one second; otherwise as `once`.
         """
         self._check_age(older_than_s)
         database = self._opened(connection)
@@ -191,23 +238,29 @@ class DatabaseInbox:
         return int(database.run(statement, self.table, *parameters).rowcount)
 
     def create_table(self, connection: Any) -> None:
-        """Make the table if it is not there; the caller commits."""
+        """Create the table if it does not exist; one statement, and the caller commits.
+
+        Args:
+            connection: as in `once`.
+
+        Raises: EnvironmentProblemError; the errors of the driver.
+        """
         database = UserDatabase(connection)
         database.run(DIALECTS[database.name].create, self.table)
 
     # --- helpers ------------------------------------------------------------------------------
 
     def _put_in(self, database: UserDatabase, ids: Sequence[str]) -> set[str]:
-        """Write the rows that are not there; which of them are ours.
+        """Write the rows that do not exist yet, and return their ids.
 
-        Not each database tells the rows of an insert, so they carry the name of this delivery.
+        Some databases do not return the rows of an insert, so rows carry the id of this delivery.
         """
-        dialect, delivery, listed = DIALECTS[database.name], str(uuid.uuid4()), json.dumps(ids)
+        dialect, delivery, id_list = DIALECTS[database.name], str(uuid.uuid4()), json.dumps(ids)
         group = self.consumer_group
-        found = database.run(dialect.insert, self.table, group, delivery, listed)
+        rows = database.run(dialect.insert, self.table, group, delivery, id_list)
         if dialect.select_new is not None:
-            found = database.run(dialect.select_new, self.table, group, listed, delivery)
-        return {str(row[0]) for row in found.fetchall()}
+            rows = database.run(dialect.select_new, self.table, group, id_list, delivery)
+        return {str(row[0]) for row in rows.fetchall()}
 
     def _opened(self, connection: Any) -> UserDatabase:
         database = UserDatabase(connection)
@@ -220,10 +273,11 @@ class DatabaseInbox:
         # bool is an int in Python.
         is_number = isinstance(older_than_s, int | float) and not isinstance(older_than_s, bool)
         if not is_number or not 1 <= float(str(older_than_s)) < MAX_AGE_S:
-            raise InboxError(self.table, "older_than_s must be a number of seconds, 1 or more")
+            rule = "older_than_s must be a number of seconds from 1 on"
+            raise InboxError(self.table, f"{rule}, not {shown(older_than_s)}")
 
     def _checked(self, message_id: object) -> str:
         if not isinstance(message_id, str) or not _SAFE_ID.fullmatch(message_id):
-            problem = "a message id must be 1 to 128 ASCII characters without spaces"
-            raise InboxError(self.table, problem)
+            rule = "a message id must be 1 to 128 ASCII characters without spaces"
+            raise InboxError(self.table, f"{rule}, not {shown(message_id)}")
         return message_id

@@ -1,8 +1,8 @@
 """The marker row of a local transaction in a user's database, and the fence row in its place.
 
-One table with a unique key decides: the row DONE belongs to the user's own transaction, the row
-FENCED to the check; whoever commits first keeps the other out. Ids travel as one JSON parameter,
-so a hundred thousand of them are one statement in every dialect.
+The unique key of one table decides: the user's own transaction writes DONE, the check writes
+FENCED, and whichever commits first keeps the other out (decision 0012). A statement gets its ids
+as one JSON parameter, so 100,000 ids are one statement in every dialect.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ MARKER_TABLE = "txmq_marker"
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one kind of database says what the marker needs.
+    """The statements of one kind of database.
 
     `{table}` stands for the marker table, `{p}` for the parameter: one id, or a JSON list of ids.
     """
 
     name: str
     create: str
-    # Mark one local transaction, in the user's own transaction.
+    # Writes the marker of one local transaction, in the user's own transaction.
     insert_one: str
-    # Fence all that have no row.
+    # Writes a fence for each id without a row.
     insert_many: str
     select_many: str
-    # What a fence waits for a local transaction that is still running.
+    # Bounds how long a fence waits for a local transaction that is still running.
     wait_shortly: str
+    # Found in the error of a statement that waited too long.
     busy: re.Pattern[str]
 
 
@@ -103,20 +104,32 @@ DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, SQLITE)}
 
 
 def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
-    """The statement that makes the marker table, for postgresql, mysql (MariaDB too) or sqlite.
+    """The statement that makes the marker table of DatabaseListener and JdbcListener.
 
-    Raises: InvalidNameError.
+    The statement does nothing if the table exists, so it can be run again. The schema, if `table`
+    names one, must exist.
+
+    Args:
+        dialect: postgresql, mysql, mariadb or sqlite.
+        table: the name of the table, with its schema if needed.
+
+    Raises:
+        InvalidNameError: the dialect is not known, or `table` is no table name.
+
+    Example:
+        >>> marker_table_ddl("sqlite").splitlines()[0]
+        'CREATE TABLE IF NOT EXISTS txmq_marker ('
     """
     return DIALECTS[database_name(dialect)].create.format(table=check_table(table))
 
 
 def check_table(table: str) -> str:
-    """A name that may stand in a statement. Raises: InvalidNameError."""
+    """Return the name of a marker table that is safe in a statement. Raises: InvalidNameError."""
     return user_database.check_table(table, "marker table")
 
 
 class MarkerTable:
-    """The marker table as one open connection sees it; see UserDatabase."""
+    """The marker table, through one open connection of the caller; commits nothing."""
 
     def __init__(self, connection: Any, table: str = MARKER_TABLE) -> None:
         """Raise EnvironmentProblemError for a connection of an unknown driver."""
@@ -125,43 +138,43 @@ class MarkerTable:
         self.dialect = DIALECTS[self._database.name]
 
     def mark(self, transaction_id: str) -> bool:
-        """Write DONE; False where a row is there already."""
+        """Write DONE; false if there is a row already."""
         return bool(self._run(self.dialect.insert_one, transaction_id).rowcount == 1)
 
     def outcome(self, transaction_id: str) -> str | None:
-        """DONE, FENCED or None."""
+        """DONE or FENCED; None if there is no row."""
         row = self._run(_SELECT_ONE, transaction_id).fetchone()
         return str(row[0]) if row else None
 
     def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, str]:
-        """DONE or FENCED of those that have either: one statement."""
-        found = self._run(self.dialect.select_many, json.dumps(list(transaction_ids)))
-        return {str(key): str(outcome) for key, outcome in found.fetchall()}
+        """DONE or FENCED of the ids that have a row: one statement."""
+        rows = self._run(self.dialect.select_many, json.dumps(list(transaction_ids)))
+        return {str(key): str(outcome) for key, outcome in rows.fetchall()}
 
     def fence(self, transaction_ids: Sequence[str]) -> None:
-        """Write FENCED where there is no row: one statement."""
+        """Write FENCED for the ids without a row: one statement."""
         self._run(self.dialect.insert_many, json.dumps(list(transaction_ids)))
 
     def wait_shortly(self) -> None:
-        """Let this transaction's statements give up soon where they would wait for another."""
+        """Bound how long the statements of this transaction wait for another transaction."""
         self._run(self.dialect.wait_shortly)
 
     def is_busy(self, error: BaseException) -> bool:
-        """Whether a statement gave up because another transaction holds the row."""
+        """Whether a statement failed because another transaction holds the row."""
         return self.dialect.busy.search(str(error)) is not None
 
     def create(self) -> None:
-        """Make the table if it is not there."""
+        """Make the table if it does not exist."""
         self._run(self.dialect.create)
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction of the caller waits for its commit."""
+        """Whether the caller's transaction has begun and is not committed."""
         return self._database.is_open
 
     @property
     def commits_by_itself(self) -> bool:
-        """Whether each statement would be a transaction of its own."""
+        """Whether the connection is in autocommit: each statement is its own transaction."""
         return self._database.commits_by_itself
 
     def _run(self, statement: str, *parameters: str) -> Any:

@@ -1,7 +1,7 @@
 """One effect for each message in a user's Delta table, however often the message comes.
 
-The table itself keeps how far each queue has taken effect: a mark of Delta in the very commit that
-changes it. So effect and mark are there together, or neither is.
+The table keeps how far the messages of each queue have taken effect: a mark of Delta in the same
+commit that changes the table. So effect and mark are committed together, or neither is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from txmq.delta.pinned import commit_properties, pause
-from txmq.errors import CommitConflictError, CommitRefusedError, InboxError
+from txmq.errors import CommitConflictError, CommitRefusedError, InboxError, shown
 from txmq.message.names import stored_group
 from txmq.message.received import ReceivedMessage
 from txmq.user_data.delta_marker import (
@@ -20,8 +20,8 @@ from txmq.user_data.delta_marker import (
     APP_ID_SETTING,
     VERSION_OPTION,
     VERSION_SETTING,
+    MarkedStatement,
     MarkedTable,
-    OneStatement,
     SqlStatement,
     session_settings,
 )
@@ -37,31 +37,34 @@ _BATCH_MARK = "txmq-inbox-batch/{group}/{checkpoint}"
 
 
 class _InboxTable(MarkedTable):
-    """The user's table."""
+    """The user's table with the marks of the inbox."""
 
-    missing = "is no Delta table; an inbox keeps its marks where the effect is"
+    missing = "is no Delta table; pass the table that the messages change"
 
 
 class DeltaInbox:
-    """How far a consumer group's messages have taken effect in one Delta table.
+    """Keeps how far the messages of a consumer group have taken effect in one Delta table.
 
-    For a member of a group: `apply`, or `delta_rs`. Messages of a queue must be given in its order,
-    and all that were given before must have taken effect or been sent back: what lies before the
-    last one counts as done. A retry has a place of its own in the retry topic.
+    A member of a group uses `apply` or `delta_rs`. It must pass the messages of a queue in their
+    order, and all earlier messages must have taken effect or been sent back: messages before the
+    last one count as done. A retry is a message of the retry topic with its own offset.
 
-    For `foreachBatch`: `batch_options`, or `batch_sql`.
+    `foreachBatch` uses `batch_options` or `batch_sql`.
+
+    Not safe for several threads.
 
     Args:
-        consumer_group: its name, `tenant%name` inside a namespace.
-        location: of the table; it must not have `delta.setTransactionRetentionDuration`.
-        storage_options: how it is reached.
+        consumer_group: the name of the group, `tenant%name` inside a namespace.
+        location: the location of the table, which must not have the property
+            `delta.setTransactionRetentionDuration`.
+        storage_options: the options to reach the location.
+
+    Raises: InvalidNameError.
 
     Example:
         >>> inbox = DeltaInbox("billing", "/data/bookings")
         >>> inbox.apply(messages, bookings_of)  # Arrow rows of the messages that are new
         32
-
-    Not safe for several threads.
     """
 
     def __init__(
@@ -71,16 +74,21 @@ class DeltaInbox:
         *,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        """Open nothing yet. Raises: InvalidNameError."""
+        """Check the name; nothing is opened; 0 commits."""
         self.consumer_group = stored_group(consumer_group)
         self._table = _InboxTable("the inbox's table", os.fspath(location), storage_options)
 
     # --- members ------------------------------------------------------------------------------
 
     def fresh(self, messages: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those that have not taken effect, in their order; 0 commits.
+        """The messages that have not taken effect, in their order; 0 commits.
 
-        Raises: InboxError, StorageError.
+        Args:
+            messages: messages of one or more queues, each queue in its order.
+
+        Raises:
+            InboxError: messages of a queue are out of order, or the table may forget its marks.
+            StorageError: the table cannot be read.
         """
         return self._fresh(messages, self._opened())
 
@@ -89,12 +97,24 @@ class DeltaInbox:
         messages: Sequence[ReceivedMessage],
         effect: Callable[[Sequence[ReceivedMessage]], pa.Table],
     ) -> int:
-        """Append the effect of the messages that are new; how many those were.
+        """Append the effect of the new messages to the table.
 
-        Commits: one to the table with the rows that `effect` makes of them, which may be none; or
-        nothing where all are done. Where another member was faster, `effect` is called again.
+        Commits: one to the table, also if `effect` returns no rows; none if no message is new. If
+        another writer was faster, `effect` is called again, with the messages that are still new.
+        A retry after an error repeats no effect.
 
-        Raises: InboxError, CommitConflictError, StorageError; what `effect` raises.
+        Args:
+            messages: messages of one or more queues, each queue in its order.
+            effect: makes the rows to append of the new messages; it should have no other effect.
+
+        Returns:
+            How many messages were new.
+
+        Raises:
+            InboxError: as `fresh`.
+            CommitConflictError: other writers were faster APPLY_ATTEMPTS times; nothing was done.
+            StorageError: the table cannot be read or written.
+            Exception: the errors of `effect`; nothing was done.
         """
         for attempt in range(APPLY_ATTEMPTS):
             table = self._opened()
@@ -107,20 +127,28 @@ class DeltaInbox:
                 pause(attempt)
             else:
                 return len(new)
-        raise CommitConflictError(table.name, f"others won {APPLY_ATTEMPTS} times")
+        problem = f"other writers were faster {APPLY_ATTEMPTS} times; try again"
+        raise CommitConflictError(table.name, problem)
 
     @contextmanager
     def delta_rs(
         self, messages: Sequence[ReceivedMessage]
     ) -> Iterator[tuple[Any, list[ReceivedMessage], Any]]:
-        """For one write by delta-rs, such as a merge: a DeltaTable, the new messages, properties.
+        """Mark one write by delta-rs, such as a merge.
 
-        Write through this DeltaTable with `commit_properties=` these properties; where no message
-        is new, write nothing. If another member was first, delta-rs raises CommitFailedError: begin
-        again.
+        The value of the `with` statement is a DeltaTable, the new messages, and commit properties.
+        Write once through this DeltaTable with `commit_properties=` these properties; if no message
+        is new, write nothing. If another writer was faster, delta-rs raises CommitFailedError:
+        begin again.
 
-        Raises: InboxError, also where no such write is there when the block is left in peace;
-            StorageError.
+        Commits: none but the caller's write. A retry finds the messages done.
+
+        Args:
+            messages: messages of one or more queues, each queue in its order.
+
+        Raises:
+            InboxError: as `fresh`; also if the block ends without such a write.
+            StorageError: the table cannot be read.
         """
         table = self._opened()
         new = self._fresh(messages, table)
@@ -128,24 +156,39 @@ class DeltaInbox:
         yield table.handle, new, commit_properties(marks)
         table.refresh()
         if any((table.mark(name) or 0) < offset for name, offset in marks.items()):
-            problem = "no write of these messages is there; was it made with the properties?"
+            problem = (
+                "the block ended without a write of these messages; write through the DeltaTable "
+                "with commit_properties="
+            )
             raise InboxError(table.location, problem)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The first offset of a queue that has not taken effect. Raises: StorageError."""
+        """The first offset of a queue that has not taken effect; 0 commits.
+
+        Args:
+            topic: the name of the topic, as messages show it.
+            queue_id: the queue of the topic.
+
+        Raises: InboxError, StorageError.
+        """
         return self._opened().mark(self._queue_mark(topic, queue_id)) or 0
 
     # --- micro-batches ------------------------------------------------------------------------
 
     def batch_options(self, batch_id: int, *, checkpoint: str) -> dict[str, str]:
-        """Options for the one Spark write of a micro-batch; Spark skips it when it comes again.
+        """The options for the Spark write of a micro-batch; 0 commits.
+
+        Spark skips the write if the batch comes again, so a retry repeats no effect. The options
+        are for one write.
 
         Args:
-            batch_id: what `foreachBatch` passes.
-            checkpoint: names the query's checkpoint. Another checkpoint begins with batch 0 again,
-                so it needs another name; its messages have their effects again.
+            batch_id: the number that `foreachBatch` passes.
+            checkpoint: a name for the checkpoint of the query. A new checkpoint begins with batch 0
+                again, so it needs a new name; its messages have their effects again.
 
-        Raises: InboxError, also for a batch before one that is done; StorageError.
+        Raises:
+            InboxError: an argument cannot be used, or a later batch of this checkpoint is done.
+            StorageError: the table cannot be read.
         """
         name = self._next_batch(batch_id, checkpoint)
         return {APP_ID_OPTION: name, VERSION_OPTION: str(batch_id)}
@@ -154,16 +197,32 @@ class DeltaInbox:
     def batch_sql(
         self, spark: SparkSession, batch_id: int, *, checkpoint: str
     ) -> Iterator[SqlStatement]:
-        """As `batch_options`, for one SQL statement that changes the table, such as MERGE."""
+        """Mark one SQL statement that changes the table, such as MERGE; see `batch_options`.
+
+        The value of the `with` statement runs the statement, as `spark.sql` does.
+
+        Args:
+            spark: the session of the micro-batch.
+            batch_id: the number that `foreachBatch` passes.
+            checkpoint: a name for the checkpoint of the query.
+
+        Raises: as `batch_options`; InboxError for a second statement.
+        """
         name = self._next_batch(batch_id, checkpoint)
-        second = InboxError(
-            self._table.location, "a mark is on one statement, Spark skips the next"
-        )
+        problem = "one batch_sql block marks one statement; Spark would skip a second one"
+        second = InboxError(self._table.location, problem)
         with session_settings(spark, {APP_ID_SETTING: name, VERSION_SETTING: str(batch_id)}):
-            yield OneStatement(spark, second)
+            yield MarkedStatement(spark, second)
 
     def is_done(self, batch_id: int, *, checkpoint: str) -> bool:
-        """Whether a micro-batch has taken effect. Raises: InboxError, StorageError."""
+        """Whether a micro-batch has taken effect; 0 commits.
+
+        Args:
+            batch_id: the number that `foreachBatch` passes.
+            checkpoint: a name for the checkpoint of the query.
+
+        Raises: InboxError, StorageError.
+        """
         done = self._opened().mark(self._batch_mark(batch_id, checkpoint))
         return done is not None and done >= batch_id
 
@@ -172,7 +231,10 @@ class DeltaInbox:
     def _opened(self) -> _InboxTable:
         table = self._table.reopen()
         if table.marker_retention_s is not None:
-            problem = "unset delta.setTransactionRetentionDuration: it would forget what was done"
+            problem = (
+                "unset delta.setTransactionRetentionDuration: with it the table forgets which "
+                "messages have taken effect"
+            )
             raise InboxError(table.location, problem)
         return table
 
@@ -180,24 +242,26 @@ class DeltaInbox:
         self, messages: Sequence[ReceivedMessage], table: _InboxTable
     ) -> list[ReceivedMessage]:
         last: dict[str, int] = {}
-        for each in messages:
-            name = self._queue_mark(each.topic, each.queue_id)
-            if each.queue_offset <= last.get(name, -1):
-                problem = f"messages of queue {each.queue_id} are not in the order of their offsets"
+        for message in messages:
+            name, offset = self._mark_of(message), message.queue_offset
+            if offset <= last.get(name, -1):
+                problem = (
+                    f"offset {offset:,} of queue {message.queue_id} comes after {last[name]:,}; "
+                    "pass the messages of a queue in their order"
+                )
                 raise InboxError(table.location, problem)
-            last[name] = each.queue_offset
+            last[name] = offset
         done = {name: table.mark(name) or 0 for name in last}
         return [
-            each
-            for each in messages
-            if each.queue_offset >= done[self._queue_mark(each.topic, each.queue_id)]
+            message for message in messages if message.queue_offset >= done[self._mark_of(message)]
         ]
 
     def _marks(self, messages: Sequence[ReceivedMessage]) -> dict[str, int]:
-        """The next offset of each queue after these."""
-        return {
-            self._queue_mark(each.topic, each.queue_id): each.queue_offset + 1 for each in messages
-        }
+        """The next offset of each queue after these messages, by the name of its mark."""
+        return {self._mark_of(message): message.queue_offset + 1 for message in messages}
+
+    def _mark_of(self, message: ReceivedMessage) -> str:
+        return self._queue_mark(message.topic, message.queue_id)
 
     def _queue_mark(self, topic: str, queue_id: int) -> str:
         return _QUEUE_MARK.format(group=self.consumer_group, topic=topic, queue=queue_id)
@@ -206,19 +270,23 @@ class DeltaInbox:
         where = self._table.location
         # bool is an int in Python.
         if not isinstance(batch_id, int) or isinstance(batch_id, bool) or batch_id < 0:
-            raise InboxError(where, "batch_id must be the number that foreachBatch passes")
+            problem = f"batch_id must be the number that foreachBatch passes, not {shown(batch_id)}"
+            raise InboxError(where, problem)
         if not _is_name(checkpoint):
             limit = f"1 to {MAX_NAME_CHARACTERS} printable characters"
-            raise InboxError(where, f"checkpoint must be a name of {limit}")
+            raise InboxError(where, f"checkpoint must be {limit}, not {shown(checkpoint)}")
         return _BATCH_MARK.format(group=self.consumer_group, checkpoint=checkpoint)
 
     def _next_batch(self, batch_id: int, checkpoint: str) -> str:
-        """The mark of a batch that is the last one that was done, or comes after it."""
+        """The name of the mark of a batch, which must not lie before the last batch done."""
         name = self._batch_mark(batch_id, checkpoint)
         done = self._opened().mark(name)
         if done is not None and done > batch_id:
-            problem = f"batch {batch_id} comes after {done}, so its checkpoint is another one"
-            raise InboxError(self._table.location, f"{problem}; give that another name")
+            problem = (
+                f"batch {batch_id:,} comes after batch {done:,}, so the query has another "
+                "checkpoint; give that checkpoint another name"
+            )
+            raise InboxError(self._table.location, problem)
         return name
 
 

@@ -1,7 +1,7 @@
-"""What a producer puts on its local transaction, so that a ready-made listener can answer.
+"""Puts markers on a local transaction, so that a ready-made listener can answer checks.
 
-The marker is looked up before the end is written: a write that lost to a fence is silent in Spark,
-and a COMMIT after it would show messages of a change that never was.
+The producer looks for its marker before it writes COMMIT: Spark says nothing about a write that it
+skipped because of a fence, and COMMIT would publish messages of a change that did not happen.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from txmq.user_data import database_marker
 from txmq.user_data.database_marker import MarkerTable
 from txmq.user_data.delta_marker import (
     DONE,
+    MarkedStatement,
     MarkedTable,
-    OneStatement,
     SqlStatement,
     marker_options,
     marker_settings,
@@ -38,13 +38,13 @@ _NO_TABLE = (
 
 
 class LocalTransaction:
-    """The marked writes of one transaction; most have one, on the table that decides.
+    """The marked writes of one transaction; most transactions have one, the deciding write.
 
     Not safe for several threads.
     """
 
     def __init__(self, transaction_id: str, listener: object = None) -> None:
-        """`listener` may name the table (DeltaListener)."""
+        """`listener` names the table if it is a DeltaListener."""
         self._id = transaction_id
         self._table = getattr(listener, "table", None)
         self._options: Mapping[str, str] = getattr(listener, "storage_options", None) or {}
@@ -56,24 +56,34 @@ class LocalTransaction:
         return self._mark(table).refresh().mark(self._id) == DONE
 
     def delta_options(self, table: str | None) -> dict[str, str]:
-        """Options for one Spark write. Raises: LocalTransactionError."""
+        """The options that put the marker on one Spark write.
+
+        Raises: LocalTransactionError if no table is named.
+        """
         self._mark(table)
         return marker_options(self._id)
 
     @contextmanager
     def delta_sql(self, spark: SparkSession, table: str | None) -> Iterator[SqlStatement]:
-        """The marker on one statement, which is confirmed when the block is left in peace."""
+        """Put the marker on one statement; look for it when the block ends without an error."""
         marked = self._mark(table)
-        problem = "a marker is on one statement, Spark skips the next; use the deciding one"
+        problem = (
+            "delta_sql runs one statement, because Spark skips a second write with the same "
+            "marker; put the marker on the statement that decides"
+        )
         second = LocalTransactionError(self._id, marked.location, problem)
-        statement = OneStatement(spark, second)
+        statement = MarkedStatement(spark, second)
         with session_settings(spark, marker_settings(self._id)):
             yield statement
         self._confirm(marked)
 
     @contextmanager
     def delta_rs(self, table: str | None) -> Iterator[tuple[Any, Any]]:
-        """A DeltaTable that was seen without a fence, and CommitProperties with the marker."""
+        """A DeltaTable without this marker or fence, and CommitProperties with the marker.
+
+        Looks for the marker when the block ends without an error.
+        Raises: LocalTransactionDoneError, LocalTransactionFencedError.
+        """
         marked = self._mark(table).reopen()
         mark = marked.mark(self._id)
         if mark is not None:
@@ -83,10 +93,16 @@ class LocalTransaction:
 
     @contextmanager
     def database(self, connection: Any, table: str) -> Iterator[None]:
-        """The marker row in the database transaction that the caller will commit."""
+        """Write the marker row in the database transaction; the caller commits it.
+
+        Raises: LocalTransactionDoneError, LocalTransactionFencedError; LocalTransactionError for a
+            connection in autocommit.
+        """
         markers = MarkerTable(connection, table)
         if markers.commits_by_itself:
-            problem = "the connection commits each statement by itself; turn autocommit off"
+            problem = (
+                "the connection is in autocommit, so the marker would commit alone; turn it off"
+            )
             raise LocalTransactionError(self._id, markers.table, problem)
         if not markers.mark(self._id):
             is_done = markers.outcome(self._id) == database_marker.DONE
@@ -95,10 +111,16 @@ class LocalTransaction:
         yield
 
     def confirm(self) -> None:
-        """Every marked write is there. Raises: LocalTransactionError, StorageError."""
+        """Look for the marker of every marked write; 0 commits.
+
+        Raises:
+            LocalTransactionError: a marker is missing or fenced, or the caller has not committed a
+                database transaction.
+            StorageError: a table cannot be read.
+        """
         for markers in self._databases:
             if markers.is_open:
-                problem = "the database transaction is not committed; do it, then call again"
+                problem = "the database transaction is not committed; commit it, then call again"
                 raise LocalTransactionError(self._id, markers.table, problem)
         for marked in self._marked.values():
             self._confirm(marked)
@@ -115,8 +137,8 @@ class LocalTransaction:
         if location is None:
             raise LocalTransactionError(self._id, "delta", _NO_TABLE)
         options = self._options if location == self._table else None
-        fresh = MarkedTable("the local transaction's table", location, options)
-        return self._marked.setdefault(location, fresh)
+        marked = MarkedTable("the local transaction's table", location, options)
+        return self._marked.setdefault(location, marked)
 
     def _problem(self, where: str, *, is_done: bool) -> LocalTransactionError:
         kind = LocalTransactionDoneError if is_done else LocalTransactionFencedError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from txmq.verify.business import BusinessReport, BusinessResult, BusinessViolation, Fault, Problem
-from txmq.verify.marker_places import DatabaseMarkers, DeltaMarkers, MarkerPlace, marker_places
+from txmq.verify.business_markers import DatabaseMarkers, DeltaMarkers, MarkerPlace, marker_places
 from txmq.verify.report import NOT_CHECKED, InvariantResult, Lateness, VerifyReport, Violation
 
 __all__ = [

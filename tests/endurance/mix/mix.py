@@ -191,9 +191,9 @@ def wait_until_delivered(store: Store, brokers: Brokers) -> None:
 
 def scheduled(store: Store) -> int:
     """Delayed messages that are neither delivered nor recalled."""
-    table = store.schedule_log().refresh().table
+    table = store.tables.schedule_log().refresh().table
     total = sum(file.num_records for file in table.files())
-    settled = store.table_at("settled").refresh()
+    settled = store.tables.table_at("settled").refresh()
     rows = settled.read(settled.files(), ("state", "sequences")).to_pylist()
     ended = sum(len(row["sequences"]) for row in rows if row["sequences"] is not None)
     return total - ended
@@ -249,7 +249,7 @@ def compared(store: Store, journals: Sequence[Path], kills: int, seconds: float)
 def rows_of(store: Store, topic: str) -> list[dict[str, Any]]:
     if topic not in store.topics():
         return []
-    table = store.table_at(f"topics/{topic}")
+    table = store.tables.table_at(f"topics/{topic}")
     rows: list[dict[str, Any]] = table.read(
         table.files(), [column.name for column in table.schema.columns]
     ).to_pylist()
@@ -259,7 +259,7 @@ def rows_of(store: Store, topic: str) -> list[dict[str, Any]]:
 def lateness(store: Store, shown: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[str]]:
     """How long after its time, or after its commit, each delayed message was stored."""
     due = {row["message_id"]: row["deliver_timestamp"] for row in rows_of(store, SCHEDULE_TOPIC)}
-    settled = store.table_at("settled")
+    settled = store.tables.table_at("settled")
     facts = settled.read(settled.files(), ("transaction_id", "state", "settled_timestamp"))
     committed = {
         row["transaction_id"]: row["settled_timestamp"]

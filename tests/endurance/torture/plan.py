@@ -50,7 +50,7 @@ POINTS: dict[str, dict[FailPoint, int]] = {
         FailPoint.DELAY_PROGRESS_KEPT: 2,
     },
     "broker": {
-        FailPoint.BELL_RUNG: 2,
+        FailPoint.TIMER_FIRED: 2,
         FailPoint.FACTS_COMMITTED: 30,
         FailPoint.TOPIC_COMMITTED: 60,
         FailPoint.CHECKS_ANSWERED: 2,

@@ -224,7 +224,7 @@ class Torture:
         told: set[str] = set()
         for topic in self.store.topics():
             if topic not in (TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC):
-                table = self.store.table_at(f"topics/{topic}")
+                table = self.store.tables.table_at(f"topics/{topic}")
                 rows = table.read(table.files(), ("transaction_id",))
                 told |= set(rows["transaction_id"].to_pylist())
         paid = self.ledger.ids(PAID)
@@ -257,7 +257,7 @@ class Torture:
             processes.wait_for("retirer")
         store = Store.open(copied / "store")
         report = verify(store.location)
-        left = sum(file.num_records for file in store.table_at("half").files())
+        left = sum(file.num_records for file in store.tables.table_at("half").files())
         problems = [
             f"after retention {one.invariant}: {one.violation_count}"
             for one in report.results
@@ -289,7 +289,7 @@ class Torture:
         }
 
 
-_WITH_SPARK = (FailPoint.BELL_RUNG, FailPoint.FRAMES_WRITTEN, FailPoint.FRAMES_COMMITTED)
+_WITH_SPARK = (FailPoint.TIMER_FIRED, FailPoint.FRAMES_WRITTEN, FailPoint.FRAMES_COMMITTED)
 
 
 def _to_resume(operator: Operator) -> bool:

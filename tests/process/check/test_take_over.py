@@ -58,7 +58,7 @@ def test_each_take_over_asks_at_most_once_more_than_the_maximum(
 ) -> None:
     kills = 2
     ids, journal = world.prepare(20, immunity_s=0.001), tmp_path / "asked"
-    lease = world.store.register("check_lease")
+    lease = world.store.tables.register("check_lease")
     for _ in range(kills):
         assert killed_check(world, journal, ASKED_AND_NOT_WRITTEN) == -signal.SIGKILL
         assert lease.read().value["holder"] is not None

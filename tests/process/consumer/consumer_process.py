@@ -24,14 +24,15 @@ def main(location: str, folder: str, name: str, pause_s: str, lease_s: str) -> N
         time.sleep(float(pause_s))
         journal.write(f"{time.time()} end {where}\n")
 
-    with PullConsumer(store, consumer_group="billing", topics="order-paid", member_id=name) as own:
-        handle_of = own.start(handle)
+    member = PullConsumer(store, consumer_group="billing", topics="order-paid", member_id=name)
+    with member:
+        running = member.start(handle)
         place.joinpath(f"{name}.ready").touch()
-        while not place.joinpath("stop").exists() and handle_of.is_alive:
+        while not place.joinpath("stop").exists() and running.is_alive:
             time.sleep(0.05)
-        handle_of.stop()
-        if handle_of.exception is not None:
-            raise handle_of.exception
+        running.stop()
+        if running.exception is not None:
+            raise running.exception
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,13 +16,17 @@ from pathlib import Path
 import pytest
 
 from tests.kit.consumer_world import ConsumerWorld
+from tests.kit.delay_world import TOPIC
 from tests.kit.reading import wait_until
 from tests.kit.steps import REPOSITORY
 from txmq.consumer.lag import lag_of_group
+from txmq.message.message import Message
 
-MESSAGES, QUEUES = 1_200, 6
+QUEUES = 6
+# To each queue: a few at a time while all members live, many while one alone does.
+FEW, MANY = 20, 100
 NAMES = ("first", "second", "third")
-PAUSE_S, LEASE_S = 0.005, 1.5
+PAUSE_S, LEASE_S, WAIT_S = 0.005, 3.0, 120.0
 
 
 @dataclass(frozen=True)
@@ -40,19 +45,20 @@ def services(folder: Path, name: str) -> list[Service]:
     path = folder / f"{name}.journal"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     begun: dict[tuple[int, int], Service] = {}
-    found: list[Service] = []
+    ended: list[Service] = []
     for moment, kind, queue, offset, body in (line.split() for line in lines):
         place = int(queue), int(offset)
         if kind == "begin":
             begun[place] = Service(name, *place, body, float(moment), None)
         else:
-            one = begun.pop(place)
-            found.append(Service(name, *place, body, one.begin_s, float(moment)))
-    return [*found, *begun.values()]
+            begin_s = begun.pop(place).begin_s
+            ended.append(Service(name, *place, body, begin_s, float(moment)))
+    return [*ended, *begun.values()]
 
 
 @contextmanager
 def members(location: str, folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Processes that have joined the group; stopped ones go on before they are told to end."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     command = [
         sys.executable,
@@ -66,6 +72,7 @@ def members(location: str, folder: Path) -> Iterator[dict[str, subprocess.Popen[
         for name in NAMES
     }
     try:
+        wait_until(lambda: all(folder.joinpath(f"{name}.ready").exists() for name in NAMES), WAIT_S)
         yield running
     finally:
         folder.joinpath("stop").touch()
@@ -78,38 +85,64 @@ def members(location: str, folder: Path) -> Iterator[dict[str, subprocess.Popen[
                 process.wait()
 
 
+@dataclass
+class Orders:
+    """Sends to all queues, as long as it takes until members have been given enough."""
+
+    world: ConsumerWorld
+    sent: int = 0
+
+    def send(self, count: int) -> None:
+        numbers = range(self.sent, self.sent + count)
+        for queue in range(QUEUES):
+            batch = [Message(TOPIC, f"{queue}-{n}".encode()) for n in numbers]
+            self.world.producer.send(batch, queue_id=queue)
+        self.world.publisher.run_once()
+        self.sent += count
+
+    def send_until(self, is_enough: Callable[[], bool]) -> None:
+        """Nobody waits for messages that a faster member has taken: more are sent."""
+        deadline_s = time.monotonic() + WAIT_S
+        while not is_enough():
+            assert time.monotonic() < deadline_s
+            self.send(FEW)
+            wait_until(lambda: is_enough() or lag(self.world) == 0, WAIT_S)
+
+
 def count(folder: Path, name: str) -> int:
     return len(services(folder, name))
 
 
-@pytest.mark.timeout(300)
+def queues_served(folder: Path, name: str, since_s: float) -> set[int]:
+    return {service.queue_id for service in services(folder, name) if service.begin_s > since_s}
+
+
+@pytest.mark.timeout(600)
 def test_every_message_is_handled_though_one_member_dies_and_one_sleeps(tmp_path: Path) -> None:
     world = ConsumerWorld(tmp_path, queues=QUEUES)
-    for queue in range(QUEUES):
-        world.send_to(queue, *(f"{queue}-{n}" for n in range(MESSAGES // QUEUES // 2)))
+    orders = Orders(world)
     with members(world.store.location, tmp_path) as running:
-        wait_until(lambda: all(count(tmp_path, name) > 10 for name in NAMES), 60)
+        orders.send_until(lambda: all(count(tmp_path, name) > 10 for name in NAMES))
         running["first"].send_signal(signal.SIGKILL)
         running["second"].send_signal(signal.SIGSTOP)
-        for queue in range(QUEUES):
-            half = MESSAGES // QUEUES // 2
-            world.send_to(queue, *(f"{queue}-{n}" for n in range(half, 2 * half)))
-        before = count(tmp_path, "third")
-        wait_until(lambda: count(tmp_path, "third") > before + MESSAGES // 3, 60)
+        alone_s = time.time()
+        orders.send(MANY)
+        everything = set(range(QUEUES))
+        orders.send_until(lambda: queues_served(tmp_path, "third", alone_s) == everything)
         running["second"].send_signal(signal.SIGCONT)
-        wait_until(lambda: lag(world) == 0, 120)
+        wait_until(lambda: lag(world) == 0, WAIT_S)
     assert running["second"].returncode == running["third"].returncode == 0
     world.close()
 
     served = [service for name in NAMES for service in services(tmp_path, name)]
     handled = {service.body for service in served if service.end_s is not None}
-    assert handled == {f"{q}-{n}" for q in range(QUEUES) for n in range(MESSAGES // QUEUES)}
+    assert handled == {f"{q}-{n}" for q in range(QUEUES) for n in range(orders.sent)}
     assert_nothing_is_served_twice_at_the_same_moment(served)
     assert_each_queue_is_served_in_order(served)
 
 
 def lag(world: ConsumerWorld) -> int:
-    return sum(each.lag for each in lag_of_group(world.store, "billing"))
+    return sum(queue.lag for queue in lag_of_group(world.store, "billing"))
 
 
 def assert_nothing_is_served_twice_at_the_same_moment(served: list[Service]) -> None:
@@ -117,11 +150,11 @@ def assert_nothing_is_served_twice_at_the_same_moment(served: list[Service]) -> 
     by_queue: dict[int, list[Service]] = {}
     for service in served:
         by_queue.setdefault(service.queue_id, []).append(service)
-    for own in by_queue.values():
-        own.sort(key=lambda service: service.begin_s)
-        for one, other in pairwise(own):
-            was_stopped = one.end_s is None or one.end_s - one.begin_s > LEASE_S / 2
-            assert was_stopped or (one.end_s or 0.0) <= other.begin_s, (one, other)
+    for of_queue in by_queue.values():
+        of_queue.sort(key=lambda service: service.begin_s)
+        for before, after in pairwise(of_queue):
+            was_stopped = before.end_s is None or before.end_s - before.begin_s > LEASE_S / 2
+            assert was_stopped or (before.end_s or 0.0) <= after.begin_s, (before, after)
 
 
 def assert_each_queue_is_served_in_order(served: list[Service]) -> None:
@@ -129,8 +162,8 @@ def assert_each_queue_is_served_in_order(served: list[Service]) -> None:
     by_queue: dict[int, list[Service]] = {}
     for service in sorted(served, key=lambda service: service.begin_s):
         by_queue.setdefault(service.queue_id, []).append(service)
-    for own in by_queue.values():
-        for before, after in pairwise(own):
+    for of_queue in by_queue.values():
+        for before, after in pairwise(of_queue):
             is_next = after.offset == before.offset + 1
             took_over = after.member != before.member or after.begin_s - before.begin_s > LEASE_S
             assert is_next or took_over, (before, after)

@@ -188,13 +188,13 @@ def test_what_was_acknowledged_before_a_kill_is_there_once(tmp_path: Path) -> No
 def test_store_of_another_process_holds_what_this_one_appended(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     origin = HalfOrigin("018f0000-0000-7000-8000-000000000001", "group", 0, 6.0, 0)
-    store.half_log().table.append(
+    store.tables.half_log().table.append(
         half_table([HalfTransaction(origin, messages(2), [0, 0], 2)]), app_id="a", number=1
     )
 
     program = (
         "import sys; from txmq.store.store import Store; "
-        "print(Store.open(sys.argv[1]).half_log().halves(sys.argv[2]).found)"
+        "print(Store.open(sys.argv[1]).tables.half_log().halves(sys.argv[2]).found)"
     )
     command = [sys.executable, "-c", program, store.location, origin.transaction_id]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)

@@ -192,7 +192,7 @@ def test_members_that_race_for_many_have_each_effect_once(shop: Shop) -> None:
     for thread in threads:
         thread.join(60)
 
-    assert shop.booked() == sorted(each.message_id for each in several)
+    assert shop.booked() == sorted(expected.message_id for expected in several)
 
 
 # --- many -----------------------------------------------------------------------------------------

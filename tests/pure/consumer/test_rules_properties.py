@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from txmq.consumer.group import state_of, value_of
 from txmq.consumer.rules import SHARED, ConsumeMode, GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupConflictError
 
@@ -37,8 +38,10 @@ class Member:
                 self.read[queue] = offsets.get(queue, 0)
         self.busy = {queue for queue in self.busy if held.get(queue) == self.epochs.get(queue)}
         self.epochs = dict(held)
-        own = state.members.get(self.me.member_id)
-        self.lease_end_ms = own.lease_end_ms if own and state.is_member(self.me) else 0
+        membership = state.members.get(self.me.member_id)
+        self.lease_end_ms = (
+            membership.lease_end_ms if membership and state.is_member(self.me) else 0
+        )
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -145,7 +148,7 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def value_survives_the_store(self) -> None:
         if hasattr(self, "state"):
-            again = GroupState.from_value(json.loads(json.dumps(self.state.to_value())))
+            again = state_of(json.loads(json.dumps(value_of(self.state))))
             assert again == self.state
 
     @invariant()
@@ -160,12 +163,12 @@ class GroupMachine(RuleBasedStateMachine):
         assert all(now[queue] >= offset for queue, offset in before.items())
         assert after.epoch >= self.state.epoch
         moved = {
-            q for q, own in after.owners.items() if self.state.owners.get(q) not in (None, own)
+            q for q, owner in after.owners.items() if self.state.owners.get(q) not in (None, owner)
         }
         for queue in moved:
             old = self.state.owners[queue]
-            own = self.state.members.get(old.member_id)
-            is_alive = own is not None and self.now_ms < own.lease_end_ms
+            membership = self.state.members.get(old.member_id)
+            is_alive = membership is not None and self.now_ms < membership.lease_end_ms
             assert not is_alive, "a queue is taken only from who is gone"
         self.state = after
         if member is not None:
@@ -197,12 +200,12 @@ def test_queue_stays_where_it_is_when_a_member_joins_unless_it_is_needed(
     state = before.joined(
         "group", "z", SETTINGS, {"orders": queues}, now_ms=0, lease_end_ms=LEASE_MS
     )
-    members = [Owner(name, own.epoch) for name, own in state.members.items()]
+    members = [Owner(name, membership.epoch) for name, membership in state.members.items()]
     for _ in range(4):
         for me in members:
             state = state.shared_out(me, ())
 
-    moved = [queue for queue, own in before.owners.items() if state.owners[queue] != own]
+    moved = [queue for queue, owner in before.owners.items() if state.owners[queue] != owner]
     assert len(moved) <= -(-queues // count)
     assert all(state.owners[queue].member_id == "z" for queue in moved)
 

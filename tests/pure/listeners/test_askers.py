@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from txmq.errors import ListenerError
 from txmq.listeners.askers import Asker
 from txmq.listeners.protocol import HalfMessage
 from txmq.listeners.rows import RowAsker
@@ -131,6 +132,22 @@ def test_what_raises_is_unknown_and_its_text_is_not_repeated(
 ) -> None:
     with asker(form(answer)) as ask:
         assert ask("a", "b") == dict.fromkeys("ab", ("UNKNOWN", reason))
+
+
+class OwnError(ListenerError):
+    """An error of the user's, whose text may hold a body."""
+
+    def __str__(self) -> str:
+        raise ValueError("secret body")
+
+
+@pytest.mark.parametrize("form", [Rows, Sets])
+def test_text_of_a_user_s_error_is_never_asked_for(form: Any) -> None:
+    def answer(_: Any) -> Any:
+        raise OwnError("Orders", "secret body")
+
+    with asker(form(answer)) as ask:
+        assert ask("a") == {"a": ("UNKNOWN", "the listener raised OwnError")}
 
 
 @pytest.mark.parametrize(("form", "late"), [(Rows, lambda _: ROLLBACK), (Sets, all_commit)])

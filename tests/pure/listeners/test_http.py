@@ -186,6 +186,25 @@ def test_answer_without_end_is_cut(service: Service, monkeypatch: pytest.MonkeyP
         answers(HttpListener(service.url), ["1"])
 
 
+def test_answers_of_all_posts_together_are_bounded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_listener, "MAX_ANSWERS_BYTES", 1_000)
+    row = {"transaction_id": "1", "state": "UNKNOWN", "reason": "x" * 100_000}
+    service.reply = service.content(json.dumps({"answers": [row]}).encode())
+
+    assert answers(HttpListener(service.url), ["1"]) == {"1": ("UNKNOWN", "x" * 200)}
+    with pytest.raises(ListenerError, match="more than 1,000 bytes in one call"):
+        answers(HttpListener(service.url, batch_size=1), list("123456"))
+
+
+def test_answer_that_is_nested_too_deep_is_no_answer(service: Service) -> None:
+    service.reply = service.content(b"[" * 100_000)
+
+    with pytest.raises(ListenerError, match="something else"):
+        answers(HttpListener(service.url), ["1"])
+
+
 def test_slow_service_is_no_answer(service: Service) -> None:
     ended = threading.Event()
 

@@ -34,9 +34,13 @@ class Hanging(Listener):
         super().__init__(lambda question: self.released.wait(30.0) and f"{question}!")
 
 
+def error_answer(question: str, error: BaseException) -> str:
+    return f"{question} raised {type(error).__name__}"
+
+
 @contextmanager
 def threads(listener: Listener, count: int = 2) -> Iterator[ListenerThreads[str, Any]]:
-    asking = ListenerThreads[str, Any]("orders", listener, count)
+    asking = ListenerThreads[str, Any]("orders", listener, error_answer, count)
     try:
         yield asking
     finally:
@@ -149,8 +153,44 @@ def test_late_answer_is_kept_once() -> None:
         late: list[Any] = []
         wait_for(lambda: late.extend(asking.late()) or late)
 
-        assert late == [("a", "a!")]
+        assert late == ["a!"]
         assert asking.late() == []
+
+
+def test_only_the_newest_late_answers_are_kept_if_nobody_takes_them() -> None:
+    hanging = Hanging()
+    with threads(hanging, count=1) as asking:
+        for n in range(HUNG_PER_THREAD + 1):
+            hanging.released.clear()
+            assert ask_until_asked(asking, hanging, str(n)) == [HANGS]
+            hanging.released.set()
+            wait_for(lambda last=f"{n}!": asking._late and asking._late[-1] == last)
+
+        assert asking.late() == [f"{n}!" for n in range(1, HUNG_PER_THREAD + 1)]
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_thread_answers_for_whatever_is_raised_and_goes_on(error: type[BaseException]) -> None:
+    def raising(question: str) -> str:
+        if question == "a":
+            raise error
+        return answering(question)
+
+    with threads(Listener(raising), count=1) as asking:
+        assert ask(asking, "a", "b") == [f"a raised {error.__name__}", "b!"]
+        assert asking._running == 1
+
+
+def test_thread_that_cannot_start_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with threads(Listener(answering), count=1) as asking:
+        with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+            patched.setattr(threading.Thread, "start", refused)
+            asking.ask(["a"])
+
+        assert ask(asking, "b") == ["b!"]
 
 
 def test_several_questions_are_asked_at_the_same_time() -> None:

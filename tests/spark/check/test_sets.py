@@ -106,7 +106,11 @@ def test_round_of_any_size_makes_three_commits(world: CheckWorld) -> None:
     world.prepare(5_000)
     world.clock.advance(10)
     store = world.store
-    tables = [store.half_log().table, store.op_log().table, store.register("check_lease").table]
+    tables = [
+        store.tables.half_log().table,
+        store.tables.op_log().table,
+        store.tables.register("check_lease").table,
+    ]
     before = [table.version for table in tables]
 
     recheck(world, orders=Orders())
@@ -253,11 +257,11 @@ def test_rows_and_sets_are_asked_in_the_same_round(world: CheckWorld) -> None:
     unheard = world.prepare(5, group="nobody")
     world.clock.advance(10)
     rows, sets = world.listener(COMMIT), Orders()
-    before = world.store.op_log().table.version
+    before = world.store.tables.op_log().table.version
 
     result = recheck(world, orders=rows, billing=sets)
 
-    assert world.store.op_log().table.version == before + 1
+    assert world.store.tables.op_log().table.version == before + 1
     assert (sorted(rows.asked()), sorted(sets.asked_ids())) == (sorted(ours), sorted(theirs))
     assert (result.checks.committed, result.checks.rolled_back) == (5, 5)
     assert (result.checks.unasked, len(unheard)) == (5, 5)
@@ -392,7 +396,7 @@ def test_producer_writes_the_timeout_of_its_group_into_the_half(tmp_path: Path) 
             transaction.send(Message("paid", b"", properties=properties))
             transaction.prepare()
 
-    half = world.store.half_log().table
+    half = world.store.tables.half_log().table
     rows = half.read(half.files(), ["producer_group", "check_immunity_time_s"]).to_pylist()
     assert Counter(tuple(row.values()) for row in rows) == {
         (GROUP, 6.0): 1,

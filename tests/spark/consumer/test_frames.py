@@ -10,12 +10,15 @@ import pytest
 
 from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import publish, wait_until
+from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.consumer.batch import ConsumeResult
-from txmq.consumer.frames import OffsetRange, RangeConsumer, SparkBatches, split_in_two
+from txmq.consumer.frames import TopicFrames
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeStatus, TopicQueue
+from txmq.consumer.ranges import RangeReader
+from txmq.consumer.rules import ConsumeStatus
+from txmq.consumer.spark_batches import SparkBatches
 from txmq.consumer.stream import ConsumeFromWhere, Consumer
-from txmq.errors import ConfigError, MessagesExpiredError
+from txmq.errors import MessagesExpiredError
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
@@ -64,19 +67,8 @@ def subscribe(store: Store, spark: Any) -> Iterator[Subscribe]:
         return made[-1]
 
     yield subscribed
-    for each in made:
-        each.close()
-
-
-def test_halves_keep_each_queue_in_order() -> None:
-    one, two = TopicQueue("a", 0), TopicQueue("a", 1)
-    first, second = split_in_two([OffsetRange(one, 0, 3), OffsetRange(two, 5, 8)])
-
-    assert first == [OffsetRange(one, 0, 3)]
-    assert second == [OffsetRange(two, 5, 8)]
-    assert split_in_two([OffsetRange(one, 4, 7)]) == (
-        [OffsetRange(one, 4, 5)], [OffsetRange(one, 5, 7)]
-    )  # fmt: skip
+    for batches in made:
+        batches.close()
 
 
 def test_all_that_is_visible_comes_once(store: Store, subscribe: Subscribe) -> None:
@@ -163,11 +155,10 @@ def test_what_was_left_while_a_lease_was_over_comes_again(
         seen = Seen(b"005")
         batches = subscribe(seen)
         answers = iter([True] * looks + [False])
-        monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_, own=answers: next(own, True))
+        monkeypatch.setattr(RangeReader, "is_owned", lambda *_, own=answers: next(own, True))
         batches.run_once()
-        for queue in batches._consumer.assignment:
-            batches._consumer.seek(*queue, 0)
         batches.close()
+        ConsumerGroups(store).reset_offsets(GROUP, TOPIC, ConsumeFromWhere.FIRST_OFFSET, apply=True)
 
         assert seen.bodies == [body for body in numbered(16) if body != b"005"]
 
@@ -178,14 +169,14 @@ def test_table_that_opens_while_a_queue_is_lost_is_not_handed_over(
     send(store, *numbered(4))
     seen = Seen()
     batches = subscribe(seen)
-    dataframe, lost = RangeConsumer.dataframe, list[bool]()
+    dataframe, lost = TopicFrames.dataframe, list[bool]()
 
     def slow(*arguments: Any) -> Any:
         lost.append(True)
         return dataframe(*arguments)
 
-    monkeypatch.setattr(RangeConsumer, "dataframe", slow)
-    monkeypatch.setattr(RangeConsumer, "is_ours", lambda *_: not lost)
+    monkeypatch.setattr(TopicFrames, "dataframe", slow)
+    monkeypatch.setattr(RangeReader, "is_owned", lambda *_: not lost)
 
     assert batches.run_batch() == ConsumeResult()
     assert seen.batches == []
@@ -220,7 +211,7 @@ def test_reconsume_later_is_a_failure_too(store: Store, subscribe: Subscribe) ->
 def test_handler_that_always_fails_ends_the_run_and_its_messages_come_again(
     store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.consumer.frames.FAILURES_MAX", 3)
+    monkeypatch.setattr("txmq.consumer.spark_batches.FAILURES_MAX", 3)
     send(store, *numbered(64))
     seen = Seen(*numbered(64))
     batches = subscribe(seen)
@@ -238,7 +229,7 @@ def test_what_retention_took_is_told_when_all_else_is_read(
     send(store, *numbered(4))
     seen = Seen()
     batches = subscribe(seen)
-    table = store.table_at(f"topics/{TOPIC}")
+    table = store.tables.table_at(f"topics/{TOPIC}")
     table.remove(table.files())
     send(store, *numbered(1, first=90), topic=TOPIC)
     with pytest.raises(MessagesExpiredError) as raised:
@@ -266,9 +257,3 @@ def test_new_group_may_begin_at_the_end(store: Store, subscribe: Subscribe) -> N
     batches.run_once()
 
     assert seen.bodies == [b"new"]
-
-
-@pytest.mark.parametrize("number", [0, -1, 1.5, True, "10"])
-def test_size_of_a_batch_is_checked(subscribe: Subscribe, number: object) -> None:
-    with pytest.raises(ConfigError, match="max_messages"):
-        subscribe(Seen(), max_messages=number)

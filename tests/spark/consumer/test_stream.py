@@ -220,7 +220,7 @@ def test_stream_that_clean_up_overtook_says_so(store: Store, spark: Any, tmp_pat
     consumer.wait(started(consumer, TOPIC, spark, checkpoint))
     for number in range(3):
         send(store, b"%d" % number)
-    table = store.table_at(f"topics/{TOPIC}")
+    table = store.tables.table_at(f"topics/{TOPIC}")
     table.checkpoint()
     for version in range(1, table.version):
         Path(table.location, "_delta_log", f"{version:020}.json").unlink()
@@ -231,7 +231,7 @@ def test_stream_that_clean_up_overtook_says_so(store: Store, spark: Any, tmp_pat
 def test_topic_is_read_as_it_was(store: Store, spark: Any) -> None:
     consumer = Consumer(store, consumer_group="billing")
     send(store, b"1")
-    then = store.table_at(f"topics/{TOPIC}").version
+    then = store.tables.table_at(f"topics/{TOPIC}").version
     send(store, b"2")
 
     def bodies_of(**moment: Any) -> list[bytes]:

@@ -363,7 +363,7 @@ def spark_feed(spark: SparkSession, location: str, start: int) -> DataFrame:
 
 @pytest.fixture
 def half(store: Store) -> Table:
-    table = store.half_log().table
+    table = store.tables.half_log().table
     sent = [
         Message("orders", b"\x00\xff", tags="paid", keys=["a", "b"], properties={"x": "Ж"}),
         Message("stock", b"", sharding_key="s"),
@@ -460,7 +460,7 @@ def test_checkpoints_of_delta_rs_are_read_by_spark_alone(spark: SparkSession, ha
 def test_stream_of_spark_follows_appends_of_delta_rs(
     spark: SparkSession, store: Store, tmp_path: Path
 ) -> None:
-    op = store.op_log()
+    op = store.tables.op_log()
     op.append([op_row(1)], 0, app_id="a", number=1)
     seen: list[int] = []
 
@@ -561,7 +561,7 @@ def test_files_that_spark_wrote_are_read_by_us(
 ) -> None:
     from txmq.delta.parquet import described
 
-    half = store.half_log().table
+    half = store.tables.half_log().table
     half.append(halves(1, messages(2)), app_id="a", number=1)
     expected = half.read(half.files(), HALF.columns.names).to_pylist()
     spark.conf.set("spark.sql.parquet.outputTimestampType", kind)
@@ -604,13 +604,13 @@ def test_statistics_that_spark_cut_still_lead_to_the_rows(
 @pytest.mark.parametrize("name", ["two words", "ünï-店", "hash#m", "what?", "{x}", "a:b", "$w*"])
 def test_spark_finds_a_store_wherever_it_is(spark: SparkSession, tmp_path: Path, name: str) -> None:
     store = Store.create(tmp_path / name)
-    store.half_log().table.append(halves(1), app_id="a", number=1)
+    store.tables.half_log().table.append(halves(1), app_id="a", number=1)
 
     assert read(spark, f"{store.location}/half").count() == 1
 
 
 def test_claim_columns_are_all_in_the_change_feed(store: Store) -> None:
-    op = store.op_log()
+    op = store.tables.op_log()
     op.append([op_row(1)], 0, app_id="a", number=1)
 
     found = pa.table(op.table.handle.load_cdf(1, 1))

@@ -77,7 +77,7 @@ def send(producer: TransactionProducer, number: int, *, end: bool = True) -> Non
 def visible(store: Store) -> int:
     if TOPIC not in store.topics():
         return 0
-    return sum(file.num_records for file in store.table_at(f"topics/{TOPIC}").files())
+    return sum(file.num_records for file in store.tables.table_at(f"topics/{TOPIC}").files())
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_stream_sees_every_message_once_while_its_topic_is_compacted_and_cleaned
     wait_until(lambda: len(follow()) >= 1)
     publisher, maintenance = Publisher(store), Maintenance(store, clock=ClockAhead())
     handle = maintenance.start()
-    topic = store.table_at(f"topics/{TOPIC}")
+    topic = store.tables.table_at(f"topics/{TOPIC}")
     numbers = count(1)
 
     def first_half_is_cleaned_away() -> bool:
@@ -151,8 +151,8 @@ def test_broker_asks_and_publishes_everything_while_its_logs_are_cleaned(
 
     rows = topic_rows(store, TOPIC)
     assert sorted(int(row["body"]) for row in rows) == list(range(150))
-    assert min(log_files(store.table_at("op")).commits_ms) > 0
-    assert min(log_files(store.table_at("half")).commits_ms) > 0
+    assert min(log_files(store.tables.table_at("op")).commits_ms) > 0
+    assert min(log_files(store.tables.table_at("half")).commits_ms) > 0
 
 
 def test_spark_reads_a_table_whose_log_was_cleaned(store: Store, spark: SparkSession) -> None:
@@ -165,7 +165,7 @@ def test_spark_reads_a_table_whose_log_was_cleaned(store: Store, spark: SparkSes
     send_one_more(store)
     frame = spark.read.format("delta").load(store.topic_location(TOPIC))
 
-    assert min(log_files(store.table_at(f"topics/{TOPIC}")).commits_ms) > 0
+    assert min(log_files(store.tables.table_at(f"topics/{TOPIC}")).commits_ms) > 0
     assert frame.count() == 41
     assert frame.select("message_id").distinct().count() == 41
 

@@ -118,7 +118,7 @@ def test_messages_and_several_dataframes_share_one_fate(
     transaction.send_dataframe(rows(spark, 10), topic="order-paid")
     transaction.send_dataframe(rows(spark, 20), topic="stock")
     transaction.prepare()
-    assert store.half_log().halves(transaction.id).found == 31  # type: ignore[union-attr]
+    assert store.tables.half_log().halves(transaction.id).found == 31  # type: ignore[union-attr]
     transaction.commit()
     publish(store)
 
@@ -134,7 +134,7 @@ def test_transaction_without_single_messages_has_a_head_of_its_own(
 
     heads = [row for row in log_rows(store, "half") if row["sequence"] == 0]
     assert [(row["message_count"], row["real_topic"]) for row in heads] == [(5, None)]
-    assert store.half_log().halves(transaction.id).problem is None  # type: ignore[union-attr]
+    assert store.tables.half_log().halves(transaction.id).problem is None  # type: ignore[union-attr]
 
 
 def test_dataframe_is_computed_once(
@@ -188,7 +188,7 @@ def test_rows_come_each_at_its_own_time(tmp_path: Path, spark: Any) -> None:
         (["id AS body"], "'body' is bigint"),
         (["'a' AS body", "1 AS tags"], "'tags' is int"),
         (["'a' AS body", "'b' AS more"], "'more' is not one of"),
-        (["'a' AS body", "'b' AS body"], "stands twice"),
+        (["'a' AS body", "'b' AS body"], "appears twice"),
         (["'a' AS body", "map(1, 'b') AS properties"], "'properties' is map<int,string>"),
     ],
 )

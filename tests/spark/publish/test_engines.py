@@ -47,7 +47,7 @@ class World:
     def claim(self, *rows: Any) -> None:
         """Claims in one commit."""
         self.commits += 1
-        self.store.op_log().append(rows, 0, app_id="test", number=self.commits)
+        self.store.tables.op_log().append(rows, 0, app_id="test", number=self.commits)
 
     def commit(self, *numbers: int) -> None:
         self.claim(*[op_row(number) for number in numbers])
@@ -195,7 +195,7 @@ def test_mark_and_next_offsets_are_in_the_commit_of_the_rows(world: World) -> No
 
     world.publish()
 
-    op_id = world.store.op_log().table.table_id
+    op_id = world.store.tables.op_log().table.table_id
     topic = DeltaTable(world.store.topic_location(TOPIC))
     assert topic.version() == 1
     assert topic.transaction_version(mark_id(op_id)) == 2
@@ -377,7 +377,7 @@ def settled_facts(world: World) -> pa.Table:
     """The facts of all claims, with nothing published."""
     with failing_commits(999, error=OSError("broken"), table=TOPIC):
         world.publish()
-    log = world.store.settled_log(world.store.op_log().table.table_id)
+    log = world.store.tables.settled_log(world.store.tables.op_log().table.table_id)
     return log.between(-1, log.mark)
 
 
@@ -392,7 +392,7 @@ def test_missing_payload_is_refused_and_nothing_is_written(world: World, lost: s
     )
 
     with pytest.raises(PayloadMissingError, match=transaction_id(1)):
-        make_plan(world.store.half_log(), facts)
+        make_plan(world.store.tables.half_log(), facts)
     assert world.rows() == []
 
 

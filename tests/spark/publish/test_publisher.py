@@ -55,7 +55,7 @@ def append(store: Store, log: str, rows: Any) -> None:
 
 
 def claim(store: Store, *rows: Any) -> None:
-    log = store.op_log()
+    log = store.tables.op_log()
     log.append(rows, 0, app_id="test", number=log.table.version + 1)
 
 
@@ -427,7 +427,7 @@ def test_restore_is_seen_by_a_publisher_that_runs(store: Store, followed: Path) 
 
 def test_op_log_that_was_made_anew_is_refused(store: Store, followed: Path) -> None:
     shutil.rmtree(followed)
-    store.table(OP, "op").create(100)
+    store.tables.table(OP, "op").create(100)
 
     with pytest.raises(SourceRestoredError):
         publish(store)
@@ -452,7 +452,7 @@ def test_lost_progress_only_costs_another_look(store: Store) -> None:
     send(store, 3)
     publish(store)
     shutil.rmtree(Path(store.location, "state", "publisher"))
-    store._create(store.register("publisher").table.schema, "state/publisher")
+    store.tables.register("publisher", create=True)
 
     send(store, 1)
     publish(store)

@@ -93,7 +93,7 @@ def typed(store: Store) -> Store:
 
 
 def kept_schema(store: Store) -> BodySchema | None:
-    return body_schema_in(store.table_at(f"topics/{ORDERS}"))
+    return body_schema_in(store.tables.table_at(f"topics/{ORDERS}"))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_dead_letters_stay_untyped(typed: Store, producer: TransactionProducer) 
     transaction.send(Message(ORDERS, body(1)))
     transaction.prepare()
     discard = replace(op_row(1, ClaimKind.DISCARD, life=0), transaction_id=transaction.id)
-    typed.op_log().append([discard], 0, app_id="test", number=1)
+    typed.tables.op_log().append([discard], 0, app_id="test", number=1)
 
     publish(typed)
 
@@ -262,7 +262,7 @@ def test_producer_follows_a_topic_that_becomes_typed(store: Store) -> None:
 def by_hand(store: Store, number: int, *messages: Message) -> None:
     """A committed transaction that another program wrote, past the producer's checks."""
     write_deltalake(f"{store.location}/half", halves(number, messages), mode="append")
-    store.op_log().append([op_row(number)], 0, app_id="test", number=number)
+    store.tables.op_log().append([op_row(number)], 0, app_id="test", number=number)
 
 
 def test_foreign_body_is_shown_with_nulls_and_told_and_stops_nothing(
@@ -300,7 +300,7 @@ def test_a_thousand_foreign_bodies_are_told_in_a_few_lines(
 def test_making_the_table_of_a_typed_topic_again_changes_nothing(typed: Store) -> None:
     before = table_versions(typed)
 
-    typed.create_topic(ORDERS)
+    typed.tables.create_topic(ORDERS)
 
     assert table_versions(typed) == before
     assert kept_schema(typed) == JSON
@@ -345,7 +345,7 @@ def test_body_schema_of_a_topic_with_messages_stays(
 
 def test_table_is_made_typed_by_the_publisher_where_the_operator_was_killed(store: Store) -> None:
     settings = TopicSettings(TopicKind.UNSPECIFIED, 4, None, JSON.to_dict())
-    register = store.topic_register(create=True)
+    register = store.tables.topic_register(create=True)
     register.swap(register.read().with_settings(ORDERS, settings), 0)
     commit(TransactionProducer(store, producer_group=GROUP), Message(ORDERS, body(1)))
 
@@ -423,7 +423,7 @@ def test_compaction_keeps_the_columns(typed: Store, producer: TransactionProduce
         publisher.run_once()
     before = topic_rows(typed, ORDERS)
 
-    compacted = compact(typed.table_at(f"topics/{ORDERS}"), 1 << 20)
+    compacted = compact(typed.tables.table_at(f"topics/{ORDERS}"), 1 << 20)
 
     assert compacted.files_after < compacted.files_before
     assert topic_rows(typed, ORDERS) == before

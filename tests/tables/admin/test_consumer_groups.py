@@ -78,13 +78,13 @@ def test_lag_of_all_groups_is_what_the_tables_say(world: ConsumerWorld) -> None:
 
     lags = ConsumerLag(world.store, world.clock).of_all()
 
-    found = {(lag.group, lag.topic, lag.queue_id): lag for lag in lags}
-    own = found[BILLING, TOPIC, 1]
-    assert (own.next_offset, own.end_offset, own.lag, own.owner) == (3, 5, 2, None)
-    assert found["shipping", TOPIC, 1].lag == 5
-    assert found["shipping", TOPIC, 1].owner is not None
+    by_queue = {(lag.group, lag.topic, lag.queue_id): lag for lag in lags}
+    billing = by_queue[BILLING, TOPIC, 1]
+    assert (billing.next_offset, billing.end_offset, billing.lag, billing.owner) == (3, 5, 2, None)
+    assert by_queue["shipping", TOPIC, 1].lag == 5
+    assert by_queue["shipping", TOPIC, 1].owner is not None
     assert sum(lag.lag for lag in lags if lag.group == BILLING) == 2
-    assert own.to_dict()["lag"] == 2
+    assert billing.to_dict()["lag"] == 2
 
 
 def test_lag_of_a_broadcast_is_that_of_each_member(world: ConsumerWorld) -> None:
@@ -122,8 +122,8 @@ def test_reset_is_shown_first_and_written_when_it_is_asked_for(
     assert shown.after == written.after == after
     assert shown.before == dict.fromkeys(after, 3)
     assert (shown.is_written, written.is_written) == (False, True)
-    known = offsets_of(world)
-    assert {queue: known[TopicQueue(TOPIC, queue)] for queue in after} == after
+    offsets = offsets_of(world)
+    assert {queue: offsets[TopicQueue(TOPIC, queue)] for queue in after} == after
     assert len(drained(world.consumer())) == sum(3 - offset for offset in after.values())
 
 
@@ -207,7 +207,7 @@ def test_maintenance_looks_after_the_value_of_a_group(world: ConsumerWorld) -> N
         drained(consumer)
         consumer.commit()
     path = f"state/group_{BILLING}"
-    assert path in world.store.table_paths()
+    assert path in world.store.tables.table_paths()
     world.clock.advance(24 * 3600)
 
     result = Maintenance(world.store, clock=world.clock).run_once()

@@ -55,12 +55,12 @@ def operator(store: Store, clock: ManualClock) -> Operator:
 
 def prepare(store: Store, *tables: pa.Table) -> None:
     rows = pa.concat_tables(tables)
-    store.half_log().table.append(rows, app_id="test", number=next(_numbers))
+    store.tables.half_log().table.append(rows, app_id="test", number=next(_numbers))
 
 
 def claim(store: Store, number: int, kind: ClaimKind, **fields: Any) -> None:
     row = op_row(number, kind, **fields)
-    store.op_log().append([row], 0, app_id="test", number=next(_numbers))
+    store.tables.op_log().append([row], 0, app_id="test", number=next(_numbers))
 
 
 def discard(store: Store, number: int, life: int = 0, **fields: Any) -> None:
@@ -70,7 +70,7 @@ def discard(store: Store, number: int, life: int = 0, **fields: Any) -> None:
     times = range(1, store.config.transaction_check_max + 1)
     rows = [op_row(number, KIND.UNKNOWN, check_times=each, **asked) for each in times]
     rows.append(op_row(number, KIND.DISCARD, **{"reason": "CHECK_MAX", **fields}))
-    store.op_log().append(rows, 0, app_id="test", number=next(_numbers))
+    store.tables.op_log().append(rows, 0, app_id="test", number=next(_numbers))
 
 
 def head_only(number: int) -> pa.Table:
@@ -125,7 +125,7 @@ def test_row_is_signed_and_in_the_name_of_the_half_s_group(
     assert (row["kind"], row["producer_group"], row["life"]) == ("COMMIT", "billing", None)
     assert row["reason"] == result.reason == "by ada: asked the shop"
     assert row["op_timestamp"].timestamp() * 1000 == START_MS + 5_000
-    assert result.op_version == store.op_log().table.version
+    assert result.op_version == store.tables.op_log().table.version
 
 
 def test_reason_is_kept_with_the_fact(store: Store, operator: Operator) -> None:
@@ -443,7 +443,7 @@ def test_other_end_that_was_first_is_told(store: Store, operator: Operator) -> N
     rival = op_row(1, KIND.ROLLBACK, source=ClaimSource.CHECK, op_timestamp_ms=LONG_DUE_MS)
 
     def end_first() -> None:
-        store.op_log().append([rival], 0, app_id="rival", number=1)
+        store.tables.op_log().append([rival], 0, app_id="rival", number=1)
 
     with (
         before_commit(end_first, table="op"),
@@ -466,15 +466,15 @@ def test_version_is_that_of_the_claim_where_others_commit_right_after_it(
     def commit_and_others_after_it(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
         commit(handle, *arguments, **options)
         while later:
-            store.op_log().append([later.pop()], 0, app_id="rival", number=2 - len(later))
+            store.tables.op_log().append([later.pop()], 0, app_id="rival", number=2 - len(later))
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_and_others_after_it)
 
     result = operator.resolve(transaction_id(1), COMMIT, reason=REASON, apply=True)
 
-    (row,) = store.op_log().between(0, 1).to_pylist()
+    (row,) = store.tables.op_log().between(0, 1).to_pylist()
     assert (row["transaction_id"], row["source"]) == (transaction_id(1), "operator")
-    assert (result.op_version, store.op_log().table.version) == (1, 3)
+    assert (result.op_version, store.tables.op_log().table.version) == (1, 3)
 
 
 def test_discard_that_was_first_is_told(store: Store, operator: Operator) -> None:

@@ -232,7 +232,7 @@ def test_half_that_is_missing_without_a_reason_stops_it(made: Filled, vandal: Va
 
 
 def test_schedule_is_not_rebuilt(made: Filled) -> None:
-    made.store.create_topic("SCHEDULE_TOPIC_XXXX")
+    made.store.tables.create_topic("SCHEDULE_TOPIC_XXXX")
 
     with pytest.raises(ReservedNameError, match="schedule"):
         Topics(made.store).rebuild("SCHEDULE_TOPIC_XXXX")
@@ -319,7 +319,7 @@ class Past:
 @pytest.fixture
 def past(tmp_path: Path) -> Iterator[Past]:
     world = Past(tmp_path / "store")
-    assert sum(file.num_records for file in world.store.table_at("half").files()) == 4
+    assert sum(file.num_records for file in world.store.tables.table_at("half").files()) == 4
     yield world
     assert not any(row["queue_offset"] is None for row in world.rows())
 

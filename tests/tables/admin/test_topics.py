@@ -86,7 +86,7 @@ def test_topic_without_a_number_of_queues_has_the_default_of_the_store(topics: T
 
 
 def test_store_that_was_never_asked_for_settings_has_no_table_for_them(store: Store) -> None:
-    assert "state/topics" not in store.table_paths()
+    assert "state/topics" not in store.tables.table_paths()
     assert Topics(store).all() == ()
 
 
@@ -245,7 +245,7 @@ def test_list_shows_all_by_name(
 ) -> None:
     topics.create("b")
     send(producer, topic="a")
-    store.create_topic(TRANS_CHECK_MAX_TIME_TOPIC)
+    store.tables.create_topic(TRANS_CHECK_MAX_TIME_TOPIC)
     publish(store)
 
     found = {one.topic: (one.rows, one.is_registered, one.is_system) for one in topics.all()}
@@ -409,8 +409,8 @@ def test_maintenance_looks_after_what_is_left_of_a_deleted_topic(
     publish(store)
     topics.delete(TOPIC, apply=True)
 
-    assert f"topics/{TOPIC}" in store.table_paths()
-    assert "state/topics" in store.table_paths()
+    assert f"topics/{TOPIC}" in store.tables.table_paths()
+    assert "state/topics" in store.tables.table_paths()
     assert not Maintenance(store).run_once().failed
 
 
@@ -561,7 +561,7 @@ def test_unknown_topic_is_refused_where_topics_are_made_by_operators(strict: Sto
 
 
 def test_topic_that_is_there_without_settings_is_known(strict: Store) -> None:
-    strict.create_topic(TOPIC)
+    strict.tables.create_topic(TOPIC)
 
     with TransactionProducer(strict, producer_group=GROUP) as producer:
         send(producer)

@@ -11,7 +11,7 @@ NOW_MS = 1_800_000_000_000
 
 
 def lease(store: Store, holder: str) -> CheckLease:
-    return CheckLease(store.register("check_lease"), holder, LEASE_S)
+    return CheckLease(store.tables.register("check_lease"), holder, LEASE_S)
 
 
 def test_free_lease_is_taken(store: Store) -> None:

@@ -61,7 +61,11 @@ def test_a_round_is_one_commit_of_claims_and_two_of_the_lease(
         ids += world.prepare(min(PER_COMMIT, count - len(ids)))
     world.clock.advance(60)
     store = world.store
-    tables = [store.half_log().table, store.op_log().table, store.register("check_lease").table]
+    tables = [
+        store.tables.half_log().table,
+        store.tables.op_log().table,
+        store.tables.register("check_lease").table,
+    ]
     before = [table.version for table in tables]
     listener = OrderTable(ids[::2])
 

@@ -47,8 +47,8 @@ def recheck(world: CheckWorld, **listeners: Any) -> RecheckResult:
 
 def settle(world: CheckWorld, ids: Sequence[str], state: TransactionState, *, through: int) -> None:
     """What the publisher would write about claims of version `through`."""
-    op = world.store.op_log().table
-    log = world.store.settled_log(op.table_id)
+    op = world.store.tables.op_log().table
+    log = world.store.tables.settled_log(op.table_id)
     claims = [Claim(key, ClaimKind.COMMIT, GROUP, through, n) for n, key in enumerate(ids)]
     facts = [Fact(claim, state, 0, None) for claim in claims]
     rows = settled_table(facts, world.clock.now_ms(), [None] * len(facts))
@@ -142,7 +142,7 @@ def test_half_whose_commit_was_cleaned_from_the_log_is_still_immune(world: Check
 def test_immunity_of_20_minutes_is_neither_counted_nor_discarded(tmp_path: Path) -> None:
     """RocketMQ counts each look and so discards it after 3 s (W4)."""
     world = CheckWorld(tmp_path, transaction_check_interval_s=1.0, transaction_check_max=3)
-    listener, version = world.listener(), world.store.half_log().table.version
+    listener, version = world.listener(), world.store.tables.half_log().table.version
     world.prepare(immunity_s=1_200.0)
     for _ in range(40):
         world.clock.advance(29.9)
@@ -154,7 +154,7 @@ def test_immunity_of_20_minutes_is_neither_counted_nor_discarded(tmp_path: Path)
         recheck(world, orders=listener)
     assert listener.check_times() == [0, 1, 2]
     assert [row["kind"] for row in world.claims()] == ["UNKNOWN"] * 3 + ["DISCARD"]
-    assert world.store.half_log().table.version == version + 1
+    assert world.store.tables.half_log().table.version == version + 1
 
 
 def test_rocketmqs_settings_ask_between_6_and_36_seconds(tmp_path: Path) -> None:
@@ -269,14 +269,14 @@ def test_none_of_ten_thousand_finished_transactions_is_asked(world: CheckWorld) 
 
 def test_half_log_is_the_same_after_all_checks(world: CheckWorld) -> None:
     world.prepare(20)
-    version = world.store.half_log().table.version
+    version = world.store.tables.half_log().table.version
     for _ in range(17):
         world.clock.advance(31)
         recheck(world, orders=world.listener())
 
     assert len(world.claims(ClaimKind.DISCARD)) == 20
     assert world.half_rows() == 20
-    assert world.store.half_log().table.version == version
+    assert world.store.tables.half_log().table.version == version
 
 
 def test_end_of_another_group_does_not_hide_a_transaction(world: CheckWorld) -> None:
@@ -295,7 +295,7 @@ def test_claim_settled_before_its_half_exists_does_not_hide_a_transaction(
 ) -> None:
     listener, early = world.listener(), new_transaction_id(world.clock.now_ms())
     world.claim([early], kind, life=0)
-    settle(world, [], TransactionState.COMMITTED, through=world.store.op_log().table.version)
+    settle(world, [], TransactionState.COMMITTED, through=world.store.tables.op_log().table.version)
     world.prepare(change=lambda rows: [(early, *row[1:]) for row in rows])
     world.clock.advance(10)
 
@@ -452,7 +452,7 @@ def test_claim_that_no_txmq_writes_does_not_stop_the_check(
     ids, listener = world.prepare(), world.listener()
     row = OpRow(ids[0], ClaimKind.COMMIT, GROUP, ClaimSource.PRODUCER, world.clock.now_ms())
     rows = pa.Table.from_pylist([op_table([row], 0).to_pylist()[0] | bent], OP.columns)
-    world.store.op_log().table.append(rows, app_id="stranger", number=1)
+    world.store.tables.op_log().table.append(rows, app_id="stranger", number=1)
     world.clock.advance(10)
 
     recheck(world, orders=listener)
@@ -468,7 +468,7 @@ def test_time_that_no_python_can_show_does_not_stop_the_check(world: CheckWorld)
     place = rows.schema.get_field_index("next_check_timestamp")
     far = pa.array([2**62], MICROSECONDS_UTC)
     rows = rows.set_column(place, OP.columns.field(place), far)
-    world.store.op_log().table.append(rows, app_id="stranger", number=1)
+    world.store.tables.op_log().table.append(rows, app_id="stranger", number=1)
     world.clock.advance(10)
 
     recheck(world, orders=listener)
@@ -515,20 +515,20 @@ def test_claims_of_a_recheck_say_so(world: CheckWorld) -> None:
 
 def test_without_due_transactions_nothing_is_written(world: CheckWorld) -> None:
     world.prepare()
-    lease = world.store.register("check_lease").table
-    before = (world.store.op_log().table.version, lease.version)
+    lease = world.store.tables.register("check_lease").table
+    before = (world.store.tables.op_log().table.version, lease.version)
 
     recheck(world, orders=world.listener())
 
     lease.refresh()
-    assert (world.store.op_log().table.version, lease.version) == before
+    assert (world.store.tables.op_log().table.version, lease.version) == before
 
 
 def test_lease_that_is_not_given_back_ends_the_call_incomplete(world: CheckWorld) -> None:
     listener = world.listener()
     world.prepare()
     world.clock.advance(10)
-    CheckLease(world.store.register("check_lease"), "other", 1.0).take(world.clock.now_ms())
+    CheckLease(world.store.tables.register("check_lease"), "other", 1.0).take(world.clock.now_ms())
 
     result = recheck(world, orders=listener)
 
@@ -566,7 +566,7 @@ def test_real_clock_works_too(world: CheckWorld) -> None:
 
 
 def _checkpoint(world: CheckWorld) -> None:
-    world.store.half_log().table.handle.create_checkpoint()
+    world.store.tables.half_log().table.handle.create_checkpoint()
 
 
 def _prepare_with_old_id(world: CheckWorld) -> None:

@@ -56,8 +56,8 @@ def run(world: CheckWorld, check: CheckRound, rows: Sequence[DueRow]) -> RoundRe
 
 def log_length(world: CheckWorld) -> tuple[int, int, int]:
     store = world.store
-    lease = store.register("check_lease").table
-    return store.half_log().table.version, store.op_log().table.version, lease.version
+    lease = store.tables.register("check_lease").table
+    return store.tables.half_log().table.version, store.tables.op_log().table.version, lease.version
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_questions_beyond_the_queue_are_armed_again_uncounted(tmp_path: Path) ->
 
 def test_held_lease_asks_nobody(world: CheckWorld, checks: Callable[..., CheckRound]) -> None:
     ids, listener = world.prepare(), world.listener()
-    other = CheckLease(world.store.register("check_lease"), "other", 30.0)
+    other = CheckLease(world.store.tables.register("check_lease"), "other", 30.0)
     other.take(world.clock.now_ms())
 
     check = checks(orders=listener)
@@ -428,7 +428,7 @@ def test_lease_of_a_service_that_died_is_taken_over(
     world: CheckWorld, checks: Callable[..., CheckRound]
 ) -> None:
     ids, listener = world.prepare(), world.listener()
-    CheckLease(world.store.register("check_lease"), "dead", 1.0).take(world.clock.now_ms())
+    CheckLease(world.store.tables.register("check_lease"), "dead", 1.0).take(world.clock.now_ms())
     world.clock.advance(1.0)
 
     assert run(world, checks(orders=listener), dues(world, ids)).asked == 1
@@ -542,7 +542,7 @@ def test_ordinary_message_without_its_commit_is_rolled_back_unasked(
 
 
 def _break_newest_file(world: CheckWorld) -> None:
-    table = world.store.half_log().table
+    table = world.store.tables.half_log().table
     actions = pa.table(table.handle.get_add_actions(flatten=True)).to_pylist()
     newest = max(actions, key=lambda action: action["modification_time"])
     folder = world.folder / "store" / "half"

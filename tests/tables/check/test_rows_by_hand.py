@@ -33,7 +33,7 @@ def append(store: Store, log: str, rows: pa.Table) -> None:
 
 
 def claim(store: Store, *rows: Any) -> None:
-    log = store.op_log()
+    log = store.tables.op_log()
     log.append(rows, 0, app_id="test", number=log.table.version + 1)
 
 

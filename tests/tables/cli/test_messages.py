@@ -145,7 +145,7 @@ def test_the_store_may_come_from_the_environment(store: Store) -> None:
         (("--property", "a=1", "--property", "a=2"), "given twice"),
         (("--deliver-at", "tomorrow"), "must be a time"),
         (("--deliver-at", "2026-07-01T12:00:00"), "no time zone"),
-        (("--delay-level", "1", "--delay-s", "1"), "given twice"),
+        (("--delay-level", "1", "--delay-s", "1"), "given more than once"),
         (("--key", "a b", "--key", "c"), "no space"),
         (("--queue-id", "99"), "queue_id"),
         (("--group", "a b"), "producer_group"),

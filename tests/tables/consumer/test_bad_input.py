@@ -131,6 +131,23 @@ def test_member_whose_group_got_other_settings_meanwhile_is_told(world: Consumer
         silent.poll(timeout_s=0)
 
 
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "10"])
+def test_size_of_a_batch_is_checked_before_the_group_is_joined(
+    world: ConsumerWorld, number: Any
+) -> None:
+    before = table_versions(world.store)
+
+    with pytest.raises(ConfigError, match="max_messages"):
+        Consumer(world.store, consumer_group=BILLING).subscribe(
+            TOPIC,
+            print,
+            spark=None,
+            max_messages=number,  # type: ignore[arg-type]
+        )
+
+    assert table_versions(world.store) == before
+
+
 @pytest.mark.parametrize("offset", [-1, 4, 10**18, None, "0", True, 1.0])
 def test_offset_that_no_message_will_have_next_is_refused(
     world: ConsumerWorld, offset: Any
@@ -146,7 +163,7 @@ def test_offset_that_no_message_will_have_next_is_refused(
     assert table_versions(world.store) == before
 
 
-@pytest.mark.parametrize("queue_id", [4, -1, "0", None])
+@pytest.mark.parametrize("queue_id", [4, -1, "0", None, True, 1.0, [1]])
 def test_seek_in_a_queue_of_somebody_else_is_refused(world: ConsumerWorld, queue_id: Any) -> None:
     with pytest.raises(QueueNotOwnedError):
         world.consumer().seek(TOPIC, queue_id, 0)
@@ -206,7 +223,7 @@ def test_second_thread_is_refused(
     try:
         from tests.kit.reading import wait_until
 
-        wait_until(consumer._using.locked)
+        wait_until(consumer._use._lock.locked)
         with pytest.raises(ConcurrentUseError):
             call(consumer)
     finally:
@@ -215,12 +232,12 @@ def test_second_thread_is_refused(
 
 def test_consumer_of_a_forked_process_is_refused(world: ConsumerWorld) -> None:
     consumer = world.consumer()
-    consumer._pid = os.getpid() + 1
+    consumer._use._pid = os.getpid() + 1
 
     with pytest.raises(ClosedError, match="forked"):
         consumer.poll(timeout_s=0)
 
-    consumer._pid = os.getpid()
+    consumer._use._pid = os.getpid()
 
 
 def test_stream_that_begins_at_a_moment_needs_one(world: ConsumerWorld) -> None:

@@ -19,11 +19,13 @@ from tests.kit.consumer_world import (
     offsets_of,
     settle,
     shares,
+    wake,
 )
 from tests.kit.delay_world import TOPIC
 from tests.kit.reading import commits, wait_until
 from txmq.clock import SystemClock
 from txmq.consumer.group import group_in
+from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
@@ -47,10 +49,10 @@ def test_every_message_is_handed_out_once_and_each_queue_in_order(world: Consume
     world.fill(5)
     consumer = world.consumer()
 
-    found = drained(consumer, 3)
+    messages = drained(consumer, 3)
 
-    assert sorted(bodies(found)) == sorted(f"{q}-{n}" for q in range(QUEUES) for n in range(5))
-    assert are_in_order(found)
+    assert sorted(bodies(messages)) == sorted(f"{q}-{n}" for q in range(QUEUES) for n in range(5))
+    assert are_in_order(messages)
 
 
 def test_message_shows_what_was_sent_and_where_it_is(world: ConsumerWorld) -> None:
@@ -114,10 +116,10 @@ def test_several_topics_are_read_by_one_consumer(world: ConsumerWorld) -> None:
     world.send("paid")
     world.send("sent", topic="order-sent")
 
-    found = drained(world.consumer([TOPIC, "order-sent"]))
+    messages = drained(world.consumer([TOPIC, "order-sent"]))
 
-    assert sorted(bodies(found)) == ["paid", "sent"]
-    assert {message.topic for message in found} == {TOPIC, "order-sent"}
+    assert sorted(bodies(messages)) == ["paid", "sent"]
+    assert {message.topic for message in messages} == {TOPIC, "order-sent"}
 
 
 def test_only_what_a_filter_lets_through_is_handed_out_and_the_rest_is_consumed(
@@ -140,7 +142,7 @@ def test_backlog_that_no_filter_lets_through_is_consumed_without_a_word(
     assert drained(consumer) == []
 
     world.clock.advance(5)
-    consumer._looked_s = 0.0
+    wake(consumer)
     consumer.poll(timeout_s=0)
 
     assert sum(lag.lag for lag in consumer.lag()) == 0
@@ -220,9 +222,9 @@ def test_new_group_begins_at_given_offsets_and_elsewhere_at_the_first(
 ) -> None:
     world.fill(3)
 
-    found = drained(world.consumer(from_where={TOPIC: {0: 2, 1: 3}}))
+    messages = drained(world.consumer(from_where={TOPIC: {0: 2, 1: 3}}))
 
-    assert sorted(bodies(found)) == ["0-2", *(f"{q}-{n}" for q in (2, 3) for n in range(3))]
+    assert sorted(bodies(messages)) == ["0-2", *(f"{q}-{n}" for q in (2, 3) for n in range(3))]
 
 
 def test_stored_offset_wins_over_where_to_begin(world: ConsumerWorld) -> None:
@@ -241,12 +243,12 @@ def test_members_share_the_queues_and_each_message_has_one_of_them(world: Consum
     members = [world.consumer(), world.consumer()]
     settle(members)
 
-    found = [drained(member) for member in members]
+    messages = [drained(member) for member in members]
 
     # Four queues and the retry topic's one.
     assert sorted(len(share) for share in shares(members)) == [2, 3]
     assert not set.intersection(*shares(members))
-    assert sorted(bodies([*found[0], *found[1]])) == sorted(
+    assert sorted(bodies([*messages[0], *messages[1]])) == sorted(
         f"{q}-{n}" for q in range(QUEUES) for n in range(3)
     )
 
@@ -277,10 +279,10 @@ def test_others_go_on_when_the_lease_of_a_silent_member_is_over(world: ConsumerW
     assert drained(other) == []
 
     world.clock.advance(world.store.config.consumer_lease_s + 0.1)
-    found = drained_soon(other)
+    messages = drained_soon(other)
 
     assert len(handed) == 3
-    assert len(found) == 2 * QUEUES
+    assert len(messages) == 2 * QUEUES
     assert silent.assignment == ()
     result = silent.commit()
     assert result.offsets == {}
@@ -289,9 +291,9 @@ def test_others_go_on_when_the_lease_of_a_silent_member_is_over(world: ConsumerW
     assert sum(offsets_of(world).values()) == 2 * QUEUES
 
 
-def drained_soon(consumer: object) -> list[ReceivedMessage]:
-    consumer._member._looked_s = 0.0  # type: ignore[attr-defined]
-    return drained(consumer)  # type: ignore[arg-type]
+def drained_soon(consumer: PullConsumer) -> list[ReceivedMessage]:
+    wake(consumer)
+    return drained(consumer)
 
 
 def test_member_whose_lease_is_over_hands_nothing_out_of_what_it_read_ahead(
@@ -354,7 +356,7 @@ def test_second_member_of_a_name_waits_for_the_first(world: ConsumerWorld) -> No
 
     world.clock.advance(world.store.config.consumer_lease_s + 0.1)
 
-    again._member._looked_s = 0.0
+    wake(again)
     assert len(drained(again)) == QUEUES
 
 

@@ -18,6 +18,7 @@ from tests.kit.consumer_world import (
     bodies,
     drained,
     offsets_of,
+    wake,
 )
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.pull import PullConsumer
@@ -52,8 +53,8 @@ def maintained(world: ConsumerWorld, days: float = 3) -> None:
 
 
 def look_again(consumer: PullConsumer) -> None:
-    consumer._member._looked_s = consumer._looked_closely_s = 0.0
-    consumer._looked_s = 0.0
+    wake(consumer)
+    consumer._reader._looked_closely_s = 0.0
 
 
 def table_path(world: ConsumerWorld) -> Path:
@@ -90,16 +91,16 @@ def test_other_queues_are_served_and_the_error_comes_again_until_a_seek(
     world.send_to(0, "m1")
     world.send_to(1, "other")
     retained(world, 0.5)
-    found = []
+    handed = []
     errors = 0
     for _ in range(6):
         try:
-            found += consumer.poll(timeout_s=0)
+            handed += consumer.poll(timeout_s=0)
         except MessagesExpiredError as error:
             errors += 1
             first_offset = error.first_offset
 
-    assert bodies(found) == ["other"]
+    assert bodies(handed) == ["other"]
     assert errors == 5
     consumer.commit()
     assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 0, "nothing is skipped in silence"
@@ -177,18 +178,18 @@ def test_reader_that_slept_while_the_log_was_cleaned_reads_on(world: ConsumerWor
     maintained(world)
 
     look_again(consumer)
-    found = bodies(drained(consumer))
+    handed = bodies(drained(consumer))
     look_again(consumer)
-    found += bodies(drained(consumer))
+    handed += bodies(drained(consumer))
 
-    assert found == [f"m{n}" for n in range(1, 20)]
+    assert handed == [f"m{n}" for n in range(1, 20)]
 
 
 def test_merged_file_that_lies_around_another_one_keeps_the_order(world: ConsumerWorld) -> None:
     """Compaction merges small files, and a large one between them stays where it is."""
     for number in range(3):
         world.send_to(0, f"m{number}")
-    table = world.store.table_at(f"topics/{TOPIC}")
+    table = world.store.tables.table_at(f"topics/{TOPIC}")
     files = sorted(table.files(), key=lambda file: file.modified_ms)
     from txmq.maintenance.compaction import _merged
 
@@ -244,7 +245,7 @@ def test_topic_that_was_made_anew_by_hand_is_not_read_on_in_silence(world: Consu
     drained(consumer)
     consumer.commit()
     shutil.rmtree(table_path(world))
-    world.store.create_topic(TOPIC)
+    world.store.tables.create_topic(TOPIC)
     for queue in range(QUEUES):
         show_by_hand(world, queue, f"new-{queue}")
     look_again(consumer)
@@ -308,10 +309,10 @@ def test_queue_that_only_the_messages_show_is_found(world: ConsumerWorld) -> Non
     first = consumer.poll(timeout_s=0)
     look_again(consumer)
 
-    found = drained(consumer)
+    handed = drained(consumer)
 
     assert TopicQueue(TOPIC, 2) in consumer.assignment
-    assert bodies([*first, *found]) == ["near", "far"]
+    assert bodies([*first, *handed]) == ["near", "far"]
 
 
 def show_by_hand(world: ConsumerWorld, queue_id: int, body: str) -> None:
@@ -338,17 +339,17 @@ def test_large_file_is_read_one_row_group_at_a_time(
     monkeypatch.setattr(topic_reader, "SMALL_FILE_BYTES", 0)
     monkeypatch.setattr(topic_reader, "KEPT_BYTES", 0)
     monkeypatch.setattr(topic_reader, "RUN_ROWS", 7)
-    table = world.store.table_at(f"topics/{TOPIC}")
+    table = world.store.tables.table_at(f"topics/{TOPIC}")
     from txmq.maintenance.compaction import _merged
 
     monkeypatch.setattr("txmq.maintenance.compaction.ROW_GROUP_BYTES", 1)
     files = table.files()
     table.rewrite(files, [_merged(table, files)])
 
-    found = drained(world.consumer(), 9)
+    handed = drained(world.consumer(), 9)
 
-    assert len(found) == 80
-    assert are_in_order(found)
+    assert len(handed) == 80
+    assert are_in_order(handed)
 
 
 def test_reader_forgets_what_is_behind_it_and_finds_it_again(world: ConsumerWorld) -> None:

@@ -77,7 +77,7 @@ def is_clean(world: DelayWorld) -> bool:
 
 
 def commits(world: DelayWorld) -> tuple[int, int]:
-    return world.store.half_log().table.version, world.store.op_log().table.version
+    return world.store.tables.half_log().table.version, world.store.tables.op_log().table.version
 
 
 # --- retries --------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_message_that_failed_again_in_a_replay_is_sent_back_again(world: DelayWo
 
     sent = [fail(world, message, replay=number) for number in (0, 1, 1)]
 
-    assert len({each.message_id for each in sent}) == 2
+    assert len({retry.message_id for retry in sent}) == 2
     assert len(after(world, 10)) == 2
     assert is_clean(world)
 
@@ -286,9 +286,9 @@ def test_members_that_send_back_the_same_at_once_send_it_once(world: DelayWorld)
     several = [first(world, f"order-{number}") for number in range(3)]
 
     def member(number: int) -> None:
-        own = sender(world)
+        sending = sender(world)
         reason = f"member {number}"
-        sent.extend(own.send_back(message, reason=reason).message_id for message in several)
+        sent.extend(sending.send_back(message, reason=reason).message_id for message in several)
 
     sent: list[str] = []
     threads = [threading.Thread(target=member, args=(number,)) for number in range(4)]
@@ -334,7 +334,7 @@ def test_old_message_gets_an_id_of_now_and_is_still_sent_once(world: DelayWorld)
 
     assert fail(world, old).message_id == sent.message_id
     (row,) = world.rows("SCHEDULE_TOPIC_XXXX")
-    halves = world.store.half_log().table
+    halves = world.store.tables.half_log().table
     (day,) = {file.partition["store_date"] for file in halves.files()[:1]}
     assert abs((world.now.date() - day).days) <= 2
     assert row["message_id"] == sent.message_id
@@ -365,10 +365,10 @@ def test_message_from_the_future_gets_an_id_of_now(world: DelayWorld) -> None:
 def test_topics_of_a_group_have_one_queue(world: DelayWorld) -> None:
     fail(world, first(world), delay_level=-1)
 
-    found = Topics(world.store).describe("%DLQ%billing")
+    topic = Topics(world.store).describe("%DLQ%billing")
 
-    assert found.summary.settings.queue_nums == 1
-    assert dict(found.next_offsets) == {0: 1}
+    assert topic.summary.settings.queue_nums == 1
+    assert dict(topic.next_offsets) == {0: 1}
 
 
 def test_group_in_a_namespace_has_topics_there(world: DelayWorld) -> None:
@@ -386,16 +386,16 @@ def test_group_in_a_namespace_has_topics_there(world: DelayWorld) -> None:
 def test_users_hooks_are_not_told(world: DelayWorld) -> None:
     class Hook:
         def before_send(self, context: SendContext) -> None:
-            told.append(context)
+            contexts.append(context)
 
         def after_send(self, context: SendContext) -> None:
-            told.append(context)
+            contexts.append(context)
 
-    told: list[SendContext] = []
+    contexts: list[SendContext] = []
     with TransactionProducer(world.store, producer_group="x", hooks=[Hook()]):
         fail(world, first(world))
 
-    assert told == []
+    assert contexts == []
 
 
 def test_body_is_sent_on_though_it_is_at_every_limit(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, drained
+from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, drained, wake
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.lag import lag_of_group
 from txmq.consumer.pull import PullConsumer
@@ -46,22 +46,22 @@ class Story:
         if not self.members:
             return
         member = self.chance.choice(self.members)
-        self.wake(member)
-        found = member.poll(self.chance.randint(1, 9), 0)
+        wake(member)
+        messages = member.poll(self.chance.randint(1, 9), 0)
         held_elsewhere = {
             message.queue_id
-            for other, own in self.in_hand.items()
-            if other is not member and other._member.may_serve
-            for message in own
+            for other, held in self.in_hand.items()
+            if other is not member and other._reader.may_serve
+            for message in held
         }
-        assert not held_elsewhere & {message.queue_id for message in found}
-        for message in found:
+        assert not held_elsewhere & {message.queue_id for message in messages}
+        for message in messages:
             before = [
                 m.queue_offset for m in self.in_hand[member] if m.queue_id == message.queue_id
             ]
             assert not before or before[-1] + 1 == message.queue_offset
             self.in_hand[member].append(message)
-        self.seen.update(bodies(found))
+        self.seen.update(bodies(messages))
 
     def commit(self) -> None:
         if self.members:
@@ -79,24 +79,19 @@ class Story:
         """Nothing is said to anybody; only the lease ends."""
         if self.members:
             member = self.members.pop(self.chance.randrange(len(self.members)))
-            assert member._member._lease_renewal is not None
-            member._member._lease_renewal.stop()
+            assert member._reader._member._lease_renewal is not None
+            member._reader._member._lease_renewal.stop()
             del self.in_hand[member]
             self.world.consumers.remove(member)
 
     def wait(self) -> None:
         self.world.clock.advance(self.chance.choice([1, 4, 11]))
-        for member, own in self.in_hand.items():
-            if not member._member.may_serve:
-                own.clear()
+        for member, held in self.in_hand.items():
+            if not member._reader.may_serve:
+                held.clear()
 
     def maintain(self) -> None:
         Maintenance(self.world.store, clock=self.world.clock).run_once()
-
-    @staticmethod
-    def wake(member: PullConsumer) -> None:
-        """Look at everything now, and not some milliseconds later."""
-        member._looked_s = member._member._looked_s = 0.0
 
 
 @pytest.mark.parametrize("seed", range(4))

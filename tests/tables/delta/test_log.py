@@ -20,7 +20,7 @@ TARGET_BYTES = 64 * 1024 * 1024
 @pytest.fixture
 def table(store: Store) -> Table:
     """Ten commits, compacted, and a checkpoint after it."""
-    made = store.table_at("half")
+    made = store.tables.table_at("half")
     for number in range(10):
         made.append(halves(number), app_id="producer", number=number + 1)
     compact(made, TARGET_BYTES)
@@ -63,7 +63,7 @@ def test_data_files_go_when_the_commit_that_removed_them_goes(table: Table) -> N
 
 
 def test_without_a_checkpoint_nothing_goes(store: Store) -> None:
-    table = store.table_at("half")
+    table = store.tables.table_at("half")
     table.append(halves(1), app_id="producer", number=1)
 
     assert clean_log(table, table.version) == LogCleaned()

@@ -280,7 +280,7 @@ def test_rows_are_found_by_a_column_of_any_type(
 
 
 def test_column_without_statistics_leaves_out_no_file(store: Store) -> None:
-    op = store.op_log()
+    op = store.tables.op_log()
     op.append([op_row(1)], 0, app_id=APP, number=1)
     op.append([op_row(2)], 0, app_id=APP, number=2)
 
@@ -290,7 +290,7 @@ def test_column_without_statistics_leaves_out_no_file(store: Store) -> None:
 
 def test_long_names_are_found_through_truncated_statistics(store: Store) -> None:
     twins = ["t" * 100 + end for end in "abc"]
-    half = store.half_log()
+    half = store.tables.half_log()
     for number, topic in enumerate(twins):
         half.table.append(halves(number, messages(1, topic)), app_id=APP, number=number + 1)
 
@@ -797,7 +797,7 @@ def test_mark_carries_the_time_without_which_spark_would_ignore_it(numbers: Tabl
 
 
 def test_part_of_a_file_is_read_with_its_range(store: Store) -> None:
-    table = store.table_at("half")
+    table = store.tables.table_at("half")
     table.append(pa.concat_tables([halves(1), halves(2)]), app_id=APP, number=1)
 
     (part,) = table.parts(("transaction_id", "absent"))
@@ -815,7 +815,7 @@ def test_part_of_a_file_is_read_with_its_range(store: Store) -> None:
 
 
 def test_part_of_a_file_that_is_gone_is_none(store: Store) -> None:
-    table = store.table_at("half")
+    table = store.tables.table_at("half")
     table.append(halves(1), app_id=APP, number=1)
     (part,) = table.parts(("transaction_id",))
     Path(table.location, part.file.path).unlink()

@@ -223,7 +223,7 @@ def test_rows_that_compaction_wrote_again_are_not_counted_again(tmp_path: Path) 
         for number in range(COMMITS):
             depart(producer, publisher, number)
             reader.read_topics()
-        topic = store.table_at("topics/flight-departed")
+        topic = store.tables.table_at("topics/flight-departed")
         assert compact(topic, MEBIBYTE).files_before > 1
         reader.read_topics()
         assert reader.ledger.visible == COMMITS

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from txmq.errors import CommitRefusedError
 from txmq.listeners.remote_requests import (
     MEMBER_SILENCE_MAX_S,
-    Answer,
-    Question,
+    RemoteAnswer,
+    RemoteQuestion,
     RemoteRequests,
     Requests,
     requests_in,
@@ -18,11 +18,11 @@ from txmq.listeners.remote_requests import (
 from txmq.store.store import Store
 
 NOW_MS = 1_800_000_000_000
-COMMIT, ROLLBACK = Answer("COMMIT", None), Answer("ROLLBACK", None)
+COMMIT, ROLLBACK = RemoteAnswer("COMMIT", None), RemoteAnswer("ROLLBACK", None)
 
 
 def round_of(count: int, *members: str, sender: str | None = None) -> Requests:
-    asked = {f"t{number}": Question(0, sender) for number in range(count)}
+    asked = {f"t{number}": RemoteQuestion(0, sender) for number in range(count)}
     requests = Requests().begun("round", asked)
     for member in members:
         requests = requests.joined(member, NOW_MS)
@@ -107,7 +107,7 @@ def test_member_that_has_long_been_silent_is_none() -> None:
 def test_next_round_keeps_the_members_and_nothing_else() -> None:
     requests = round_of(2, "a").taken_by("a", ["t0"])
 
-    after = requests.begun("next", {"t9": Question(1, None)})
+    after = requests.begun("next", {"t9": RemoteQuestion(1, None)})
     assert (after.round_id, set(after.asked), after.taken) == ("next", {"t9"}, {})
     assert after.members == requests.members
     assert after.over("round") == after
@@ -118,7 +118,7 @@ def test_next_round_keeps_the_members_and_nothing_else() -> None:
 def test_whatever_members_do_each_question_has_one_answer(data: st.DataObject) -> None:
     requests = round_of(data.draw(st.integers(1, 6)), "a", "b", "c")
     held: dict[str, dict[str, tuple[str, int]]] = {"a": {}, "b": {}, "c": {}}
-    first: dict[str, Answer] = {}
+    first: dict[str, RemoteAnswer] = {}
     for _ in range(data.draw(st.integers(1, 25))):
         client = data.draw(st.sampled_from("abc"))
         if data.draw(st.booleans()):
@@ -127,7 +127,10 @@ def test_whatever_members_do_each_question_has_one_answer(data: st.DataObject) -
             requests = requests.taken_by(client, keys)
             held[client] |= {key: requests.taken[key] for key in keys}
         else:
-            told = {key: Answer("COMMIT", f"{client} {take}") for key, take in held[client].items()}
+            told = {
+                key: RemoteAnswer("COMMIT", f"{client} {take}")
+                for key, take in held[client].items()
+            }
             requests = requests.answered(held[client], told)
         for key, answer in requests.answers.items():
             assert first.setdefault(key, answer) == answer
@@ -150,7 +153,7 @@ def test_group_without_members_has_no_table(store: Store) -> None:
     assert not requests_in(store, "orders").exists
     requests_in(store, "orders", create=True)
     assert requests_in(store, "orders").exists
-    assert "state/remote_orders" in store.table_paths()
+    assert "state/remote_orders" in store.tables.table_paths()
 
 
 def test_change_that_changes_nothing_is_no_commit(store: Store) -> None:

@@ -160,7 +160,7 @@ def test_jars_are_fetched_with_pythons_certificates_where_javas_do_not_do(
     ("script", "reason"),
     [
         ("echo 'Host mirror not found. url=somewhere'; exit 1", "Host mirror not found."),
-        ("exit 0", "their bytes are not the expected ones"),
+        ("exit 0", "their hashes are not the expected ones"),
     ],
 )
 def test_jars_that_cannot_be_fetched_say_why_and_what_to_do(

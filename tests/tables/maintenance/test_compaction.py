@@ -102,7 +102,7 @@ def test_class_bound_is_the_smallest_class() -> None:
 
 
 def filled(store: Store, count: int) -> Table:
-    table = store.table_at("half")
+    table = store.tables.table_at("half")
     for number in range(count):
         rows = halves(number, producer_group=f"group-{number % 3}")
         table.append(rows, app_id="producer", number=number + 1)
@@ -152,7 +152,7 @@ def test_compacted_file_is_found_by_its_ids(store: Store) -> None:
 
 def test_appends_through_an_older_handle_are_not_refused(store: Store) -> None:
     table = filled(store, 8)
-    other = store.table_at("half").refresh()
+    other = store.tables.table_at("half").refresh()
     compact(table, TARGET_BYTES)
     other.swap(halves(100), {"another": 1})
 
@@ -160,7 +160,7 @@ def test_appends_through_an_older_handle_are_not_refused(store: Store) -> None:
 
 
 def test_second_of_two_compactions_is_refused_and_changes_nothing(store: Store) -> None:
-    table, other = filled(store, 8), store.table_at("half").refresh()
+    table, other = filled(store, 8), store.tables.table_at("half").refresh()
     old = other.files()
     compact(table, TARGET_BYTES)
     before = content(table)
@@ -190,7 +190,7 @@ def test_compaction_by_another_program_at_the_same_time_doubles_nothing(
 
 
 def test_rows_deleted_meanwhile_do_not_come_back(store: Store) -> None:
-    table, other = filled(store, 8), store.table_at("half").refresh()
+    table, other = filled(store, 8), store.tables.table_at("half").refresh()
     old = other.files()
     table.remove(table.files()[:1])
     with pytest.raises(CommitRefusedError):

@@ -80,11 +80,13 @@ class World:
             life=life,
             check_times=check_times,
         )
-        self.store.op_log().append([row], 0, app_id=f"test-{kind}-{transaction_id}", number=1)
+        self.store.tables.op_log().append(
+            [row], 0, app_id=f"test-{kind}-{transaction_id}", number=1
+        )
         self.publisher.run_once()
 
     def rows(self, path: str) -> int:
-        return sum(file.num_records for file in self.store.table_at(path).files())
+        return sum(file.num_records for file in self.store.tables.table_at(path).files())
 
     def logs(self) -> tuple[int, int, int]:
         return self.rows("half"), self.rows("op"), self.rows("settled")
@@ -203,7 +205,7 @@ def test_new_days_stay_when_old_ones_go(world: World) -> None:
 def test_it_is_said_before_which_day_transactions_may_be_missing(world: World) -> None:
     world.send(1)
     gone = world.days_later()
-    said = world.store.register("maintenance").read().value
+    said = world.store.tables.register("maintenance").read().value
 
     assert said == {FORGOTTEN_BEFORE: (gone.half_days[0] + timedelta(days=1)).isoformat()}
 

@@ -19,7 +19,7 @@ from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
-from txmq.store.store import Store
+from txmq.store.store import Store, service_checkpoint_location
 from txmq.testing import ManualClock
 from txmq.verify import verify
 
@@ -72,7 +72,7 @@ def test_round_leaves_few_files_in_every_table(busy: Store) -> None:
     result = Maintenance(busy).run_once()
 
     for path in ("half", "op", "settled", "topics/order-paid"):
-        assert len(busy.table_at(path).files()) < 8
+        assert len(busy.tables.table_at(path).files()) < 8
     assert result.compacted.files_before >= 160
     assert not result.failed
     assert violations(busy) == []
@@ -103,7 +103,7 @@ def test_old_log_entries_go_and_everything_still_works(busy: Store) -> None:
     for path in ("half", "op", "settled", "topics/order-paid", "state/publisher"):
         assert log_entries(busy, path) <= 2 * 10 + 3
     assert Admin(busy).status().committed == 55
-    assert sum(file.num_records for file in busy.table_at("topics/order-paid").files()) == 55
+    assert sum(file.num_records for file in busy.tables.table_at("topics/order-paid").files()) == 55
 
 
 def test_claims_that_are_not_settled_yet_keep_the_op_log(busy: Store) -> None:
@@ -160,7 +160,7 @@ def test_table_that_cannot_be_read_is_named_and_holds_up_no_other(busy: Store) -
     result = Maintenance(busy).run_once()
 
     assert "settled" in result.failed
-    assert len(busy.table_at("op").files()) < 8
+    assert len(busy.tables.table_at("op").files()) < 8
 
 
 def test_maintenance_runs_until_it_is_stopped(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_maintenance_runs_until_it_is_stopped(tmp_path: Path) -> None:
 
 def test_life_of_a_transaction_is_shown_after_its_log_entries_went(busy: Store) -> None:
     own_id = str(
-        busy.table_at("half").rows_of("sequence", pa.array([0]), ("transaction_id",))[0][0]
+        busy.tables.table_at("half").rows_of("sequence", pa.array([0]), ("transaction_id",))[0][0]
     )
     before = Admin(busy).transaction(own_id)
     clock = wall_clock()
@@ -203,7 +203,7 @@ def test_file_that_no_commit_names_is_swept_up_when_it_is_old(busy: Store) -> No
     for path in (orphan, staged, cut_short):
         path.write_bytes(b"")
         os.utime(path, (0, 0))
-    table = busy.table_at("half")
+    table = busy.tables.table_at("half")
 
     assert sweep(table, lambda wall_ms: wall_ms < 1_000) == 3
     assert not orphan.exists()
@@ -212,7 +212,7 @@ def test_file_that_no_commit_names_is_swept_up_when_it_is_old(busy: Store) -> No
 
 def test_sweeping_leaves_what_any_kept_commit_names(busy: Store) -> None:
     Maintenance(busy).run_once()
-    table = busy.table_at("op").refresh()
+    table = busy.tables.table_at("op").refresh()
 
     assert sweep(table, lambda _: True) == 0
     assert table.changes(0, table.version, ("transaction_id",)).num_rows == 40
@@ -222,13 +222,13 @@ def test_young_file_that_no_commit_names_stays(busy: Store) -> None:
     waiting = Path(busy.location, "half", "part-that-waits-for-its-commit.parquet")
     waiting.write_bytes(b"")
 
-    assert sweep(busy.table_at("half"), lambda wall_ms: wall_ms < 1_000) == 0
+    assert sweep(busy.tables.table_at("half"), lambda wall_ms: wall_ms < 1_000) == 0
     assert waiting.exists()
 
 
 def test_checkpoints_of_ended_services_go_and_those_of_consumers_stay(busy: Store) -> None:
-    ended = Path(busy.service_checkpoint_location("publisher-1"), "offsets", "0")
-    running = Path(busy.service_checkpoint_location("publisher-2"), "offsets", "0")
+    ended = Path(service_checkpoint_location(busy, "publisher-1"), "offsets", "0")
+    running = Path(service_checkpoint_location(busy, "publisher-2"), "offsets", "0")
     consumer = Path(busy.checkpoint_location("consumers/billing/order-paid"), "offsets", "0")
     for path in (ended, running, consumer):
         path.parent.mkdir(parents=True)

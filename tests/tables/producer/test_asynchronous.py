@@ -101,7 +101,7 @@ def test_half_is_durable_before_the_local_transaction_runs(
     seen: list[bool] = []
 
     def look(message: HalfMessage, _: object) -> LocalTransactionState:
-        seen.append(world.store.half_log().halves(message.transaction_id) is not None)
+        seen.append(world.store.tables.half_log().halves(message.transaction_id) is not None)
         return LocalTransactionState.COMMIT
 
     listener.execute_local_transaction = look  # type: ignore[method-assign]
@@ -144,14 +144,14 @@ def test_end_that_another_was_faster_with_is_told(world: DelayWorld, listener: L
 
 
 def test_many_share_each_commit(world: DelayWorld) -> None:
-    half = world.store.half_log().table.version
+    half = world.store.tables.half_log().table.version
     futures = [
         world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")) for _ in range(2000)
     ]
     assert all(future.result(60) for future in futures)
 
-    assert world.store.half_log().table.version - half <= 200
-    assert world.store.op_log().table.version <= 200
+    assert world.store.tables.half_log().table.version - half <= 200
+    assert world.store.tables.op_log().table.version <= 200
 
 
 def test_send_on_its_way_cannot_be_cancelled(world: DelayWorld) -> None:
@@ -208,7 +208,7 @@ def test_nobody_waits_for_ever_whatever_goes_wrong_in_a_step(
 
 def test_bad_input_is_refused_at_once(world: DelayWorld) -> None:
     world.store.config = world.store.config.replace(max_message_size_bytes=10)
-    version = world.store.half_log().table.version
+    version = world.store.tables.half_log().table.version
     with pytest.raises(MessageTooLargeError):
         world.producer.send_message_in_transaction_async(Message(TOPIC, b"c" * 11))
     with (
@@ -220,4 +220,4 @@ def test_bad_input_is_refused_at_once(world: DelayWorld) -> None:
     with pytest.raises(NotAcceptedError):
         world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
 
-    assert world.store.half_log().table.version == version
+    assert world.store.tables.half_log().table.version == version

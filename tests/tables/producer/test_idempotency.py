@@ -154,7 +154,7 @@ def test_discarded_work_waits_for_an_operator(
 ) -> None:
     first = prepared(producer)
     row = OpRow(first.id, ClaimKind.DISCARD, GROUP, ClaimSource.CHECK, clock.now_ms(), life=0)
-    store.op_log().append([row], 0, app_id="check", number=1)
+    store.tables.op_log().append([row], 0, app_id="check", number=1)
 
     with pytest.raises(AlreadyResolvedError) as told:
         begun(producer).prepare()
@@ -164,7 +164,7 @@ def test_discarded_work_waits_for_an_operator(
 
 def test_retry_after_lost_halves_is_told(store: Store, producer: TransactionProducer) -> None:
     first = prepared(producer, b"one", b"two")
-    half = store.half_log().table
+    half = store.tables.half_log().table
     half.handle.delete("sequence = 1")
 
     with pytest.raises(IncompleteTransactionError) as told:

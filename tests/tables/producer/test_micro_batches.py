@@ -214,7 +214,7 @@ def test_batch_whose_transaction_was_discarded_waits_for_an_operator(job: Job) -
     with suppress(CrashError):
         job.run(before=note_and_crash)
     row = OpRow(ids[0], ClaimKind.DISCARD, GROUP, ClaimSource.CHECK, 1, life=0)
-    job.store.op_log().append([row], 0, app_id="check", number=1)
+    job.store.tables.op_log().append([row], 0, app_id="check", number=1)
 
     with pytest.raises(AlreadyResolvedError, match="DISCARDED"):
         job.run()

@@ -13,6 +13,7 @@ from txmq.errors import (
     AlreadyResolvedError,
     ClosedError,
     InvalidMessageError,
+    InvalidMessageTypeError,
     InvalidQueueError,
     MessageTooLargeError,
     ReservedNameError,
@@ -33,7 +34,7 @@ def world(tmp_path: Path) -> Iterator[DelayWorld]:
 
 
 def versions(world: DelayWorld) -> tuple[int, int]:
-    return world.store.half_log().table.version, world.store.op_log().table.version
+    return world.store.tables.half_log().table.version, world.store.tables.op_log().table.version
 
 
 # --- one ------------------------------------------------------------------------------------------
@@ -303,6 +304,19 @@ def test_queue_that_the_topic_does_not_have_is_refused(world: DelayWorld, queue_
         with pytest.raises(InvalidQueueError):
             send(Message(TOPIC, b""), queue_selector=lambda *_: queue_id)  # type: ignore[operator]
     assert versions(world) == before
+
+
+def test_selector_is_not_asked_where_a_message_of_the_batch_is_refused(world: DelayWorld) -> None:
+    asked: list[Message] = []
+
+    def select(message: Message, _: int) -> int:
+        asked.append(message)
+        return 0
+
+    with pytest.raises(InvalidMessageTypeError):
+        world.producer.send([Message(TOPIC, b""), b"no message"], queue_selector=select)  # type: ignore[list-item]
+
+    assert asked == []
 
 
 def test_queue_and_key_or_selector_cannot_both_be_given(world: DelayWorld) -> None:

@@ -81,7 +81,9 @@ def append_claim(store: Store, kind: ClaimKind, transaction: str, **fields: Any)
     """Somebody else's claim."""
     row = op_row(0, kind, **fields)
     claim = type(row)(transaction, *[getattr(row, name) for name in row.__slots__[1:]])
-    store.op_log().append([claim], 0, app_id="test", number=store.op_log().table.version + 1)
+    store.tables.op_log().append(
+        [claim], 0, app_id="test", number=store.tables.op_log().table.version + 1
+    )
 
 
 # --- send_message_in_transaction ------------------------------------------------------------

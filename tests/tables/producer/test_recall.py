@@ -45,12 +45,12 @@ def test_message_is_recalled_before_anything_is_settled(world: DelayWorld) -> No
 def test_recalling_again_is_fine_and_writes_nothing(world: DelayWorld) -> None:
     (own_id,) = world.send("recalled", delay_s=10)
     world.producer.recall(own_id)
-    version = world.store.op_log().table.version
+    version = world.store.tables.op_log().table.version
     world.producer.recall(own_id)
     world.publisher.run_once()
     world.producer.recall(own_id)
 
-    assert world.store.op_log().table.version == version
+    assert world.store.tables.op_log().table.version == version
 
 
 def test_another_producer_of_the_group_recalls_too(world: DelayWorld) -> None:
@@ -103,12 +103,12 @@ def test_open_transaction_is_rolled_back_and_not_recalled(world: DelayWorld) -> 
     transaction = world.producer.begin_transaction()
     own_id = transaction.send(Message(TOPIC, b"later", delay_s=10))
     transaction.prepare()
-    version = world.store.op_log().table.version
+    version = world.store.tables.op_log().table.version
 
-    with pytest.raises(NotRecalledError, match="rolled back") as refused:
+    with pytest.raises(NotRecalledError, match="roll an open transaction back") as refused:
         world.producer.recall(own_id)
     assert refused.value.state == "PENDING"
-    assert world.store.op_log().table.version == version
+    assert world.store.tables.op_log().table.version == version
     transaction.commit()
     world.publisher.run_once()
     assert world.after(10) == ["later"]

@@ -22,7 +22,13 @@ from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
-from txmq.publish.waiting import MAX_PARTS, WAITING_COLUMNS, DueMessages, deliver_claims, ordered
+from txmq.publish.waiting import (
+    MAX_PARTS,
+    WAITING_COLUMNS,
+    WaitingMessages,
+    deliver_claims,
+    ordered,
+)
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 
@@ -131,14 +137,14 @@ def test_clock_that_is_set_back_never_brings_anything_early(world: DelayWorld) -
 )
 def test_delays_above_the_longest_are_refused(tmp_path: Path, delay: dict[str, object]) -> None:
     world = DelayWorld(tmp_path, timer_max_delay_s=3600.0)
-    version = world.store.half_log().table.version
+    version = world.store.tables.half_log().table.version
     message = Message(TOPIC, b"", **delay)  # type: ignore[arg-type]
 
     with pytest.raises(InvalidDelayError, match="timer_max_delay_s"):
         world.producer.send(message)
     with pytest.raises(InvalidDelayError, match="timer_max_delay_s"):
         world.producer.begin_transaction().send(message)
-    assert world.store.half_log().table.version == version
+    assert world.store.tables.half_log().table.version == version
 
 
 def test_longest_delay_is_forty_days(world: DelayWorld) -> None:
@@ -330,7 +336,7 @@ def test_messages_of_one_transaction_come_in_the_order_in_which_they_are_due(
     world.service.run_once()
     world.publisher.run_once()
 
-    claimed = world.store.op_log().table
+    claimed = world.store.tables.op_log().table
     rows = claimed.read(claimed.files(), ("kind", "ordinal", "sequences")).to_pylist()
     delivered = sorted(
         (row["ordinal"], row["sequences"]) for row in rows if row["kind"] == "DELIVER"
@@ -343,7 +349,7 @@ def test_many_messages_of_one_transaction_are_one_claim(world: DelayWorld) -> No
     world.clock.advance(5)
 
     assert world.deliver() == DelayResult(delivered=1000, commits=1, waiting=0)
-    claims = world.store.op_log().table
+    claims = world.store.tables.op_log().table
     assert sum(file.num_records for file in claims.files()) == 2
 
 
@@ -383,7 +389,7 @@ def test_store_without_delayed_messages_gets_no_schedule(world: DelayWorld) -> N
 
     assert world.deliver() == DelayResult()
     assert world.store.topics() == [TOPIC]
-    assert "state/delay" not in world.store.table_paths()
+    assert "state/delay" not in world.store.tables.table_paths()
 
 
 def test_running_service_delivers_and_stops(tmp_path: Path) -> None:
@@ -393,7 +399,7 @@ def test_running_service_delivers_and_stops(tmp_path: Path) -> None:
         handle = DelayService(store).start()
         producer.send(Message(TOPIC, b"soon", delay_s=1))
         publisher.run_once()
-        op = store.op_log().table
+        op = store.tables.op_log().table
         wait_until(lambda: op.refresh().version >= 2)
         handle.stop()
     assert not handle.is_alive
@@ -424,7 +430,7 @@ START_MS = round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000)
 def test_each_message_is_taken_once_when_it_is_due(
     parts: list[list[int]], looks_ms: list[int]
 ) -> None:
-    messages = DueMessages()
+    messages = WaitingMessages()
     for part in parts:
         messages.add(waiting(part))
     taken: list[int] = []

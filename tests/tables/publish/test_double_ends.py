@@ -145,7 +145,7 @@ class Stage:
         kinds = (UNKNOWN, DISCARD) if kind is DISCARD else (kind,)
         rows = [self._row(each, source) for each in kinds]
         app_id = f"test-{self.transaction.id}-{source}"
-        self.store.op_log().append(rows, 0, app_id=app_id, number=self._written)
+        self.store.tables.op_log().append(rows, 0, app_id=app_id, number=self._written)
 
     def _row(self, kind: ClaimKind, source: ClaimSource) -> OpRow:
         bound = kind in (DISCARD, UNKNOWN)

@@ -22,7 +22,7 @@ QUEUES = 4
 
 
 def new_writer(store: Store) -> ClaimWriter:
-    return ClaimWriter(store.op_log(), "test", QUEUES)
+    return ClaimWriter(store.tables.op_log(), "test", QUEUES)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def rows(*numbers: int) -> pa.Table:
 
 def written(store: Store) -> list[str]:
     """The transactions of all claims, in their order."""
-    op = store.op_log()
+    op = store.tables.op_log()
     found = op.between(0, op.table.version).sort_by(
         [("_commit_version", "ascending"), ("ordinal", "ascending")]
     )
@@ -81,7 +81,7 @@ def test_each_append_is_one_commit_of_one_queue(store: Store, writer: ClaimWrite
     for own in ([op_row(1), op_row(2)], [op_row(3)]):
         writer.append(own)
 
-    table = store.op_log().table
+    table = store.tables.op_log().table
     assert (table.version, len(table.files())) == (2, 2)
     assert {file.partition["queue_id"] for file in table.files()} == {writer.queue_id}
     assert written(store) == ids(1, 2, 3)
@@ -92,11 +92,11 @@ def test_table_gets_queue_and_ordinals_of_the_commit(store: Store, writer: Claim
 
     writer.append_table(both)
 
-    found = store.op_log().between(0, 1)
+    found = store.tables.op_log().between(0, 1)
     assert found.select(["transaction_id", "ordinal"]).to_pylist() == [
         {"transaction_id": own_id, "ordinal": ordinal} for ordinal, own_id in enumerate(ids(1, 2))
     ]
-    (file,) = store.op_log().table.files()
+    (file,) = store.tables.op_log().table.files()
     assert file.partition["queue_id"] == writer.queue_id
 
 
@@ -123,7 +123,7 @@ def test_last_version_is_the_commit_that_holds_the_claims(
     with after_commit(lambda: [rival.append([op_row(number)]) for number in (7, 8)] and None):
         writer.append([op_row(1)])
 
-    assert store.op_log().table.version == 3
+    assert store.tables.op_log().table.version == 3
     assert writer.last_version() == 1
     assert rival.last_version() == 3
 

@@ -30,7 +30,7 @@ APP = "producer"
 
 
 def append(store: Store, *tables: pa.Table) -> None:
-    log = store.half_log()
+    log = store.tables.half_log()
     for number, table in enumerate(tables, 1):
         log.table.append(table, app_id=f"{APP}-{number}", number=1)
 
@@ -81,24 +81,24 @@ def test_head_of_a_dataframe_transaction_carries_no_message() -> None:
 def test_empty_body_is_kept_apart_from_no_body(store: Store) -> None:
     append(store, halves(1, [Message("orders", b"")]))
 
-    assert store.half_log().rows(ids(transaction_id(1)))["body"].to_pylist() == [b""]
+    assert store.tables.half_log().rows(ids(transaction_id(1)))["body"].to_pylist() == [b""]
 
 
 # --- what is durable --------------------------------------------------------------------------
 
 
 def test_unknown_transaction_has_no_halves(store: Store) -> None:
-    assert store.half_log().halves(transaction_id(1)) is None
+    assert store.tables.half_log().halves(transaction_id(1)) is None
 
     append(store, halves(1))
 
-    assert store.half_log().halves(transaction_id(2)) is None
+    assert store.tables.half_log().halves(transaction_id(2)) is None
 
 
 def test_whole_transaction_is_complete(store: Store) -> None:
     append(store, halves(1, messages(3)), halves(2))
 
-    found = store.half_log().halves(transaction_id(1))
+    found = store.tables.half_log().halves(transaction_id(1))
 
     assert found == Halves(GROUP, message_count=3, found=3)
     assert found.problem is None
@@ -116,7 +116,7 @@ def test_whole_transaction_is_complete(store: Store) -> None:
 def test_lost_half_is_missing(store: Store, kept: list[int], expected: Halves) -> None:
     append(store, halves(1, messages(3)).take(kept))
 
-    found = store.half_log().halves(transaction_id(1))
+    found = store.tables.half_log().halves(transaction_id(1))
 
     assert found == expected
     assert expected.problem == MISSING
@@ -125,13 +125,13 @@ def test_lost_half_is_missing(store: Store, kept: list[int], expected: Halves) -
 def test_append_made_twice_counts_once(store: Store) -> None:
     append(store, halves(1, messages(2)), halves(1, messages(2)))
 
-    assert store.half_log().halves(transaction_id(1)) == Halves(GROUP, 2, 2)
+    assert store.tables.half_log().halves(transaction_id(1)) == Halves(GROUP, 2, 2)
 
 
 def test_retried_append_may_differ_in_time_and_queue(store: Store) -> None:
     append(store, halves(1), halves(1, queue_id=3, born_ms=START_MS + 9))
 
-    assert store.half_log().halves(transaction_id(1)) == Halves(GROUP, 1, 1)
+    assert store.tables.half_log().halves(transaction_id(1)) == Halves(GROUP, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_rows_of_one_place_that_differ_are_a_conflict(
 ) -> None:
     append(store, halves(1), changed(halves(1), 0, **difference))
 
-    found = store.half_log().halves(transaction_id(1))
+    found = store.tables.half_log().halves(transaction_id(1))
 
     assert found is not None
     assert found.problem == CONFLICT
@@ -168,7 +168,7 @@ def test_second_group_in_another_place_is_a_conflict(store: Store) -> None:
     foreign = changed(halves(1, messages(2)), 1, producer_group="thief")
     append(store, foreign)
 
-    found = store.half_log().halves(transaction_id(1))
+    found = store.tables.half_log().halves(transaction_id(1))
 
     assert found is not None
     assert found.problem == CONFLICT
@@ -177,7 +177,7 @@ def test_second_group_in_another_place_is_a_conflict(store: Store) -> None:
 def test_conflict_of_one_transaction_does_not_touch_another(store: Store) -> None:
     append(store, halves(1), changed(halves(1), 0, body=b"other"), halves(2))
 
-    found = store.half_log().halves_of([transaction_id(1), transaction_id(2)])
+    found = store.tables.half_log().halves_of([transaction_id(1), transaction_id(2)])
 
     assert found[transaction_id(1)].conflicting
     assert not found[transaction_id(2)].conflicting

@@ -53,12 +53,12 @@ def before_look(number: int, action: Callable[[], None]) -> Iterator[None]:
 
 
 def claim(store: Store, kind: ClaimKind, source: ClaimSource, **fields: Any) -> None:
-    ClaimWriter(store.op_log(), "test", 4).append([op_row(1, kind, source=source, **fields)])
+    ClaimWriter(store.tables.op_log(), "test", 4).append([op_row(1, kind, source=source, **fields)])
 
 
 def discarded(store: Store) -> None:
     """A transaction that was checked twice and given up, settled."""
-    store.half_log().table.append(halves(1), app_id="test", number=1)
+    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
     for times in (1, 2):
         claim(store, ClaimKind.UNKNOWN, ClaimSource.CHECK, life=0, check_times=times)
     claim(store, ClaimKind.DISCARD, ClaimSource.CHECK, life=0)
@@ -81,7 +81,7 @@ def test_resumed_transaction_shows_the_checks_of_its_new_life(store: Store, look
     owners = pa.table({"transaction_id": [OWN_ID], "producer_group": [GROUP]})
 
     with before_look(look, lambda: resumed_and_checked(store)):
-        (row,) = StandingReader(store.logs(), store.config).of(owners, START_MS).to_pylist()
+        (row,) = StandingReader(store.tables.logs(), store.config).of(owners, START_MS).to_pylist()
 
     assert (row["state"], row["life"], row["check_times"]) in [
         ("DISCARDED", 0, 2), ("PENDING", 1, 1)
@@ -112,8 +112,8 @@ def committed(store: Store) -> None:
 def test_end_is_the_one_before_or_the_one_after_a_settle_in_between(
     store: Store, look: int
 ) -> None:
-    store.half_log().table.append(halves(1), app_id="test", number=1)
-    reader = EndReader(store.logs())
+    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    reader = EndReader(store.tables.logs())
     assert reader.end_of(OWN_ID).state == "PENDING"
 
     with before_look(look, lambda: committed(store)):
@@ -127,7 +127,7 @@ def test_own_end_is_told_as_refused_where_another_is_settled_in_between(
     store: Store, clock: ManualClock, look: int
 ) -> None:
     """The operator looks, claims and looks again; a rollback comes at any time in between."""
-    store.half_log().table.append(halves(1), app_id="test", number=1)
+    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
 
     def rolled_back() -> None:
         claim(store, ClaimKind.ROLLBACK, ClaimSource.CHECK)
@@ -143,7 +143,7 @@ def test_own_end_is_told_as_refused_where_another_is_settled_in_between(
             refused = error.resolution
     Publisher(store).run_once()
 
-    end = EndReader(store.logs()).end_of(OWN_ID).state
+    end = EndReader(store.tables.logs()).end_of(OWN_ID).state
     assert end == (refused or "COMMITTED")
 
 
@@ -161,7 +161,7 @@ def test_what_is_sent_and_ended_while_the_open_ones_are_listed_is_not_among_them
     store: Store, clock: ManualClock, listed: Callable[[Store, ManualClock], int], look: int
 ) -> None:
     def sent_and_ended() -> None:
-        store.half_log().table.append(halves(1), app_id="test", number=1)
+        store.tables.half_log().table.append(halves(1), app_id="test", number=1)
         committed(store)
 
     with before_look(look, sent_and_ended):

@@ -21,7 +21,7 @@ FULL = OpRow(
 
 
 def claims(store: Store, after: int = 0) -> list[Claim]:
-    op = store.op_log()
+    op = store.tables.op_log()
     return sorted(
         claims_of_table(op.between(after, op.table.version)),
         key=lambda claim: (claim.op_version, claim.ordinal),
@@ -32,11 +32,11 @@ def appended_by_a_stranger(store: Store, **values: Any) -> None:
     """A row that txmq itself would not write."""
     row = {**op_table([op_row(1)], 0).to_pylist()[0], **values}
     table = pa.Table.from_pylist([row], schema=OP.columns)
-    store.op_log().table.append(table, app_id=f"stranger-{values}", number=1)
+    store.tables.op_log().table.append(table, app_id=f"stranger-{values}", number=1)
 
 
 def test_claim_comes_back_with_its_place_in_the_order(store: Store) -> None:
-    op = store.op_log()
+    op = store.tables.op_log()
     op.append([op_row(1), FULL], 3, app_id=APP, number=1)
     op.append([op_row(2, ClaimKind.ROLLBACK)], 3, app_id=APP, number=2)
 
@@ -48,7 +48,7 @@ def test_claim_comes_back_with_its_place_in_the_order(store: Store) -> None:
 
 
 def test_every_field_of_a_claim_survives(store: Store) -> None:
-    store.op_log().append([FULL], 0, app_id=APP, number=1)
+    store.tables.op_log().append([FULL], 0, app_id=APP, number=1)
 
     assert claims(store) == [
         Claim(
@@ -59,7 +59,7 @@ def test_every_field_of_a_claim_survives(store: Store) -> None:
 
 
 def test_claims_after_a_version_up_to_another(store: Store) -> None:
-    op = store.op_log()
+    op = store.tables.op_log()
     for number in range(1, 5):
         op.append([op_row(number)], 0, app_id=APP, number=number)
 
@@ -70,7 +70,7 @@ def test_claims_after_a_version_up_to_another(store: Store) -> None:
 
 
 def test_claims_about_some_transactions_name_each_of_them(store: Store) -> None:
-    op = store.op_log()
+    op = store.tables.op_log()
     op.append([op_row(1), op_row(2), op_row(1, ClaimKind.ROLLBACK)], 0, app_id=APP, number=1)
 
     found = op.claims_between(0, 1, [transaction_id(1), transaction_id(9)])
@@ -82,7 +82,7 @@ def test_claims_about_some_transactions_name_each_of_them(store: Store) -> None:
 
 
 def test_rows_about_a_transaction_are_found_in_every_queue(store: Store) -> None:
-    op = store.op_log()
+    op = store.tables.op_log()
     for queue in range(3):
         op.append([op_row(1), op_row(queue + 5)], queue, app_id=APP, number=queue + 1)
 
@@ -113,12 +113,12 @@ def test_table_of_no_rows_has_the_columns_of_the_log() -> None:
 )  # fmt: skip
 def test_row_of_a_stranger_does_not_stop_the_log(store: Store, values: dict[str, object]) -> None:
     appended_by_a_stranger(store, **values)
-    store.op_log().append([op_row(2)], 0, app_id=APP, number=1)
+    store.tables.op_log().append([op_row(2)], 0, app_id=APP, number=1)
 
     assert [claim.transaction_id for claim in claims(store)] == [transaction_id(2)]
 
 
 def test_commit_without_a_life_keeps_none(store: Store) -> None:
-    store.op_log().append([op_row(1)], 0, app_id=APP, number=1)
+    store.tables.op_log().append([op_row(1)], 0, app_id=APP, number=1)
 
     assert (claims(store)[0].life, claims(store)[0].check_times) == (None, None)

@@ -35,7 +35,7 @@ def facts_table(*facts: Fact) -> pa.Table:
 
 @pytest.fixture
 def log(store: Store) -> SettledLog:
-    return store.settled_log(OP_ID)
+    return store.tables.settled_log(OP_ID)
 
 
 def test_new_log_has_no_mark(log: SettledLog) -> None:
@@ -52,8 +52,8 @@ def test_mark_zero_is_not_no_mark(log: SettledLog) -> None:
 def test_mark_counts_the_versions_of_one_op_log_only(log: SettledLog, store: Store) -> None:
     log.swap(facts_table(), 41)
 
-    assert store.settled_log(OP_ID).mark == 41
-    assert store.settled_log("made-anew").mark == NOTHING
+    assert store.tables.settled_log(OP_ID).mark == 41
+    assert store.tables.settled_log("made-anew").mark == NOTHING
     assert mark_id(OP_ID) != mark_id("made-anew")
 
 
@@ -68,7 +68,7 @@ def test_facts_and_mark_are_one_commit(log: SettledLog) -> None:
 
 
 def test_of_two_settlers_the_second_is_refused(log: SettledLog, store: Store) -> None:
-    rival = store.settled_log(OP_ID)
+    rival = store.tables.settled_log(OP_ID)
     assert log.mark == rival.mark == NOTHING
 
     rival.swap(facts_table(fact(1, 1)), 1)

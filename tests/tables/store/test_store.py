@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +71,18 @@ def test_store_is_not_made_twice(tmp_path: Path) -> None:
 def test_creation_that_was_broken_off_can_be_taken_up_again(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     shutil.rmtree(tmp_path / "store" / "state" / "config")
-    half_id = store.half_log().table.table_id
+    half_id = store.tables.half_log().table.table_id
 
     again = Store.create(tmp_path / "store")
 
-    assert again.half_log().table.table_id == half_id
+    assert again.tables.half_log().table.table_id == half_id
     assert Store.open(tmp_path / "store").config == Config()
 
 
 def test_store_that_was_not_made_to_its_end_is_not_opened(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store")
     shutil.rmtree(tmp_path / "store" / "state" / "config")
-    store.register("config").table.create(checkpoint_interval=10)
+    store.tables.register("config").table.create(checkpoint_interval=10)
 
     with pytest.raises(StoreFormatError, match="create it again"):
         Store.open(tmp_path / "store")
@@ -137,7 +138,7 @@ def test_file_at_the_location_is_a_typed_error(tmp_path: Path) -> None:
 
 def test_time_of_creation_is_that_of_the_clock(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", clock=ManualClock(START_MS))
-    table = store.register("config").table
+    table = store.tables.register("config").table
 
     written = table.read(table.files(), ["updated_timestamp"]).to_pylist()
 
@@ -165,17 +166,17 @@ def test_time_of_creation_is_that_of_the_clock(tmp_path: Path) -> None:
 )
 def test_store_works_wherever_it_is(tmp_path: Path, name: str) -> None:
     store = Store.create(tmp_path / name)
-    store.create_topic("orders")
-    store.half_log().table.append(halves(1), app_id="a", number=1)
-    store.op_log().append([op_row(1)], 0, app_id="a", number=1)
+    store.tables.create_topic("orders")
+    store.tables.half_log().table.append(halves(1), app_id="a", number=1)
+    store.tables.op_log().append([op_row(1)], 0, app_id="a", number=1)
 
     opened = Store.open(str(tmp_path / name))
 
     assert opened.location == str(tmp_path / name)
     assert opened.topics() == ["orders"]
-    assert opened.half_log().rows(ids(transaction_id(1))).num_rows == 1
-    assert opened.op_log().between(0, 1).num_rows == 1
-    assert opened.op_log().table.commit_bytes(1)
+    assert opened.tables.half_log().rows(ids(transaction_id(1))).num_rows == 1
+    assert opened.tables.op_log().between(0, 1).num_rows == 1
+    assert opened.tables.op_log().table.commit_bytes(1)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -207,7 +208,7 @@ def test_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir("/")
 
     assert store.location == str(tmp_path / "here" / "store")
-    assert store.op_log().table.version == 0
+    assert store.tables.op_log().table.version == 0
 
 
 def test_link_and_its_target_are_one_store(store: Store, tmp_path: Path) -> None:
@@ -227,9 +228,9 @@ def test_link_and_its_target_are_one_store(store: Store, tmp_path: Path) -> None
     ],
 )
 def test_object_store_uri_is_kept_without_its_last_slash(location: str, name: str | None) -> None:
-    from txmq.store.store import _plain
+    from txmq.store.location import plain_location
 
-    assert _plain(location) == (name or location)
+    assert plain_location(location) == (name or location)
 
 
 @pytest.mark.parametrize(
@@ -263,22 +264,22 @@ def test_scheme_that_nobody_knows_is_a_typed_error() -> None:
 
 def test_topics_are_listed_in_order(store: Store) -> None:
     for name in ("b", "a", "RETRY_group"):
-        store.create_topic(name)
+        store.tables.create_topic(name)
 
     assert store.topics() == ["RETRY_group", "a", "b"]
 
 
 def test_creating_a_topic_again_keeps_it(store: Store) -> None:
-    store.create_topic("orders")
+    store.tables.create_topic("orders")
     before = table_versions(store)
 
-    store.create_topic("orders")
+    store.tables.create_topic("orders")
 
     assert table_versions(store) == before
 
 
 def test_only_tables_are_topics(store: Store) -> None:
-    store.create_topic("orders")
+    store.tables.create_topic("orders")
     folder = Path(store.location, "topics")
     (folder / ".DS_Store").write_text("x")
     (folder / "README").write_text("x")
@@ -288,7 +289,7 @@ def test_only_tables_are_topics(store: Store) -> None:
 
 
 def test_location_of_a_topic_is_a_delta_table(store: Store) -> None:
-    store.create_topic("orders")
+    store.tables.create_topic("orders")
 
     assert Path(store.topic_location("orders"), "_delta_log").is_dir()
 
@@ -299,12 +300,12 @@ def test_topic_without_a_table_says_when_it_will_have_one(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["../half", "a/b", "", "_delta_log", "a%2Fb", None])
-@pytest.mark.parametrize("method", ["create_topic", "topic_location"])
+@pytest.mark.parametrize("method", ["tables.create_topic", "topic_location"])
 def test_name_of_a_topic_never_leaves_its_folder(store: Store, method: str, name: object) -> None:
     before = table_versions(store)
 
     with pytest.raises(InvalidNameError):
-        getattr(store, method)(name)
+        attrgetter(method)(store)(name)
 
     assert table_versions(store) == before
 
@@ -313,11 +314,11 @@ def test_name_of_a_topic_never_leaves_its_folder(store: Store, method: str, name
 
 
 def test_handles_are_not_shared(store: Store) -> None:
-    assert store.op_log().table is not store.op_log().table
+    assert store.tables.op_log().table is not store.tables.op_log().table
 
 
 def test_tables_name_their_committer(store: Store) -> None:
-    assert store.op_log().table.properties()[COMMITTER_PROPERTY] == "delta-rs"
+    assert store.tables.op_log().table.properties()[COMMITTER_PROPERTY] == "delta-rs"
 
 
 def test_checkpoints_are_no_tables_of_the_store(store: Store) -> None:
@@ -330,7 +331,7 @@ def test_checkpoints_are_no_tables_of_the_store(store: Store) -> None:
 def test_number_of_tries_is_that_of_the_settings(tmp_path: Path) -> None:
     store = Store.create(tmp_path / "store", Config(commit_attempts=3))
 
-    assert store.op_log().table._attempts == 3
+    assert store.tables.op_log().table._attempts == 3
 
 
 @pytest.mark.parametrize("name", ["main.txmq", "main.shop.txmq"])

@@ -26,8 +26,8 @@ def visible(*offsets: int, queue: int = 0) -> pa.Table:
 
 @pytest.fixture
 def topic(store: Store) -> TopicLog:
-    store.create_topic("orders")
-    return store.topic_log("orders", OP_ID)
+    store.tables.create_topic("orders")
+    return store.tables.topic_log("orders", OP_ID)
 
 
 def test_new_topic_starts_at_offset_zero_without_a_mark(topic: TopicLog) -> None:
@@ -55,7 +55,7 @@ def test_offsets_outlive_the_messages(topic: TopicLog) -> None:
 
 
 def test_of_two_publishers_the_second_is_refused(topic: TopicLog, store: Store) -> None:
-    rival = store.topic_log("orders", OP_ID)
+    rival = store.tables.topic_log("orders", OP_ID)
     assert topic.mark == rival.mark
 
     rival.swap(visible(0), 1, {0: 1})
@@ -65,7 +65,7 @@ def test_of_two_publishers_the_second_is_refused(topic: TopicLog, store: Store) 
 
 
 def test_of_two_publishers_with_files_the_second_is_refused(topic: TopicLog, store: Store) -> None:
-    rival = store.topic_log("orders", OP_ID)
+    rival = store.tables.topic_log("orders", OP_ID)
     assert topic.mark == rival.mark
     file = write_file([visible(0)], TOPIC.columns, topic.table.filesystem, ["queue_offset"])
 

@@ -45,7 +45,7 @@ def several(*offsets: int, queue: int = 0) -> list[ReceivedMessage]:
 
 
 def bookings_of(messages: Sequence[ReceivedMessage]) -> pa.Table:
-    ids = [each.message_id for each in messages]
+    ids = [message.message_id for message in messages]
     return pa.table({"id": ids, "amount": [1] * len(ids)}, schema=BOOKINGS)
 
 
@@ -54,7 +54,7 @@ def booked(location: str) -> list[str]:
 
 
 def ids(*messages: ReceivedMessage) -> list[str]:
-    return sorted(each.message_id for each in messages)
+    return sorted(message.message_id for message in messages)
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_write_without_the_properties_is_told(location: str) -> None:
     inbox = DeltaInbox("billing", location)
 
     with (
-        pytest.raises(InboxError, match="no write"),
+        pytest.raises(InboxError, match="without a write"),
         inbox.delta_rs(several(0)) as (table, new, _),
     ):
         table.merge(

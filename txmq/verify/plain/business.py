@@ -24,7 +24,7 @@ from txmq.verify.business import (
     Fault,
     Problem,
 )
-from txmq.verify.marker_places import DatabaseMarkers, DeltaMarkers, MarkerPlace
+from txmq.verify.business_markers import DatabaseMarkers, DeltaMarkers, MarkerPlace
 from txmq.verify.plain.arrays import Flags, Integers, microseconds
 from txmq.verify.plain.database import DatabaseMarkerTable
 from txmq.verify.plain.fates import readable

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from txmq.verify.business import BusinessReport
-from txmq.verify.marker_places import MarkerPlace
+from txmq.verify.business_markers import MarkerPlace
 from txmq.verify.plain.business import Business
 from txmq.verify.plain.findings import Findings
 from txmq.verify.plain.id_ranges import IdRange

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txmq.errors import EnvironmentProblemError, StorageError
-from txmq.verify.marker_places import DatabaseMarkers
+from txmq.verify.business_markers import DatabaseMarkers
 from txmq.verify.plain.markers import DONE, FENCED
 
 if TYPE_CHECKING:

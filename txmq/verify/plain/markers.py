@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
 from txmq.errors import StorageError
-from txmq.verify.marker_places import DeltaMarkers
+from txmq.verify.business_markers import DeltaMarkers
 from txmq.verify.plain.store import plain_location
 
 UNMARKED, DONE, FENCED = 0, 1, 2

@@ -14,7 +14,7 @@ from txmq.store.resolution import Resolution
 class Ids:
     """Each attempt may be known under two ids; the second one is for new attempts."""
 
-    def known(self, key: str, attempt: int) -> Sequence[str]:
+    def candidates(self, key: str, attempt: int) -> Sequence[str]:
         return [f"{key}{attempt}-old", self.new(key, attempt)]
 
     def new(self, key: str, attempt: int) -> str:

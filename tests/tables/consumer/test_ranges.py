@@ -1,0 +1,116 @@
+"""Ranges of offsets that a member without messages takes, commits and hands out again; no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, offsets_of
+from tests.kit.delay_world import TOPIC
+from txmq.consumer.arguments import Subscription
+from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.ranges import OffsetRange, RangeReader, count_messages, split_in_two
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
+from txmq.errors import QueueNotOwnedError
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ConsumerWorld]:
+    made = ConsumerWorld(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(world: ConsumerWorld) -> Iterator[GroupReader]:
+    world.fill(3)
+    subscription = Subscription.of(
+        consumer_group=BILLING, topics=TOPIC, from_where=ConsumeFromWhere.FIRST_OFFSET,
+        from_timestamp=None, mode=ConsumeMode.CLUSTERING, member_id=None, namespace=None,
+    )  # fmt: skip
+    made = GroupReader(world.store, subscription, world.clock, world.sent_back)
+    yield made
+    made.leave()
+
+
+def look_again(reader: GroupReader) -> None:
+    reader._looked_s = reader._member._looked_s = 0.0
+
+
+def everything() -> list[OffsetRange]:
+    return [OffsetRange(TopicQueue(TOPIC, queue), 0, 3) for queue in range(QUEUES)]
+
+
+def test_both_parts_of_split_ranges_keep_each_queue_in_order() -> None:
+    one, two = TopicQueue("a", 0), TopicQueue("a", 1)
+    first, second = split_in_two([OffsetRange(one, 0, 3), OffsetRange(two, 5, 8)])
+
+    assert first == [OffsetRange(one, 0, 3)]
+    assert second == [OffsetRange(two, 5, 8)]
+    assert split_in_two([OffsetRange(one, 4, 7)]) == (
+        [OffsetRange(one, 4, 5)], [OffsetRange(one, 5, 7)]
+    )  # fmt: skip
+
+
+def test_all_that_is_visible_is_taken_once(reader: GroupReader) -> None:
+    ranges = RangeReader(reader)
+
+    assert sorted(ranges.take(100)) == everything()
+    assert ranges.take(100) == []
+
+
+def test_no_more_is_taken_than_is_asked_for(reader: GroupReader) -> None:
+    ranges = RangeReader(reader)
+
+    assert [count_messages(ranges.take(5)) for _ in range(4)] == [5, 5, 2, 0]
+
+
+def test_rest_of_a_range_is_handed_out_again(world: ConsumerWorld, reader: GroupReader) -> None:
+    ranges, queue = RangeReader(reader), TopicQueue(TOPIC, 1)
+    taken = ranges.take(100)
+    handled = {offsets.queue: 3 for offsets in taken} | {queue: 1}
+
+    ranges.commit(handled, taken)
+
+    assert offsets_of(world)[queue] == 1
+    assert ranges.take(100) == [OffsetRange(queue, 1, 3)]
+
+
+def test_ranges_that_are_taken_when_the_lease_ends_are_taken_again(
+    world: ConsumerWorld, reader: GroupReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges, end_offset = RangeReader(reader), GroupReader.end_offset
+
+    def slow(*arguments: object) -> int:
+        world.clock.advance(world.store.config.consumer_lease_s + 0.1)
+        return end_offset(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupReader, "end_offset", slow)
+        assert ranges.take(100) == []
+    look_again(reader)
+
+    assert sorted(ranges.take(100)) == everything()
+
+
+def test_seek_moves_all_queues_but_those_that_are_refused(
+    reader: GroupReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges = RangeReader(reader)
+    taken = ranges.take(100)
+    ranges.commit({offsets.queue: offsets.end for offsets in taken}, taken)
+    lost, member = TopicQueue(TOPIC, 0), reader._member
+    swap = member.seek
+
+    def refusing(offsets: dict[TopicQueue, tuple[int, int]]) -> frozenset[TopicQueue]:
+        return swap({queue: at for queue, at in offsets.items() if queue != lost}) | {lost}
+
+    monkeypatch.setattr(member, "seek", refusing)
+    with pytest.raises(QueueNotOwnedError):
+        reader.seek({TopicQueue(TOPIC, queue): 1 for queue in range(QUEUES)})
+
+    assert sorted(ranges.take(100)) == [
+        OffsetRange(TopicQueue(TOPIC, queue), 1, 3) for queue in range(1, QUEUES)
+    ]

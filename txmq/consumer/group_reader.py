@@ -1,0 +1,373 @@
+"""Reads the queues that a consumer group gives to one member, and commits their offsets."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from txmq.clock import Clock
+from txmq.consumer.arguments import Subscription
+from txmq.consumer.group import group_in
+from txmq.consumer.member import Commits, GroupMember
+from txmq.consumer.positions import QueueMessage, QueuePosition, QueuePositions, first_offsets
+from txmq.consumer.reader import TopicReader
+from txmq.consumer.rules import ConsumeMode, TopicQueue
+from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
+from txmq.errors import (
+    ConfigError,
+    MessagesExpiredError,
+    OffsetOutOfRangeError,
+    QueueNotOwnedError,
+    shown,
+)
+from txmq.message.received import ReceivedMessage
+from txmq.store.catalog import TopicCatalog
+from txmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+# Ten groups that woke up with each commit took the publisher's processor.
+LOOK_INTERVAL_S = 0.03
+FULL_LOOK_S = 0.1
+
+UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """The outcome of a commit.
+
+    Attributes:
+        offsets: the next offset of each queue that was committed.
+        refused: queues that belong to another member now, which reads their messages again.
+    """
+
+    offsets: Mapping[TopicQueue, int]
+    refused: frozenset[TopicQueue]
+
+
+class GroupReader:
+    """Reads for one member of a consumer group: the core of `PullConsumer` and `SparkBatches`.
+
+    It holds the membership, a reader for each topic, and the position in each queue. Messages that
+    it hands out are in the hands of the caller until `commit` says that they were handled, or
+    `give_again` takes them back. All names of topics are stored names.
+
+    Not safe for several threads: its owner lets in one thread at a time (`ExclusiveUse`).
+
+    Args:
+        store: the store of the topics.
+        subscription: the group, its topics and filters, and the name of this member.
+        clock: the clock that leases are measured with.
+        sends_back: sends failed messages to the retry topic; the default is `SendBack`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        subscription: Subscription,
+        clock: Clock,
+        sends_back: SendsBack | None = None,
+    ) -> None:
+        """Join the group: one commit, and one more that creates the table of a new group.
+
+        Raises: TopicNotFoundError, OffsetOutOfRangeError, ConsumerGroupConflictError, ConfigError,
+            StorageError.
+        """
+        catalog = TopicCatalog(store)
+        for topic in subscription.filters:
+            catalog.check_is_there(topic)
+        self._subscription, self._lease_s = subscription, store.config.consumer_lease_s
+        name = subscription.consumer_group
+        self._sends_back = sends_back or SendBack(store, name, clock)
+        self._paused: set[TopicQueue] = set()
+        self._paused_topics: set[str] = set()
+        self._positions, self._has_raised = QueuePositions(), False
+        self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
+        group = group_in(store, name)
+        if not group.exists:
+            subscription.start.check(store, subscription.filters)
+            group = group_in(store, name, create=True)
+        self._member = GroupMember(
+            store, group, subscription.settings, subscription.start,
+            member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
+        )  # fmt: skip
+        self._readers = {topic: self._reader(store, topic) for topic in self._member.topics}
+        self._renewal_s = self._member.renewal_s
+        self._member.join()
+        self._positions.follow(self._member.held)
+
+    def _reader(self, store: Store, topic: str) -> TopicReader:
+        return TopicReader(
+            store,
+            topic,
+            message_filter=self._subscription.filter_of(topic),
+            namespace=self._subscription.namespace,
+        )
+
+    def _seen_queues(self) -> dict[str, int]:
+        return {topic: reader.queue_count for topic, reader in self._readers.items()}
+
+    # --- what the member has ----------------------------------------------------------------
+
+    @property
+    def queues(self) -> Collection[TopicQueue]:
+        """The queues that the member reads now; none once its lease is over."""
+        return self._member.held.epochs.keys()
+
+    @property
+    def replays(self) -> Mapping[TopicQueue, int]:
+        """How often the group went back in each queue on purpose; no entry means never."""
+        return self._member.held.replays
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether the lease is not over: only then may messages be handed out."""
+        return self._member.may_serve
+
+    @property
+    def is_commit_due(self) -> bool:
+        """Whether the last commit is a third of a lease ago."""
+        return time.monotonic() - self._committed_s >= self._renewal_s
+
+    def is_owned(self, queue: TopicQueue) -> bool:
+        """Whether the member has had a queue without a break since it took messages of it."""
+        position = self._positions.get(queue)
+        return position is not None and self._member.held.epochs.get(queue) == position.epoch
+
+    def queues_of(self, topic: str) -> list[int]:
+        """The ids of the queues of a topic that the member has, sorted."""
+        return self._positions.queues_of(topic)
+
+    def check_reads(self, topic: str) -> None:
+        """Raise ConfigError for a topic that the member does not read."""
+        if topic not in self._readers:
+            raise ConfigError([f"topic {shown(topic)} is not among those of this consumer"])
+
+    # --- following the logs -----------------------------------------------------------------
+
+    def keep_up(self, *, is_all_handled: bool = False) -> None:
+        """Follow the logs of the group and of the topics, and renew the lease if it is time.
+
+        Does nothing if the last call was less than LOOK_INTERVAL_S ago and messages wait.
+
+        Args:
+            is_all_handled: all messages that were handed out may be committed on the way.
+
+        Commits: at most one, if the lease or the share of the queues must change.
+
+        Raises: ConsumerGroupConflictError, OffsetOutOfRangeError, StorageError.
+        """
+        now_s = time.monotonic()
+        is_fresh = now_s - self._looked_s < LOOK_INTERVAL_S
+        if is_fresh and self._positions.has_messages() and self._member.may_serve:
+            return
+        self._looked_s = now_s
+        for reader in self._readers.values():
+            reader.look()
+        positions = self._positions
+        commits = positions.commits() if is_all_handled else positions.idle_commits()
+        refused = self._member.keep_up(commits, () if is_all_handled else positions.busy())
+        if refused is not None:
+            self._after_swap(commits, refused)
+        positions.follow(self._member.held)
+        if now_s - self._looked_closely_s > self._lease_s:
+            self._looked_closely_s = now_s
+            for reader in self._readers.values():
+                reader.look_closely()
+
+    def _has_news(self, *, is_all_handled: bool) -> bool:
+        """Look for the next commit file of each topic; a few times a second, follow all logs."""
+        if time.monotonic() - self._looked_s >= FULL_LOOK_S:
+            self.keep_up(is_all_handled=is_all_handled)
+            return True
+        return any(self._readers[topic].look() for topic in self._subscription.filters)
+
+    # --- handing out ------------------------------------------------------------------------
+
+    def poll(
+        self,
+        count: int,
+        timeout_s: float,
+        *,
+        stopping: threading.Event | None = None,
+        is_all_handled: bool = False,
+    ) -> list[QueueMessage]:
+        """Take messages; wait up to `timeout_s` for the first one, or until `stopping` is set.
+
+        Args:
+            count: the largest number of messages.
+            timeout_s: the longest time to wait.
+            stopping: ends the wait.
+            is_all_handled: as in `keep_up`.
+
+        Raises: as `keep_up` and `take`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self.keep_up(is_all_handled=is_all_handled)
+        handed = self.take(count)
+        while not handed and (left_s := deadline_s - time.monotonic()) > 0:
+            if stopping is not None and stopping.is_set():
+                break
+            time.sleep(min(left_s, LOOK_INTERVAL_S))
+            if self._has_news(is_all_handled=is_all_handled):
+                handed = self.take(count)
+        return handed
+
+    def take(self, count: int) -> list[QueueMessage]:
+        """Take at most `count` messages that are visible, each queue in its order; 0 commits.
+
+        If a queue cannot be read, the call raises and hands nothing out; the next call serves the
+        other queues, and the call after it raises again.
+
+        Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
+        """
+        busy, handed, failure = self._positions.busy(), list[QueueMessage](), None
+        for queue, position in self.servable():
+            try:
+                while len(handed) < count and self._has_messages(queue, position):
+                    messages = position.take(count - len(handed))
+                    handed += [(queue, message) for message in messages]
+            except UNREADABLE as error:
+                failure = failure or error
+        must_raise = not (self._has_raised and handed)
+        # The lease may have ended while files were read.
+        if (failure is not None and must_raise) or not self._member.may_serve:
+            offsets = ((queue, message.queue_offset) for queue, message in handed)
+            self._positions.undo(first_offsets(offsets), busy)
+            handed = []
+        self._has_raised = failure is not None and must_raise
+        if failure is not None and must_raise:
+            raise failure
+        return handed
+
+    def _has_messages(self, queue: TopicQueue, position: QueuePosition) -> bool:
+        """Whether there are messages to hand out; reads ahead where there are none yet."""
+        while not position.has_messages():
+            run = self._readers[queue.topic].read(queue.queue_id, position.next_offset)
+            if run is None:
+                return False
+            position.put(run)
+        return True
+
+    def servable(self) -> list[tuple[TopicQueue, QueuePosition]]:
+        """The queues to serve now: not paused, and not to be given up to another member.
+
+        Each call begins with another queue, so that no queue is always last.
+        """
+        surplus = self._member.held.surplus
+        return [
+            (queue, position)
+            for queue, position in self._positions.in_turn()
+            if not (queue in surplus or self._is_paused(queue))
+        ]
+
+    def end_offset(self, queue: TopicQueue, position: QueuePosition) -> int:
+        """The offset after the last visible message of a queue, as far as `keep_up` has seen.
+
+        Raises: MessagesExpiredError, OffsetOutOfRangeError where the next message of the member
+            was removed or will never come; StorageError.
+        """
+        reader = self._readers[queue.topic]
+        if position.next_offset != reader.ends.get(queue.queue_id, 0):
+            reader.read(queue.queue_id, position.next_offset)
+        return reader.ends.get(queue.queue_id, 0)
+
+    def hand_out(self, queue: TopicQueue, end: int) -> None:
+        """Note that the caller has all messages of a queue up to before `end`."""
+        self._positions.hand_out(queue, end)
+
+    def message_at(self, queue: TopicQueue, offset: int) -> ReceivedMessage | None:
+        """One message; None where it is not there, or the filter does not let it through.
+
+        Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
+        """
+        run = self._readers[queue.topic].read(queue.queue_id, offset)
+        if run is None or offset not in run.offsets:
+            return None
+        return run.rows.messages()[run.offsets.index(offset)]
+
+    # --- what became of the messages --------------------------------------------------------
+
+    def commit(self, unhandled: Mapping[TopicQueue, int] | None = None) -> CommitResult:
+        """Commit all that was handed out, but nothing from the `unhandled` offsets on.
+
+        Commits: one, or none if no offset has moved. Raises: StorageError.
+        """
+        commits = self._positions.commits(unhandled)
+        refused = self._member.swap(commits, tuple(unhandled or ())) if commits else frozenset()
+        self._after_swap(commits, refused)
+        lost = refused | self._positions.take_lost()
+        self._positions.follow(self._member.held)
+        offsets = {q: offset for q, (_, offset) in commits.items() if q not in refused}
+        return CommitResult(offsets, frozenset(lost))
+
+    def _after_swap(self, commits: Commits, refused: frozenset[TopicQueue]) -> None:
+        self._committed_s = time.monotonic()
+        self._positions.note_committed(commits, refused)
+        for topic, reader in self._readers.items():
+            reader.forget_before(self._positions.next_offsets(topic))
+
+    def give_again(self, offsets: Mapping[TopicQueue, int]) -> None:
+        """Hand out these offsets next, and what follows them; 0 commits."""
+        self._positions.give_again(offsets)
+
+    def send_back(self, failed: Sequence[FailedMessage]) -> int:
+        """Send failed messages to the retry topic, and return how many were sent.
+
+        They are durable on return. In BROADCASTING they are dropped (R109).
+
+        Commits: as `SendBack.send_back_all`; it sends each failure once, so a retry is safe.
+        """
+        if not failed:
+            return 0
+        if self._subscription.mode is ConsumeMode.BROADCASTING:
+            group = self._subscription.consumer_group
+            logger.warning("group %s: %d failed messages are dropped", group, len(failed))
+            return 0
+        self._sends_back.send_back_all(failed)
+        return len(failed)
+
+    # --- moving -----------------------------------------------------------------------------
+
+    def pause(self, topic: str, queue_id: int | None = None) -> None:
+        """Hand out nothing of a topic, or of one of its queues, until `resume`; 0 commits."""
+        if queue_id is None:
+            self._paused_topics.add(topic)
+        else:
+            self._paused.add(TopicQueue(topic, queue_id))
+
+    def resume(self, topic: str, queue_id: int | None = None) -> None:
+        """End the pauses of a topic and of all its queues, or of one queue; 0 commits."""
+        if queue_id is None:
+            self._paused_topics.discard(topic)
+            self._paused = {queue for queue in self._paused if queue.topic != topic}
+        else:
+            self._paused.discard(TopicQueue(topic, queue_id))
+
+    def _is_paused(self, queue: TopicQueue) -> bool:
+        return queue in self._paused or queue.topic in self._paused_topics
+
+    def seek(self, offsets: Mapping[TopicQueue, int]) -> None:
+        """Go on at other offsets, for the whole group: one commit.
+
+        Raises: QueueNotOwnedError for a queue that the member does not have; the other queues are
+            moved all the same. StorageError.
+        """
+        positions = {queue: self._positions.get(queue) for queue in offsets}
+        epochs = {queue: at.epoch for queue, at in positions.items() if at is not None}
+        refused = self._member.seek({q: (epoch, offsets[q]) for q, epoch in epochs.items()})
+        for queue, position in positions.items():
+            if position is not None and queue not in refused:
+                position.move_to(offsets[queue])
+                position.committed, position.is_busy = offsets[queue], False
+        for queue, position in positions.items():
+            if position is None or queue in refused:
+                raise QueueNotOwnedError(queue.topic, queue.queue_id)
+
+    def leave(self) -> None:
+        """Leave the group: one commit. Other members read again what was not committed."""
+        self._member.leave()

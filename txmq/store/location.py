@@ -1,0 +1,59 @@
+"""Where a store is: one name for one place, however a user writes it."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+from txmq.errors import ConfigError, shown
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
+_CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
+# delta-rs decodes % twice, so that its folder is not Spark's, and panics at the others.
+_BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def plain_location(location: str | os.PathLike[str]) -> str:
+    """One name for one store: an absolute path without links, or a URI without a last slash.
+
+    Raises: ConfigError.
+    """
+    given: object = location
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
+    if text.lower().startswith("file:"):
+        return _absolute(unquote(_path_of_file_uri(text)), text)
+    if _CATALOG_NAME.fullmatch(text):
+        problem = "is a catalog's name, which this version cannot hold; for a folder write ./name"
+        raise ConfigError([f"location {shown(text)} {problem}"])
+    if _SCHEME.match(text) is None:
+        return _absolute(text, text)
+    if not text.partition("://")[2].strip("/"):
+        raise ConfigError([f"location {shown(text)} must be a path or scheme://bucket/folder"])
+    return _checked(text, text).rstrip("/")
+
+
+def _path_of_file_uri(text: str) -> str:
+    rest = text[len("file:") :]
+    if not rest.startswith("//"):
+        return rest
+    host, slash, path = rest[2:].partition("/")
+    if host not in ("", "localhost"):
+        raise ConfigError(
+            [f"location {shown(text)} names the host {shown(host)}; use file:///path"]
+        )
+    return slash + path
+
+
+def _absolute(path: str, text: str) -> str:
+    absolute = os.path.realpath(_checked(path, text))
+    return "/" + _checked(absolute, text).lstrip("/")
+
+
+def _checked(path: str, text: str) -> str:
+    if not path or _BENDS_PATHS.search(path):
+        problem = "must name a folder, without % \\ ^ | [ ] and control characters"
+        raise ConfigError([f"location {shown(text)} {problem}"])
+    return path

@@ -1,0 +1,199 @@
+"""The tables of a store, as txmq's own rooms use them; users need none of this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow.fs as pa_fs
+
+from txmq.delta.pinned import rooted_filesystem
+from txmq.delta.schemas import (
+    COMMITTER_PROPERTY,
+    HALF,
+    OP,
+    REGISTER,
+    SCHEDULE,
+    SETTLED,
+    TOPIC,
+    TableSchema,
+)
+from txmq.delta.storage import Table
+from txmq.fail_points import FailPoint, reached
+from txmq.message.body_schema import BodySchema
+from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic
+from txmq.store.config import Config
+from txmq.store.half import HalfLog
+from txmq.store.logs import Logs
+from txmq.store.op import OpLog
+from txmq.store.register import Register
+from txmq.store.schedule import ScheduleLog
+from txmq.store.settled import SettledLog, mark_id
+from txmq.store.topic import TopicLog
+from txmq.store.topic_settings import TopicRegister
+from txmq.store.typed import BODY_SCHEMA_PROPERTY, check_body_schema, set_body_schema, typed_schema
+
+# Made with the store.
+REGISTERS = ("config", "publisher", "check_lease", "maintenance")
+# Made with their first value; the last three are prefixes, one register for each group.
+OPTIONAL_REGISTERS = ("delay", "topics")
+REMOTE, CONSUMER_GROUP, DEAD_LETTERS = "remote_", "group_", "dead_letters_"
+_OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)
+_TOPICS = "topics/"
+_LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
+
+
+class StoreTables:
+    """Hands out logs, topics and registers, and makes those that are not there yet.
+
+    Each call gives a new object with a handle of its own, for handles are not shared between
+    threads. Nothing is opened before its first use.
+    """
+
+    def __init__(
+        self, location: str, config: Config, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        """Open nothing."""
+        self.location = location
+        self._config, self._options = config, dict(storage_options or {})
+
+    # --- logs --------------------------------------------------------------------------------
+
+    def logs(self) -> Logs:
+        """Half, op, settled and schedule with the handles of one reader."""
+        settled = self.table_at("settled")
+        return Logs(self.half_log(), self.op_log(), settled, self.schedule_log())
+
+    def half_log(self) -> HalfLog:
+        """The half log."""
+        return HalfLog(self.table_at("half"))
+
+    def op_log(self) -> OpLog:
+        """The op log."""
+        return OpLog(self.table_at("op"))
+
+    def settled_log(self, op_table_id: str) -> SettledLog:
+        """The settled log, as it follows the op log of this id."""
+        return SettledLog(self.table_at("settled"), op_table_id)
+
+    def schedule_log(self) -> ScheduleLog:
+        """The messages that wait for their time; its table may not be there yet."""
+        return ScheduleLog(self._topic_table(SCHEDULE_TOPIC))
+
+    # --- topics ------------------------------------------------------------------------------
+
+    def topic_log(self, topic: str, op_table_id: str) -> TopicLog:
+        """A topic, which may not be there yet; see `create_topic`."""
+        return TopicLog(topic, self._topic_table(topic), mark_id(op_table_id))
+
+    def create_topic(self, topic: str) -> None:
+        """Make the table of a topic if it is not there, and let it take the bodies of its settings.
+
+        Commits: one for a new table, one where its body schema changes.
+
+        Raises: BodySchemaConflictError where it has messages of other bodies.
+        """
+        settings = self.topic_register().read().settings.get(topic)
+        path = _TOPICS + check_readable_topic(topic)
+        body = None if settings is None else settings.body_schema
+        if body is None:
+            self._create(_topic_schema(topic), path)
+        else:
+            self._create(typed_schema(body), path, {BODY_SCHEMA_PROPERTY: body.to_json()})
+        set_body_schema(self._topic_table(topic), topic, body)
+
+    def check_body_schema(self, topic: str, body: BodySchema | None) -> None:
+        """Raise BodySchemaConflictError or StorageError where its table cannot take such bodies."""
+        table = self._topic_table(topic)
+        if table.exists():
+            check_body_schema(table, topic, body)
+
+    def topic_names(self) -> list[str]:
+        """Topics that have a table, also those that were deleted."""
+        names = self._folders("topics")
+        tables = {name: self.table(_topic_schema(name), _TOPICS + name) for name in names}
+        return sorted(name for name, table in tables.items() if table.exists())
+
+    # --- registers ---------------------------------------------------------------------------
+
+    def register(self, name: str, *, create: bool = False) -> Register:
+        """A register by its name.
+
+        Args:
+            name: one of REGISTERS, which are there, or of OPTIONAL_REGISTERS, or a prefix
+                (REMOTE, CONSUMER_GROUP, DEAD_LETTERS) and the stored name of a group.
+            create: make its table if it is not there (one commit); else `exists` says whether it
+                is.
+        """
+        path = f"state/{name}"
+        if create:
+            self._create(REGISTER, path)
+        return Register(self.table(REGISTER, path))
+
+    def topic_register(self, *, create: bool = False) -> TopicRegister:
+        """What operators have said about topics; `create` as in `register`."""
+        return TopicRegister(self.register("topics", create=create))
+
+    def groups_with(self, prefix: str) -> list[str]:
+        """Stored names of the groups that have a register of this prefix."""
+        names = self._folders("state")
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    # --- all tables --------------------------------------------------------------------------
+
+    def create_all(self) -> None:
+        """Make the logs and the registers that each store has: one commit each."""
+        for path, schema in _LOGS.items():
+            self._create(schema, path)
+        for name in REGISTERS:
+            self._create(REGISTER, f"state/{name}")
+
+    def table_paths(self) -> list[str]:
+        """Where the tables of the store are, under its location."""
+        return [*_LOGS, *self._register_paths(), *(_TOPICS + name for name in self.topic_names())]
+
+    def table_at(self, path: str) -> Table:
+        """The table at one of `table_paths`."""
+        if path in _LOGS:
+            return self.table(_LOGS[path], path)
+        if path.startswith(_TOPICS):
+            return self._topic_table(path.removeprefix(_TOPICS))
+        return self.table(REGISTER, path)
+
+    def table(self, schema: TableSchema, path: str) -> Table:
+        """The table at a path; it need not be there."""
+        return Table(
+            f"{self.location}/{path}",
+            schema,
+            self._options,
+            commit_attempts=self._config.commit_attempts,
+        )
+
+    def _topic_table(self, topic: str) -> Table:
+        return self.table(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
+
+    def _register_paths(self) -> list[str]:
+        there = self._folders("state")
+        optional = [name for name in OPTIONAL_REGISTERS if name in there]
+        of_groups = [name for name in there if name.startswith(_OF_GROUPS)]
+        return [f"state/{name}" for name in (*REGISTERS, *optional, *of_groups)]
+
+    def _folders(self, parent: str) -> list[str]:
+        filesystem = rooted_filesystem(self.location, self._options)
+        selector = pa_fs.FileSelector(parent, allow_not_found=True)
+        try:
+            found = filesystem.get_file_info(selector)
+        except FileNotFoundError:
+            # Another process made the first one while we looked.
+            found = filesystem.get_file_info(selector)
+        return sorted(info.base_name for info in found if info.type is pa_fs.FileType.Directory)
+
+    def _create(
+        self, schema: TableSchema, path: str, properties: Mapping[str, str] | None = None
+    ) -> None:
+        extra = {COMMITTER_PROPERTY: self._config.committer, **(properties or {})}
+        self.table(schema, path).create(self._config.checkpoint_interval, extra)
+        reached(FailPoint.STORE_TABLE_CREATED)
+
+
+def _topic_schema(topic: str) -> TableSchema:
+    return SCHEDULE if topic == SCHEDULE_TOPIC else TOPIC
