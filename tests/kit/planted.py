@@ -6,9 +6,10 @@ Each bug has a transaction of its own, so that several can be planted in one sto
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,12 @@ class Filled:
     @property
     def store(self) -> Store:
         return Store.open(self.location)
+
+
+def copied(made: Filled, folder: Path) -> Filled:
+    """The same store in a folder of its own, to plant bugs in."""
+    shutil.copytree(made.location, folder)
+    return replace(made, location=str(folder))
 
 
 def topic_of(name: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kit.reading import bodies, publish, rows_of, topic_rows
+from tests.oracle.tables import NAME
 from txmq.admin.messages import MessageQuery
 from txmq.admin.status import Admin
 from txmq.admin.topics import Topics
@@ -34,7 +35,6 @@ from txmq.store.store import Store
 from txmq.store.topic_settings import TopicKind
 from txmq.testing import ManualClock
 from txmq.verify import marker_places, verify
-from txmq.verify.spark.tables import NAME
 
 if TYPE_CHECKING:
     from pathlib import Path

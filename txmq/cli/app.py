@@ -1,7 +1,6 @@
 """The `txmq` command: makes a store, serves it, shows it, decides by hand, verifies it.
 
-Only `serve`, `demo` and `verify --engine` with Spark import Spark, so the other commands start at
-once and run anywhere.
+Only `serve` and `demo` import Spark, so the other commands start at once and run anywhere.
 """
 
 from __future__ import annotations

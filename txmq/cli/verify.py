@@ -1,10 +1,7 @@
-"""`txmq verify`: check every promise by one engine or by both, and show what is broken."""
+"""`txmq verify`: check every promise, and show what is broken."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -14,17 +11,12 @@ from rich.text import Text
 
 from txmq.cli.shared import AsJson, ConfigFile, Location, print_result
 from txmq.store.opening import open_store
-from txmq.store.store import Store
 from txmq.verify import (
     BusinessReport,
     BusinessResult,
     InvariantResult,
-    MarkerPlace,
-    VerifyComparison,
     VerifyReport,
     marker_places,
-    verify_business,
-    verify_by_spark,
 )
 from txmq.verify import verify as verify_store
 
@@ -35,16 +27,8 @@ _BUSINESS_HELP = (
     "Compare the messages of a producer group with its local transactions (I12), by their markers: "
     "GROUP=delta:LOCATION for a Delta table, GROUP=database:VARIABLE for a database whose URL that "
     "environment variable holds, with :TABLE behind it where the marker table is not txmq_marker. "
-    "Once for each group. The plain engine compares, also with --engine spark or both."
+    "Once for each group."
 )
-
-
-class VerifyEngine(enum.StrEnum):
-    """Which engine verifies; the two share no code, so each finds mistakes of the other."""
-
-    PLAIN = "plain"
-    SPARK = "spark"
-    BOTH = "both"
 
 
 def add_verify_command(app: typer.Typer) -> None:
@@ -52,7 +36,7 @@ def add_verify_command(app: typer.Typer) -> None:
     app.command()(verify)
 
 
-def verify(  # noqa: PLR0913 - the options of a command
+def verify(
     location: Location,
     config: ConfigFile = None,
     *,
@@ -64,24 +48,25 @@ def verify(  # noqa: PLR0913 - the options of a command
             help="Running: what is not published yet is open. Drained: it is lost.",
         ),
     ] = True,
-    engine: Annotated[
-        VerifyEngine,
-        typer.Option("--engine", help="Who reads: plain needs no Spark; both must agree."),
-    ] = VerifyEngine.PLAIN,
     business: Annotated[
         list[str] | None, typer.Option("--business", metavar="GROUP=PLACE", help=_BUSINESS_HELP)
     ] = None,
 ) -> None:
     """Check every promise in docs/invariants.md.
 
-    Exit code 1 if txmq breaks one or the engines differ; 3 if it keeps all of them, but a listener,
-    a producer or an operator said what the local transaction does not; 2 if something cannot be
-    read.
+    Exit code 1 if txmq breaks one; 3 if it keeps all of them, but a listener, a producer or an
+    operator said what the local transaction does not; 2 if something cannot be read.
     """
     places = marker_places(business or [])
     store = open_store(location, config)
-    checker = Verification(store, places, drained=drained)
-    report = checker.both() if engine is VerifyEngine.BOTH else checker.one(engine)
+    groups = store.config.check_settings().items()
+    report = verify_store(
+        store.location,
+        drained=drained,
+        check_limits={group: settings.transaction_check_max for group, settings in groups},
+        storage_options=store.storage_options,
+        business=places,
+    )
     print_result(report, _view, as_json=as_json)
     if not report.is_txmq_clean:
         raise typer.Exit(EXIT_VIOLATIONS)
@@ -89,70 +74,10 @@ def verify(  # noqa: PLR0913 - the options of a command
         raise typer.Exit(EXIT_BUSINESS_VIOLATIONS)
 
 
-# --- engines --------------------------------------------------------------------------------------
-
-
-class Verification:
-    """Runs the engines on one store; starts Spark only for the Spark engine."""
-
-    def __init__(self, store: Store, places: Mapping[str, MarkerPlace], *, drained: bool) -> None:
-        """Read nothing yet."""
-        self._store, self._places, self._drained = store, places, drained
-
-    def one(self, engine: VerifyEngine) -> VerifyReport:
-        """The report of one engine."""
-        if engine is VerifyEngine.PLAIN:
-            return self._plain_report()
-        # A wrong --business option is refused before Spark starts.
-        business = self._business()
-        return replace(self._spark(None), business=business)
-
-    def both(self) -> VerifyComparison:
-        """The reports of both; the second engine reads the versions that the first one read."""
-        plain = self._plain_report()
-        return VerifyComparison(plain, self._spark(plain.versions))
-
-    def _limits(self) -> dict[str, int]:
-        groups = self._store.config.check_settings().items()
-        return {group: settings.transaction_check_max for group, settings in groups}
-
-    def _plain_report(self) -> VerifyReport:
-        return verify_store(
-            self._store.location,
-            drained=self._drained,
-            check_limits=self._limits(),
-            storage_options=self._store.storage_options,
-            business=self._places,
-        )
-
-    def _business(self) -> BusinessReport | None:
-        if not self._places:
-            return None
-        options = self._store.storage_options
-        return verify_business(self._store.location, self._places, storage_options=options)
-
-    def _spark(self, versions: Mapping[str, int] | None) -> VerifyReport:
-        from txmq.local_spark.session import local_session
-
-        return verify_by_spark(
-            self._store.location,
-            local_session("txmq-verify"),
-            drained=self._drained,
-            check_limits=self._limits(),
-            versions=versions,
-        )
-
-
 # --- views ----------------------------------------------------------------------------------------
 
 
-def _view(report: VerifyReport | VerifyComparison) -> RenderableType:
-    return (
-        _comparison_view(report) if isinstance(report, VerifyComparison) else _report_view(report)
-    )
-
-
-def _report_view(report: VerifyReport) -> RenderableType:
+def _view(report: VerifyReport) -> RenderableType:
     """What was checked and what is broken; the last line counts the violations."""
     table = Table("", "promise", "violations", box=None, header_style="bold")
     for result in report.results:
@@ -166,23 +91,6 @@ def _report_view(report: VerifyReport) -> RenderableType:
     return Group(*_read(report), table, *unseen, *broken, *business, _last_line(report))
 
 
-def _comparison_view(comparison: VerifyComparison) -> RenderableType:
-    """Both reports and their differences; the last line says whether both find nothing."""
-    table = Table("differs", "plain", "spark", box=None, header_style="bold red")
-    for difference in comparison.differences:
-        table.add_row(*map(Text, (difference.what, difference.plain, difference.spark)))
-    count = len(comparison.differences)
-    agreement = f"{count:,} differences between the engines" if count else "both engines agree"
-    style = "bold green" if comparison.is_clean else "bold red"
-    summary = f"{comparison.plain.violation_count:,} violations, {agreement}"
-    return Group(
-        _report_view(comparison.plain),
-        _report_view(comparison.spark),
-        *([table] if count else []),
-        Text(f"{summary}{_business_count(comparison.plain.business)}", style=style),
-    )
-
-
 def _read(report: VerifyReport) -> list[RenderableType]:
     counts = report.counts
     kind = "drained" if report.drained else "running"
@@ -191,8 +99,8 @@ def _read(report: VerifyReport) -> list[RenderableType]:
         f"{counts['claims']:,} claims, {counts['visible_messages']:,} visible, "
         f"{counts['dead_letters']:,} dead letters, {counts['not_published_yet']:,} on their way"
     )
-    by = f"by the {report.engine} engine in {report.duration_s:,.1f} s"
-    lines = [f"{report.location} ({kind}), read {by}", read, *_delays(report), *report.notes]
+    first = f"{report.location} ({kind}), read in {report.duration_s:,.1f} s"
+    lines = [first, read, *_delays(report), *report.notes]
     lines += [f"not checked: topics/{name}" for name in report.unread]
     return [Text(line) for line in lines]
 

@@ -95,7 +95,6 @@ class VerifyReport:
     """The result of one verification of pinned versions.
 
     Attributes:
-        engine: who read and judged, `plain` or `spark`.
         versions: table to the version that was read.
         counts: how much was read and where the transactions stand.
         results: one for each checked invariant.
@@ -106,7 +105,6 @@ class VerifyReport:
         lateness: of delayed messages; late is no violation.
     """
 
-    engine: str
     location: str
     drained: bool
     versions: Mapping[str, int]
@@ -156,7 +154,6 @@ class VerifyReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {
-            "engine": self.engine,
             "location": self.location,
             "drained": self.drained,
             "is_clean": self.is_clean,

@@ -9,12 +9,13 @@ from tests.kit.dead_world import RETRY, DeadWorld
 from tests.kit.delayed import send_all_kinds
 from tests.kit.handed_out import received
 from tests.kit.planted import clean_log_at
+from tests.oracle.agreement import both_reports, differences
 from txmq.admin.dead_letters import Chosen
 from txmq.admin.replay import ReplayTarget
 from txmq.admin.topics import Topics
 from txmq.consumer.send_back import SendBack
 from txmq.maintenance.service import Maintenance
-from txmq.verify import differences, verify, verify_by_spark
+from txmq.verify import verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,14 +62,13 @@ def test_both_engines_judge_what_all_services_wrote_also_when_its_claims_are_cle
     before = verify(world.store.location)
     clean_log_at(world.store.location, "op")
 
-    plain = verify(world.store.location)
-    by_spark = verify_by_spark(world.store.location, quick, versions=plain.versions)
+    verified, by_oracle = both_reports(world.store.location, quick)
 
-    for report in (before, plain, by_spark):
+    for report in (before, verified, by_oracle):
         assert report.is_clean, report
         assert (report.counts["scheduled"], report.counts["delivered"]) == DELAYED
-    assert differences(plain, by_spark) == ()
-    assert plain.unread == ()
+    assert differences(verified, by_oracle) == ()
+    assert verified.unread == ()
 
 
 def test_message_of_a_typed_topic_is_retried_as_its_bytes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.kit.planted import Vandal
 from tests.kit.reading import bodies, topic_rows, wait_until
+from tests.oracle.agreement import both_reports, differences
 from txmq.admin.topics import Topics
 from txmq.consumer.stream import Consumer
 from txmq.errors import TopicKindError
@@ -22,7 +23,7 @@ from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.store.topic_settings import TopicKind
 from txmq.testing import ManualClock
-from txmq.verify import differences, verify, verify_by_spark
+from txmq.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -140,15 +141,14 @@ def test_both_engines_miss_nothing_after_retention_rebuild_and_deletion(
     for topic in topics:
         quiet.send(4, topic=topic)
 
-    plain = verify(quiet.store.location)
-    told = verify_by_spark(quiet.store.location, quick, versions=plain.versions)
+    verified, by_oracle = both_reports(quiet.store.location, quick)
 
     assert [bodies(quiet.store, topic) for topic in topics] == [
         [b"4"], [b"1", b"2", b"3", b"4"], [b"4"],
     ]  # fmt: skip
-    assert differences(plain, told) == ()
-    assert plain.is_clean
-    assert told.is_clean
+    assert differences(verified, by_oracle) == ()
+    assert verified.is_clean
+    assert by_oracle.is_clean
 
 
 def test_dataframe_goes_to_the_queues_of_its_topic_and_fits_its_kind(

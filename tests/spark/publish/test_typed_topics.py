@@ -18,6 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.kit.bodies import ORDER, avro_body, field, json_body, record
 from tests.kit.builders import GROUP, halves, op_row, table_versions, transaction_id
 from tests.kit.reading import are_gap_free, publish, rows_of, topic_rows
+from tests.oracle.checker import verify_by_spark
 from txmq.admin.topics import Topics
 from txmq.delta.schemas import SCHEDULE, TOPIC
 from txmq.errors import BodySchemaConflictError, BodySchemaError, InvalidBodyError, StorageError
@@ -36,7 +37,7 @@ from txmq.store.store import Store
 from txmq.store.topic_settings import TopicKind, TopicSettings
 from txmq.store.typed import BODY_SCHEMA_PROPERTY, body_schema_in
 from txmq.testing import ManualClock
-from txmq.verify import verify, verify_by_spark
+from txmq.verify import verify
 
 ORDERS = "orders"
 JSON = BodySchema.parse({"encoding": "json", "schema": ORDER})

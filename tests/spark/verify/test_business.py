@@ -26,7 +26,6 @@ from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
 from txmq.check.service import CheckService
 from txmq.cli.app import app
-from txmq.cli.verify import Verification
 from txmq.errors import ConfigError, StorageError
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
@@ -391,22 +390,6 @@ def test_command_ends_with_1_where_txmq_is_wrong_too(
     result = run(producer.store.location, "--business", sqlite_orders.option)
 
     assert result.exit_code == 1
-
-
-def test_plain_engine_compares_where_spark_verifies(
-    sqlite_orders: DatabaseOrders, producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared(producer)
-    ask(producer, Liar(COMMIT))
-    location = producer.store.location
-    monkeypatch.setattr(Verification, "_spark", lambda *_: verify(location))
-
-    result = run(location, "--business", sqlite_orders.option, "--engine", "spark", "--json")
-
-    values = json.loads(result.stdout)
-    assert result.exit_code == 3, values
-    assert (values["is_txmq_clean"], values["is_business_clean"]) == (True, False)
-    assert values["business"]["faults"] == {"listener": 1}
 
 
 def test_markers_that_spark_wrote_are_read(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from tests.kit.delayed import (
@@ -24,7 +27,7 @@ from tests.kit.delayed import (
     tomorrow,
     waiting,
 )
-from tests.kit.stores import START, Half, HandMadeStore, Op, Settled, halves, transaction_id
+from tests.kit.stores import GROUP, START, Half, HandMadeStore, Op, Settled, halves, transaction_id
 from txmq.cli.app import app
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.verify import Lateness, VerifyReport, verify
@@ -167,6 +170,24 @@ def test_a_claim_that_is_not_settled_yet_is_no_fault_while_running(empty: HandMa
     empty.publisher_state(1, {})
 
     assert_clean(empty, drained=False)
+
+
+def test_command_compares_local_transactions_while_a_store_with_delays_runs(
+    made: HandMadeStore, tmp_path: Path
+) -> None:
+    orders = str(tmp_path / "orders")
+    write_deltalake(orders, pa.table({"id": [1]}))
+    business = f"{GROUP}=delta:{orders}"
+
+    result = CliRunner().invoke(
+        app, ["verify", made.location, "--running", "--json", "--business", business]
+    )
+
+    values = json.loads(result.stdout)
+    assert result.exit_code == 3, values
+    assert (values["is_txmq_clean"], values["is_business_clean"]) == (True, False)
+    assert values["business"]["faults"] == {"producer": 8}
+    assert (values["lateness"]["max_s"], values["counts"]["delivered"]) == (65.0, 6)
 
 
 # --- planted bugs ---------------------------------------------------------------------------------

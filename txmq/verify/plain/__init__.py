@@ -1,1 +1,1 @@
-"""The first engine: delta-rs, Arrow and plain Python."""
+"""Reads a store and judges it with delta-rs, Arrow and numpy, a range of transactions at a time."""

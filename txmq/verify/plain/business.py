@@ -28,7 +28,6 @@ from txmq.verify.business_markers import DatabaseMarkers, DeltaMarkers, MarkerPl
 from txmq.verify.plain.arrays import Flags, Integers, microseconds
 from txmq.verify.plain.database import DatabaseMarkerTable
 from txmq.verify.plain.fates import readable
-from txmq.verify.plain.findings import Findings
 from txmq.verify.plain.fold import (
     COMMITTED,
     DISCARDED,
@@ -41,7 +40,7 @@ from txmq.verify.plain.fold import (
 from txmq.verify.plain.halves import Halves
 from txmq.verify.plain.markers import DONE, FENCED, UNMARKED, DeltaMarkerLog, Markers
 from txmq.verify.plain.picture import Picture
-from txmq.verify.plain.store import PinnedStore, is_schedule, plain_location
+from txmq.verify.plain.store import PinnedStore, is_schedule
 from txmq.verify.report import SHOWN_ROWS
 
 # Clocks of producers differ, so a marker that is nearly old enough may be forgotten too.
@@ -52,23 +51,6 @@ _FACT_COLUMNS = ["transaction_id", "op_version", "ordinal", "state", "source", "
 _KIND_OF_STATE = {COMMITTED: "COMMIT", ROLLED_BACK: "ROLLBACK", EXPIRED: "EXPIRE"}
 # Of a transaction: the place of the claim that ended it and what it asked for.
 _End = tuple[str, int, int, str]
-
-
-def verify_business(
-    location: str,
-    business: Mapping[str, MarkerPlace],
-    *,
-    storage_options: Mapping[str, str] | None = None,
-) -> BusinessReport:
-    """Compare messages with local transactions (I12) and nothing else; see `verify`.
-
-    Raises: StoreNotFoundError, StorageError, EnvironmentProblemError, ConfigError.
-    """
-    pinned = PinnedStore.open(plain_location(location), storage_options or {})
-    markers, findings = Business(business, pinned), Findings()
-    for ids in pinned.id_ranges():
-        markers.compare(Picture.of(pinned.within(ids), findings, drained=False))
-    return markers.report()
 
 
 class Business:

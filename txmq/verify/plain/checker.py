@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from txmq.verify.business import BusinessReport
 from txmq.verify.business_markers import MarkerPlace
 from txmq.verify.plain.business import Business
 from txmq.verify.plain.findings import Findings
@@ -17,53 +18,38 @@ from txmq.verify.plain.store import PinnedStore, plain_location
 from txmq.verify.plain.totals import COUNTS, Totals
 from txmq.verify.report import VerifyReport
 
-ENGINE = "plain"
 
-
-def verify(
+def check_store(
     location: str,
     *,
-    drained: bool = True,
-    check_limits: Mapping[str, int] | None = None,
-    storage_options: Mapping[str, str] | None = None,
-    business: Mapping[str, MarkerPlace] | None = None,
+    drained: bool,
+    check_limits: Mapping[str, int] | None,
+    storage_options: Mapping[str, str],
+    business: Mapping[str, MarkerPlace],
 ) -> VerifyReport:
-    """Check every promise that the tables of a store can show by themselves.
-
-    Args:
-        location: of the store; a path or a URI.
-        drained: nothing runs and nothing is left to publish, so all that is committed must be
-            visible. False: what the publisher has not reached yet is open, not lost.
-        check_limits: checks before a DISCARD by producer group, "" for all others, where services
-            run with another `transaction_check_max` than the one that the store keeps.
-        storage_options: for delta-rs; of the store only.
-        business: where the markers of local transactions are, by producer group (I12):
-            DeltaMarkers or DatabaseMarkers.
-
-    Reads: state/publisher, state/config, all topics, settled, op, half, state/maintenance, each at
-    one version, pinned in this order, and their logs; then the markers. Writes: nothing. Memory:
-    about 300 bytes a message, bodies excluded.
-
-    Raises: StoreNotFoundError, StorageError; with `business` also EnvironmentProblemError, and
-        ConfigError for a group that the store does not know.
-
-    Example:
-        >>> verify(store.location).is_clean
-        True
-        >>> verify(store.location, business={"orders": DeltaMarkers("/data/orders")}).is_clean
-        True
-    """
-    started = time.monotonic()
-    pinned = PinnedStore.open(plain_location(location), storage_options or {}, check_limits)
+    """Every check of a store; see `txmq.verify.verify`."""
+    start_s = time.monotonic()
+    pinned = PinnedStore.open(plain_location(location), storage_options, check_limits)
     # After the store, so that what it shows as ended has its marker.
     markers = Business(business, pinned) if business else None
     run = _Run(pinned, markers, drained=drained)
     run.check()
     return VerifyReport(
-        ENGINE, location, drained, pinned.versions, run.counts(), run.findings.results(),
-        pinned.unread, run.notes(), time.monotonic() - started,
-        markers.report() if markers else None, run.totals.times.lateness(),
+        location, drained, pinned.versions, run.counts(), run.findings.results(), pinned.unread,
+        run.notes(), time.monotonic() - start_s, markers.report() if markers else None,
+        run.totals.times.lateness(),
     )  # fmt: skip
+
+
+def compare_business(
+    location: str, business: Mapping[str, MarkerPlace], *, storage_options: Mapping[str, str]
+) -> BusinessReport:
+    """Local transactions alone; see `txmq.verify.verify_business`."""
+    pinned = PinnedStore.open(plain_location(location), storage_options)
+    markers, findings = Business(business, pinned), Findings()
+    for ids in pinned.id_ranges():
+        markers.compare(Picture.of(pinned.within(ids), findings, drained=False))
+    return markers.report()
 
 
 class _Run:

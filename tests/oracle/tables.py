@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from txmq.verify.spark.log import Logs, read_logs
+from tests.oracle.log import Logs, read_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,4 +1,4 @@
-"""Two checkers that share no code find the same in stores with delayed messages."""
+"""`verify` and its oracle find the same in stores with delayed messages."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from tests.kit.delayed import (
 from tests.kit.delayed import tomorrow as all_forgotten
 from tests.kit.random_store import random_store
 from tests.kit.stores import START, HandMadeStore
+from tests.oracle.agreement import both_reports, differences
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.verify import VerifyReport, differences, verify, verify_by_spark
+from txmq.verify import VerifyReport
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-PLAIN, SPARK = "plain", "spark"
+Reports = tuple[VerifyReport, VerifyReport]
 
 
 @pytest.fixture
@@ -38,39 +39,26 @@ def made(with_delays: HandMadeStore) -> HandMadeStore:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, quick: SparkSession) -> dict[str, VerifyReport]:
+def reports(tmp_path_factory: pytest.TempPathFactory, quick: SparkSession) -> Reports:
     """What both say of one store with every bug."""
     made = delayed_store(str(tmp_path_factory.mktemp("verify") / "ruined"))
     for bug in BUGS:
         bug.do(made)
-    return both(made.location, quick)
+    return both_reports(made.location, quick)
 
 
-def both(location: str, spark: SparkSession, *, drained: bool = True) -> dict[str, VerifyReport]:
-    plain = verify(location, drained=drained)
-    told = verify_by_spark(location, spark, drained=drained, versions=plain.versions)
-    return {PLAIN: plain, SPARK: told}
-
-
-def assert_sound(reports: dict[str, VerifyReport]) -> VerifyReport:
-    assert differences(reports[PLAIN], reports[SPARK]) == ()
-    for report in reports.values():
-        assert report.is_clean, report.to_dict()
-    return reports[SPARK]
-
-
-@pytest.mark.parametrize("engine", [PLAIN, SPARK])
+# That `verify` catches each is in tests/tables/verify/test_delayed.py.
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_planted_bug_is_caught(bug: DelayBug, engine: str, found: dict[str, VerifyReport]) -> None:
-    for result in found[engine].results:
+def test_oracle_catches_each_planted_bug(bug: DelayBug, reports: Reports) -> None:
+    for result in reports[1].results:
         if result.invariant in bug.breaks:
             ids = [violation.row_id for violation in result.violations]
             assert any(bug.subject in row_id for row_id in ids), f"{result.invariant} names {ids}"
 
 
-def test_engines_agree_on_every_row_of_every_bug(found: dict[str, VerifyReport]) -> None:
-    assert differences(found[PLAIN], found[SPARK]) == ()
-    assert found[SPARK].violation_count > len(BUGS)
+def test_both_agree_on_every_row_of_every_bug(reports: Reports) -> None:
+    assert differences(*reports) == ()
+    assert reports[0].violation_count > len(BUGS)
 
 
 def test_what_retention_took_is_history_and_the_schedule_stands_for_halves_that_are_gone(
@@ -84,18 +72,22 @@ def test_what_retention_took_is_history_and_the_schedule_stands_for_halves_that_
     version = ended(made, deliver(3, 1))
     shown(made, delayed(3, "orders", "orders")[1], version)
 
-    assert assert_sound(both(made.location, quick)).counts["known_by_schedule_alone"] == 7
+    verified, by_oracle = both_reports(made.location, quick)
+
+    assert differences(verified, by_oracle) == ()
+    assert verified.is_clean
+    assert verified.counts["known_by_schedule_alone"] == 7
 
 
 @pytest.mark.parametrize("taken", ["half", "nothing"])
-def test_engines_agree_on_rows_that_nobody_would_write(
+def test_both_agree_on_rows_that_nobody_would_write(
     taken: str, tmp_path: Path, quick: SparkSession
 ) -> None:
     made = random_store(str(tmp_path / "store"), Random(taken))
     if taken == "half":
         retained(made, "half", topic_begin={"orders": 2}, **all_forgotten())
 
-    reports = both(made.location, quick, drained=taken == "nothing")
+    reports = both_reports(made.location, quick, drained=taken == "nothing")
 
-    assert differences(reports[PLAIN], reports[SPARK]) == ()
-    assert reports[PLAIN].violation_count > 100
+    assert differences(*reports) == ()
+    assert reports[0].violation_count > 100

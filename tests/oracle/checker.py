@@ -1,4 +1,4 @@
-"""One run of the second engine: the same promises, told by SQL over frames."""
+"""One run of the oracle: the same promises as `verify`, checked by SQL over frames."""
 
 from __future__ import annotations
 
@@ -9,17 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from txmq.verify.report import (
-    PROMISES,
-    SHOWN_ROWS,
-    InvariantResult,
-    Lateness,
-    VerifyReport,
-    Violation,
-)
-from txmq.verify.spark import counts, faults, picture
-from txmq.verify.spark.log import kept
-from txmq.verify.spark.tables import (
+from tests.oracle import counts, faults, picture
+from tests.oracle.log import kept
+from tests.oracle.tables import (
     DEAD_LETTERS,
     NEVER,
     SCHEDULE,
@@ -28,11 +20,18 @@ from txmq.verify.spark.tables import (
     Source,
     united,
 )
+from txmq.verify.report import (
+    PROMISES,
+    SHOWN_ROWS,
+    InvariantResult,
+    Lateness,
+    VerifyReport,
+    Violation,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ENGINE = "spark"
 _NAMED = re.compile("{([a-z_]+)}")
 _RANKED = """
     SELECT invariant, row_id, detail, total FROM (
@@ -74,7 +73,7 @@ def verify_by_spark(
         run = _Run(spark, location, drained=drained, check_limits=check_limits, versions=versions)
         results, numbers, lateness = run.results(), run.counts(), run.lateness()
     return VerifyReport(
-        ENGINE, location, drained, run.source.versions, numbers, results, run.source.unread,
+        location, drained, run.source.versions, numbers, results, run.source.unread,
         run.notes(numbers), time.monotonic() - started, lateness=lateness,
     )  # fmt: skip
 

@@ -1,1 +1,0 @@
-"""The second engine: SQL on Spark."""
