@@ -13,7 +13,7 @@ from txmq.clock import Clock
 from txmq.errors import CommitRefusedError, InvalidNameError
 from txmq.listeners.outcomes import OUTCOMES, TIMED_OUT, Collect, Reason, outcome_table
 from txmq.listeners.remote_requests import Answer, Question, RemoteRequests, Requests, requests_in
-from txmq.store.config import CheckSettings
+from txmq.store.check_settings import CheckSettings
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
