@@ -30,7 +30,8 @@ from txmq.lifecycle import ClaimKind, ClaimSource, Standing
 from txmq.listeners.outcomes import Answered, NotReached, Outcome, Reason, outcome_of
 from txmq.message.message import LocalTransactionState
 from txmq.results import Sum
-from txmq.store.config import CheckSettings, Config
+from txmq.store.check_settings import CheckSettings
+from txmq.store.config import Config
 from txmq.store.op import OpRow, op_table
 
 _ENDS = {

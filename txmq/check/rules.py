@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from txmq.lifecycle import PENDING, Standing, TransactionState
-from txmq.store.config import CheckSettings
+from txmq.store.check_settings import CheckSettings
 
 # A group without a listener is looked at again after 1, 2, 4… intervals, up to this.
 MAX_BACKOFF_S = 600.0

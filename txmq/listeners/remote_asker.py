@@ -19,7 +19,7 @@ from txmq.listeners.remote_requests import (
     Requests,
     requests_in,
 )
-from txmq.store.config import CheckSettings
+from txmq.store.check_settings import CheckSettings
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from txmq.listeners.outcomes import (
 )
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage, answer_of
 from txmq.listeners.threads import ListenerThreads, PendingQuestions, Unanswered
-from txmq.store.config import CheckSettings
+from txmq.store.check_settings import CheckSettings
 
 
 @dataclass(frozen=True, slots=True)

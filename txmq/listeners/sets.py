@@ -29,7 +29,7 @@ from txmq.listeners.outcomes import (
 from txmq.listeners.protocol import CHECK_ARROW_SET, answers_sets
 from txmq.listeners.threads import ListenerThreads, PendingQuestions, Unanswered
 from txmq.message.message import LocalTransactionState
-from txmq.store.config import CheckSettings
+from txmq.store.check_settings import CheckSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""What a producer knows of topics, read again every `topic_refresh_s`."""
+"""A producer's cache of topic settings, which is read again every `topic_refresh_s`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class TopicCatalog:
-    """Settings of topics, kept for a while. Safe for many threads; 0 commits.
+    """A cache of topic settings. Safe for many threads; 0 commits.
 
-    What it allows may be `topic_refresh_s` old; what it refuses was looked up just now, for an
-    operator may have changed it a moment ago.
+    A message is accepted by settings that may be `topic_refresh_s` old. Before it is refused the
+    settings are read again, because an operator may have changed them a moment ago.
     """
 
     def __init__(self, store: Store) -> None:
@@ -28,24 +28,24 @@ class TopicCatalog:
         self._store = store
         self._register = store.tables.topic_register()
         self._lock = threading.Lock()
-        self._known = RegisteredTopics()
+        self._registered = RegisteredTopics()
         self._tables: frozenset[str] | None = None
         self._read_at_s = -math.inf
 
     def settings(self, topic: str) -> TopicSettings | None:
-        """What an operator has said about a topic; None where nobody has. Raises: StorageError."""
-        # Without the lock: it is asked for several times a message, by all threads at once.
+        """The settings of a topic; None if no operator has set any. Raises: StorageError."""
+        # First without the lock: all threads call this several times for each message.
         if self._is_old():
             with self._lock:
                 if self._is_old():
                     self._read()
-        return self._known.settings.get(topic)
+        return self._registered.settings.get(topic)
 
     def _is_old(self) -> bool:
         return time.monotonic() - self._read_at_s >= self._store.config.topic_refresh_s
 
     def queue_count(self, topic: str) -> int:
-        """How many queues a topic has, or would have."""
+        """The number of queues of a topic; of a new topic, the number it would get."""
         if is_group_topic(topic):
             return 1
         settings = self.settings(topic)
@@ -54,7 +54,7 @@ class TopicCatalog:
         return settings.queue_nums
 
     def refresh(self) -> None:
-        """Forget what was read before."""
+        """Read the settings of all topics again. Raises: StorageError."""
         with self._lock:
             self._read()
 
@@ -66,13 +66,13 @@ class TopicCatalog:
             return
         self.refresh()
         if not self._is_there(topic):
-            problem = "is not there, and auto_create_topic_enable is false; "
-            raise TopicNotFoundError(topic, f"{problem}make it with txmq topics create")
+            problem = "does not exist, and auto_create_topic_enable is false; "
+            raise TopicNotFoundError(topic, f"{problem}create it with txmq topics create")
 
     def check_kind(
         self, topic: str, *, is_transactional: bool, is_delayed: bool, has_sharding_key: bool
     ) -> None:
-        """Raise TopicKindError where the topic does not take such messages."""
+        """Raise TopicKindError if the topic does not take messages of this kind."""
         if self._kind(topic) is TopicKind.UNSPECIFIED:
             return
         sent = {
@@ -88,12 +88,12 @@ class TopicCatalog:
             raise TopicKindError("topic", topic, problem)
 
     def body_schema(self, topic: str) -> BodySchema | None:
-        """What the bodies of a topic must be; None if they may be any bytes."""
+        """The schema of a topic's bodies; None if the topic takes any bytes."""
         settings = self.settings(topic)
         return None if settings is None else settings.body_schema
 
     def check_body(self, topic: str, body: bytes) -> None:
-        """Raise InvalidBodyError where a topic does not take such a body."""
+        """Raise InvalidBodyError if the body does not have the topic's schema."""
         schema = self.body_schema(topic)
         if schema is None or schema.problem(body) is None:
             return
@@ -115,5 +115,5 @@ class TopicCatalog:
             return topic in self._tables
 
     def _read(self) -> None:
-        self._known, self._tables = self._register.read(), None
+        self._registered, self._tables = self._register.read(), None
         self._read_at_s = time.monotonic()

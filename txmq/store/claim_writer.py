@@ -1,4 +1,4 @@
-"""Appends claims to the op log, for services, producers and operators alike."""
+"""Appends claims to the op log, for services, producers and operators."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class ClaimWriter:
 
         Args:
             op: the log to append to; after each append its handle shows the claims.
-            kind: the sort of writer, such as "producer" or "check".
-            half_queues: how many queues the store has.
+            kind: the kind of writer, such as "producer" or "check".
+            half_queues: the number of partitions of the half and op logs.
         """
         self.op = op
         self._commits = NumberedCommits(op.table, kind)
@@ -32,14 +32,17 @@ class ClaimWriter:
         self.queue_id = self.session.int % half_queues
 
     def append(self, rows: Sequence[OpRow]) -> None:
-        """One commit of claims; a second call makes a second commit. Raises: as `append_table`."""
+        """Append claims in one commit. A second call makes a second commit.
+
+        Raises: as `append_table`.
+        """
         self.append_table(op_table(rows, self.queue_id))
 
     def append_table(self, rows: pa.Table) -> None:
-        """One commit of claims as columns of OP; this method sets queue and ordinals.
+        """Append claims, given as columns of OP, in one commit; this sets queue and ordinals.
 
-        After an error the claims may or may not be in the log. To try again, pass the same table:
-        then they are written once.
+        Retry: after an error the claims may be in the log. Pass the same table object again, and
+        they are written once.
 
         Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
             StorageError.

@@ -1,4 +1,4 @@
-"""The settings: typed, frozen, checked at start; unknown keys are refused with the nearest name."""
+"""The settings: typed, frozen and checked; unknown keys are refused with the nearest name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import yaml
 from txmq.errors import ConfigError
 from txmq.message.delay_levels import DEFAULT_LEVELS, MAX_DELAY_S, level_seconds
 from txmq.message.names import stored_name
+from txmq.store.check_settings import GROUP_KEYS, CheckSettings
 from txmq.store.config_faults import (
     faults_of_groups,
     faults_of_listeners,
@@ -25,41 +26,23 @@ from txmq.store.config_faults import (
 
 PAYLOAD_ENGINES = ("auto", "arrow", "spark")
 COMMITTERS = ("delta-rs",)
-# What a store is made with; a running process cannot differ from it.
+# Keys that a store fixes at its creation; a running process cannot change them.
 FIXED_KEYS = ("committer", "half_queues", "checkpoint_interval")
 
-# ValueError: a number or a date that no Python value can be.
+# ValueError: a number or a date that Python cannot represent.
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckSettings:
-    """What holds for the transactions of one producer group; `Config.of_group` makes it."""
-
-    transaction_timeout_s: float
-    transaction_check_interval_s: float
-    transaction_check_max: int
-    listener_timeout_s: float
-    check_threads: int
-    check_queue_size: int
-
-    @property
-    def checks_s(self) -> float:
-        """From a half to its DISCARD, if nobody knows its end (R74)."""
-        return self.transaction_timeout_s + (
-            self.transaction_check_max * self.transaction_check_interval_s
-        )
-
-
-GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings; names are RocketMQ's in snake_case with their unit.
+    """All settings of a store; RocketMQ's names in snake_case, with their unit.
+
+    conf/txmq.yaml lists every setting with its default and its meaning. A Config is frozen; make
+    another one with `replace`.
 
     Raises:
-        ConfigError: every fault at once.
+        ConfigError: a value has the wrong type, is out of bounds, or contradicts another value; the
+            error names all faults at once.
 
     Example:
         >>> Config(transaction_check_max=3).transaction_check_interval_s
@@ -76,31 +59,31 @@ class Config:
         15, "checks before a transaction is discarded", at_least=1, at_most=100_000
     )
     check_trigger_interval_s: float = setting(
-        2.0, "how often the check service looks for due transactions", at_least=0.0
+        2.0, "time between two searches of the check service for due transactions", at_least=0.0
     )
     listener_timeout_s: float = setting(
-        10.0, "a question still open after this is counted as UNKNOWN", at_least=0.001
+        10.0, "a question without an answer after this time counts as UNKNOWN", at_least=0.001
     )
     check_threads: int = setting(
         5,
-        "questions asked of one listener at the same time (RocketMQ: 2 to 5)",
+        "questions to one listener at the same time (RocketMQ: 2 to 5)",
         at_least=1,
         at_most=1024,
     )
     check_queue_size: int = setting(
         2000,
-        "questions of one listener in a round (RocketMQ: 2000)",
+        "questions to one listener in a round (RocketMQ: 2000)",
         at_least=1,
         at_most=1_000_000,
     )
     check_set_size: int = setting(
         100_000,
-        "questions in one call of a listener that answers for a set",
+        "questions in one call of a listener that answers sets",
         at_least=1,
         at_most=10_000_000,
     )
     check_lease_s: float = setting(
-        30.0, "another check service may take over after this silence", at_least=1.0
+        30.0, "silence of a check service after which another one may take over", at_least=1.0
     )
     recheck_interval_s: float = setting(
         180.0, "time between two rechecks by the check service", at_least=1.0
@@ -115,59 +98,67 @@ class Config:
         64 * 1024 * 1024, "largest sum of bodies in one transaction", at_least=1
     )
     max_properties_size_bytes: int = setting(
-        32767, "largest sum of keys, tags and properties", at_least=1, at_most=1_048_576
+        32767,
+        "largest sum of keys, tags and properties of one message",
+        at_least=1,
+        at_most=1_048_576,
     )
     half_queues: int = setting(
         4, "partitions of the half and op logs; fixed at creation", at_least=1, at_most=4096
     )
     default_topic_queue_nums: int = setting(
-        8, "queues of a topic that its first message makes", at_least=1, at_most=4096
+        8, "queues of a topic that is made by its first message", at_least=1, at_most=4096
     )
     auto_create_topic_enable: bool = setting(
-        default=True, doc="a topic is made by its first message (RocketMQ autoCreateTopicEnable)"
+        default=True, doc="the first message makes its topic (RocketMQ autoCreateTopicEnable)"
     )
     topic_refresh_s: float = setting(
-        10.0, "a producer follows a change of a topic's settings within this time", at_least=0.0
+        10.0, "time within which a producer follows a change of a topic's settings", at_least=0.0
     )
     reject_transaction_message: bool = setting(
         default=False, doc="refuse new transactions; open transactions still end (R25)"
     )
     message_delay_level: str = setting(
-        DEFAULT_LEVELS, "pauses that delay_level names, level 1 first (R97)"
+        DEFAULT_LEVELS, "delays that delay_level selects, level 1 first (R97)"
     )
     timer_max_delay_s: float = setting(
         40 * 86_400.0,
-        "longest delay_s, farthest deliver_timestamp (RocketMQ timerMaxDelaySec)",
+        "longest delay of a message (RocketMQ timerMaxDelaySec)",
         at_least=1.0,
         at_most=float(MAX_DELAY_S),
     )
     delay_trigger_interval_s: float = setting(
-        0.1, "how often the delay service looks for due messages", at_least=0.001
+        0.1, "time between two searches of the delay service for due messages", at_least=0.001
     )
     delay_horizon_s: float = setting(
-        3600.0, "messages due within this are kept in memory by the delay service", at_least=1.0
+        3600.0,
+        "the delay service keeps messages in memory that are due within this time",
+        at_least=1.0,
     )
-    committer: str = setting("delta-rs", "who writes Delta's log; fixed at creation",
+    committer: str = setting("delta-rs", "library that writes Delta's log; fixed at creation",
                              one_of=COMMITTERS)  # fmt: skip
     payload_engine: str = setting(
-        "auto", "who copies bodies: arrow, spark, or auto by size", one_of=PAYLOAD_ENGINES
-    )
+        "auto", "engine that copies messages: arrow, spark, or auto by size",
+        one_of=PAYLOAD_ENGINES,
+    )  # fmt: skip
     payload_engine_spark_bytes: int = setting(
         4 * 1024**3, "with auto, Spark copies rounds of this size or more", at_least=1
     )
     publish_batch_rows: int = setting(
-        100_000, "messages of one round; a larger commit is one round", at_least=1
+        100_000, "messages of one publish round; a larger commit is one round", at_least=1
     )
     publish_batch_bytes: int = setting(
-        256 * 1024 * 1024, "a round with more bytes than this is streamed", at_least=1
+        256 * 1024 * 1024, "a publish round with more bytes than this is streamed", at_least=1
     )
     publish_drain_s: float = setting(
-        10.0, "how long one micro-batch looks for new claims", at_least=0.0
+        10.0, "time that one micro-batch of the publisher waits for new claims", at_least=0.0
     )
     publish_poll_interval_s: float = setting(
-        0.005, "time between two looks at the op log in a micro-batch", at_least=0.001
+        0.005, "time between two reads of the op log in a micro-batch", at_least=0.001
     )
-    publish_threads: int = setting(4, "topics written at the same time", at_least=1, at_most=256)
+    publish_threads: int = setting(
+        4, "topics that are written at the same time", at_least=1, at_most=256
+    )
     park_retry_interval_s: float = setting(
         30.0, "time before a parked topic is tried again", at_least=0.01
     )
@@ -175,18 +166,18 @@ class Config:
         10_000, "rows that the threads of one process share in a commit", at_least=1
     )
     group_commit_linger_ms: float = setting(
-        20.0, "asynchronous sends wait so long to share a commit; other sends do not wait",
+        20.0, "time that asynchronous sends wait to share a commit; other sends do not wait",
         at_least=0.0, at_most=10_000.0,
     )  # fmt: skip
     back_pressure_for_async_send_num: int = setting(
-        10_000, "asynchronous sends that wait for a commit; the next one is held up", at_least=1
+        10_000, "asynchronous sends that may wait for a commit; the next send blocks", at_least=1
     )
     local_transaction_threads: int = setting(
         8, "threads of a producer for asynchronous local transactions",
         at_least=1, at_most=1024,
     )  # fmt: skip
     commit_attempts: int = setting(
-        20, "tries of one commit while other writers are faster", at_least=1, at_most=1000
+        20, "attempts of one commit if other writers are faster", at_least=1, at_most=1000
     )
     maintenance_interval_s: float = setting(
         15.0, "time between two rounds of maintenance", at_least=0.01
@@ -195,22 +186,23 @@ class Config:
         64 * 1024 * 1024, "small files are merged up to this size", at_least=1024 * 1024
     )
     log_reserved_time_s: float = setting(
-        300.0, "age at which a commit of half, op or settled may be cleaned, once all have read it",
+        300.0, "age at which a commit of half, op or settled may be removed once all have read it",
         at_least=1.0,
     )  # fmt: skip
     topic_log_reserved_time_h: float = setting(
-        24.0, "how long a stream over a topic can pause and still go on", at_least=0.01
+        24.0, "time that a stream over a topic can pause and still continue", at_least=0.01
     )
     orphan_reserved_time_h: float = setting(
-        24.0, "age at which a file that no commit names is removed; longer than any sending takes",
+        24.0, "age at which a file without a commit is removed; must be longer than any send takes",
         at_least=1.0,
     )  # fmt: skip
     checkpoint_interval: int = setting(
         25, "commits between two checkpoints of a table's log; fixed at creation", at_least=1
     )
     consumer_lease_s: float = setting(
-        10.0, "another member of a consumer group takes over after this silence", at_least=0.3
-    )
+        10.0, "silence of a member of a consumer group after which other members take over",
+        at_least=0.3,
+    )  # fmt: skip
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={
@@ -223,7 +215,7 @@ class Config:
         metadata={"doc": "check settings by producer group: `group: {transaction_check_max: 3}`"},
     )
     max_reconsume_times: int = setting(
-        16, "tries of a message in a consumer group before it is a dead letter (R108)",
+        16, "attempts of a consumer group at a message before it is a dead letter (R108)",
         at_least=0, at_most=10_000,
     )  # fmt: skip
 
@@ -239,19 +231,28 @@ class Config:
         if faults:
             raise ConfigError(faults)
         for name in _MAPPINGS:
-            by_stored_name = {stored_name(key): own for key, own in getattr(self, name).items()}
+            by_stored_name = {
+                stored_name(group): value for group, value in getattr(self, name).items()
+            }
             object.__setattr__(self, name, _frozen(by_stored_name))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
-        """Settings from a mapping; keys left out keep their defaults."""
+        """Settings from a mapping; keys that are left out have their defaults.
+
+        Args:
+            values: as `to_dict` returns them.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is not allowed; the error names all faults.
+        """
         if not isinstance(values, Mapping):
             raise ConfigError([f"settings must be a mapping, not {type(values).__name__}"])
-        known = {spec.name for spec in fields(cls)}
-        faults = [unknown_key(key, known) for key in values if key not in known]
-        kept = {key: value for key, value in values.items() if key in known}
+        names = {spec.name for spec in fields(cls)}
+        faults = [unknown_key(key, names) for key in values if key not in names]
+        arguments = {key: value for key, value in values.items() if key in names}
         try:
-            config = cls(**kept)
+            config = cls(**arguments)
         except ConfigError as error:
             raise ConfigError([*faults, *error.faults]) from None
         if faults:
@@ -260,7 +261,14 @@ class Config:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Config:
-        """Settings from a YAML file such as conf/txmq.yaml."""
+        """Settings from a YAML file such as conf/txmq.yaml.
+
+        Args:
+            path: a mapping of settings; an empty file gives the defaults.
+
+        Raises:
+            ConfigError: the file cannot be read or is no YAML; or as `from_dict`.
+        """
         try:
             loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         except (OSError, *_UNREADABLE) as error:
@@ -277,42 +285,57 @@ class Config:
     ) -> Config:
         """Settings from variables such as TXMQ_TRANSACTION_CHECK_MAX; values are read as YAML.
 
-        Keys that no variable names are those of `base`, else defaults. A misspelt one is refused;
-        what is far from every key (a password, a port of Kubernetes) is none of ours.
+        A variable with a misspelt key is refused. A variable whose name resembles no key, such as a
+        password or a port of Kubernetes, is ignored.
+
+        Args:
+            prefix: of the variables' names.
+            environ: the variables; those of the process by default.
+            base: the settings of keys without a variable; defaults without it.
+
+        Raises:
+            ConfigError: a key is misspelt, or a value is not allowed; the error names all faults.
+
+        Example:
+            >>> store = store.with_settings(Config.from_env(base=store.config))
         """
         variables = os.environ if environ is None else environ
-        known = {spec.name for spec in fields(cls)}
+        names = {spec.name for spec in fields(cls)}
         values = {} if base is None else base.to_dict()
         for variable in sorted(variables):
             key = variable.removeprefix(prefix).lower()
-            if variable.startswith(prefix) and (key in known or is_nearly(key, known)):
+            if variable.startswith(prefix) and (key in names or is_nearly(key, names)):
                 values[key] = _loaded(variables[variable])
         return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as plain values."""
+        """All settings as plain values, for JSON or YAML."""
         return {spec.name: _plain(getattr(self, spec.name)) for spec in fields(self)}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Settings may be sent to other processes; a mapping proxy alone could not."""
+        """Pickle the settings as a dict, because a mapping proxy cannot be pickled."""
         return type(self).from_dict, (self.to_dict(),)
 
     def replace(self, **changes: Any) -> Config:
-        """The same settings but for `changes`, checked again."""
+        """The same settings with some changes, checked again. Raises: ConfigError."""
         return Config.from_dict({**self.to_dict(), **changes})
 
     def of_group(self, producer_group: str) -> CheckSettings:
-        """The check settings that hold for a producer group: its own ones, else the store's."""
-        own = self.groups.get(producer_group, {})
-        return CheckSettings(**{key: own.get(key, getattr(self, key)) for key in GROUP_KEYS})
+        """The check settings of a producer group: those in `groups`, else the store's.
+
+        Args:
+            producer_group: the stored name.
+        """
+        overrides = self.groups.get(producer_group, {})
+        return CheckSettings(**{key: overrides.get(key, getattr(self, key)) for key in GROUP_KEYS})
 
     def check_settings(self) -> dict[str, CheckSettings]:
-        """Those of each group that `groups` names, and under "" those of all the others."""
+        """The check settings of each group in `groups`; those of all other groups under ""."""
         return {name: self.of_group(name) for name in ("", *self.groups)}
 
     @property
     def delay_levels_s(self) -> tuple[int, ...]:
-        """The pauses of `message_delay_level`."""
+        """The delays of `message_delay_level`, level 1 first."""
         return level_seconds(self.message_delay_level)
 
     def _level_faults(self) -> list[str]:
@@ -330,9 +353,9 @@ class Config:
                 f"max_message_size_bytes ({self.max_message_size_bytes:,})"
             )
         for group in self.groups:
-            # What the group has from the store is said already.
-            own = [one for one in self._check_faults(self.of_group(group)) if one not in faults]
-            faults += [f"groups: {group}: {fault}" for fault in own]
+            # A fault that the group inherits from the store is in the list already.
+            of_group = self._check_faults(self.of_group(group))
+            faults += [f"groups: {group}: {fault}" for fault in of_group if fault not in faults]
         return faults
 
     def _check_faults(self, settings: CheckSettings) -> list[str]:
@@ -357,18 +380,18 @@ _MAPPINGS = ("listeners", "groups")
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return MappingProxyType({key: _frozen(own) for key, own in value.items()})
+        return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
     return value
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
-        return {key: _plain(own) for key, own in value.items()}
+        return {key: _plain(inner) for key, inner in value.items()}
     return value
 
 
 def _loaded(text: str) -> object:
-    """A variable's value as YAML reads it; the checks then name the key of what it cannot read."""
+    """The value of a variable, read as YAML; else its text, so that the checks name its key."""
     try:
         return yaml.safe_load(text)
     except _UNREADABLE:

@@ -1,4 +1,4 @@
-"""What is wrong with the value of a setting, as lines that a person can act on."""
+"""Finds the faults of settings and describes each one in a line."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ def nearest_name(name: object, known: Collection[str]) -> str:
     return f"; did you mean {nearest[0]}?" if nearest else ""
 
 
-def is_nearly(key: str, known: Collection[str]) -> bool:
-    """Whether a key that is no setting can only be a misspelt one."""
-    return bool(difflib.get_close_matches(key, known, n=1, cutoff=0.85))
+def is_nearly(key: str, names: Collection[str]) -> bool:
+    """Whether a key that is no setting is probably a misspelt setting."""
+    return bool(difflib.get_close_matches(key, names, n=1, cutoff=0.85))
 
 
 def faults_of_value(spec: dataclasses.Field[Any], value: object) -> list[str]:
-    """What is wrong with a number, a text or a flag: its type first, then its bounds."""
+    """The faults of a number, a text or a flag: its type first, then its bounds."""
     check = _CHECKS[str(spec.type)]
     problem = check(value) or _bound_problem(spec, value)
     return [_cut(f"{spec.name} {problem}, not {value!r}")] if problem else []
 
 
 def faults_of_listeners(value: object) -> list[str]:
-    """What is wrong with `listeners`: group names, references to classes, and their arguments."""
+    """The faults of `listeners`: group names, references to classes, and their arguments."""
     if not isinstance(value, Mapping):
         return [f"listeners must map a producer group to {_LISTENER}"]
     faults = _double_faults("listeners", value)
     for group, listener in value.items():
         faults += _name_faults("listeners", group)
         if not _is_listener(listener):
-            # The value may be a secret in the wrong place.
+            # The value may be a misplaced secret, so show its type only.
             shown = listener if isinstance(listener, str) else type(listener).__name__
             faults.append(_cut(f"listeners: {group!r} needs {_LISTENER}, not {shown!r}"))
     return faults
@@ -75,28 +75,29 @@ def _is_listener(value: object) -> bool:
 def faults_of_groups(
     value: object, specs: Mapping[str, dataclasses.Field[Any]], allowed: Collection[str]
 ) -> list[str]:
-    """What is wrong with `groups`: group names, keys beside `allowed`, and values by `specs`."""
+    """The faults of `groups`: group names, keys that are not `allowed`, and values by `specs`."""
     if not isinstance(value, Mapping):
         return ["groups must map a producer group to its own settings"]
     faults = _double_faults("groups", value)
-    for group, own in value.items():
+    for group, overrides in value.items():
         faults += _name_faults("groups", group)
-        if isinstance(own, Mapping):
-            found = [fault for key in own for fault in _override_faults(key, own, specs, allowed)]
-            faults += [_cut(f"groups: {group!r}: {fault}") for fault in found]
-        else:
-            faults.append(_cut(f"groups: {group!r} must map settings to values, not {own!r}"))
+        if not isinstance(overrides, Mapping):
+            faults.append(_cut(f"groups: {group!r} must map settings to values, not {overrides!r}"))
+            continue
+        for key in overrides:
+            of_key = _override_faults(key, overrides, specs, allowed)
+            faults += [_cut(f"groups: {group!r}: {fault}") for fault in of_key]
     return faults
 
 
 def _override_faults(
     key: Any,
-    own: Mapping[Any, object],
+    overrides: Mapping[Any, object],
     specs: Mapping[str, dataclasses.Field[Any]],
     allowed: Collection[str],
 ) -> list[str]:
     if key in allowed:
-        return faults_of_value(specs[key], own[key])
+        return faults_of_value(specs[key], overrides[key])
     if key in specs:
         return [f"{key} holds for the whole store; a group may have " + ", ".join(allowed)]
     return [unknown_key(key, allowed)]
@@ -111,7 +112,7 @@ def _name_faults(key: str, group: Any) -> list[str]:
 
 
 def _double_faults(key: str, value: Mapping[Any, object]) -> list[str]:
-    """A group inside a namespace has two spellings, `tenant%group` and `tenant.group`."""
+    """Groups that appear in both spellings, `tenant%group` and `tenant.group`."""
     counts = Counter(stored_name(group) for group in value if isinstance(group, str))
     return [f"{key}: {group!r} is named twice" for group, count in counts.items() if count > 1]
 
@@ -128,7 +129,7 @@ def _bound_problem(spec: dataclasses.Field[Any], value: Any) -> str | None:
 
 
 def _number_problem(value: object) -> str | None:
-    # bool is an int in Python and YAML's `yes` is a bool.
+    # In Python a bool is an int, and YAML reads `yes` as a bool.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "must be a number"
     return None if abs(value) <= sys.float_info.max else "must be finite"

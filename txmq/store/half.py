@@ -1,4 +1,4 @@
-"""The half log: messages that nobody sees yet, one row each (RocketMQ's half topic, R24, R26)."""
+"""The half log: one row for each half message (RocketMQ's half topic, R24, R26)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from txmq.message.delay_levels import delay_s_of
 from txmq.message.ids import message_id, transaction_time_ms
 from txmq.message.message import Message
 
-# Two rows of one append that was retried differ in these alone.
+# Two rows of a retried append differ in these columns only.
 IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date", "client_id")
 SUMMARY_COLUMNS = ("transaction_id", "sequence", "producer_group", "real_topic", "message_count")
 COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
@@ -30,12 +30,12 @@ DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
 
 NO_SEQUENCE = -1
 _DAY_MS = 86_400_000
-# One for all: a list a message is much work for the garbage collector.
+# Shared by all rows: a list for each message costs the garbage collector much work.
 _NO_PROPERTIES: list[tuple[str, str]] = []
 
 
 class HalfOrigin(NamedTuple):
-    """What the rows of one transaction share."""
+    """The values that all rows of one transaction share."""
 
     transaction_id: str
     producer_group: str
@@ -48,7 +48,7 @@ class HalfOrigin(NamedTuple):
 
 
 def store_date(transaction_id: str) -> date:
-    """The partition of a half: the UTC date of its id's time, whoever appends it and when."""
+    """The partition of a half: the UTC date of the time in its id, not of its append."""
     return _date(transaction_time_ms(transaction_id) // _DAY_MS)
 
 
@@ -58,9 +58,9 @@ def _date(day: int) -> date:
 
 
 class HalfTransaction(NamedTuple):
-    """The halves of a transaction that are written together; without messages, its head alone.
+    """The halves of a transaction that are written together; without messages, only its head.
 
-    A head without payload goes before messages that Spark wrote into files of their own.
+    A head without a message goes with messages of DataFrames, which Spark writes into other files.
     """
 
     origin: HalfOrigin
@@ -70,33 +70,47 @@ class HalfTransaction(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows they are."""
+        """The number of rows."""
         return max(1, len(self.messages))
 
 
-def pause_s(message: Message | _HeadAlone, delay_levels_s: tuple[int, ...]) -> int | None:
-    """How long a message waits after its commit, by its level or in seconds; None: not at all."""
+def delay_after_commit_s(
+    message: Message | _HeadAlone, delay_levels_s: tuple[int, ...]
+) -> int | None:
+    """The delay of a message after its commit, by its level or in seconds; None without delay."""
     if message.delay_level:
         return delay_s_of(message.delay_level, delay_levels_s)
     return message.delay_s or None
 
 
 def half_table(transactions: Iterable[HalfTransaction]) -> pa.Table:
-    """Rows in the order of HALF's columns; the first one of each transaction is its head.
+    """The rows of HALF; the first row of each transaction is its head.
 
-    Built column by column: a value for each message and column would cost more than the commit.
+    Columns are built one after the other: row by row would cost more than the commit.
     """
     rows = list(_rows(transactions))
-    origins = [each.origin for each, _, _, _ in rows]
+    origins = [transaction.origin for transaction, _, _, _ in rows]
     messages = [message for _, _, message, _ in rows]
+    sequences = [sequence for _, sequence, _, _ in rows]
     columns = {
         **_of_origins(origins),
         **_of_messages(messages),
-        "sequence": [sequence for _, sequence, _, _ in rows],
-        "message_id": [message_id(each.origin.transaction_id, n) for each, n, _, _ in rows],
-        "real_queue_id": [queue for _, _, _, queue in rows],
-        "delay_s": [pause_s(m, o.delay_levels_s) for o, m in zip(origins, messages, strict=True)],
-        **_of_heads([each if n == HEAD_SEQUENCE else None for each, n, _, _ in rows]),
+        "sequence": sequences,
+        "message_id": [
+            message_id(origin.transaction_id, sequence)
+            for origin, sequence in zip(origins, sequences, strict=True)
+        ],
+        "real_queue_id": [queue_id for _, _, _, queue_id in rows],
+        "delay_s": [
+            delay_after_commit_s(message, origin.delay_levels_s)
+            for origin, message in zip(origins, messages, strict=True)
+        ],
+        **_of_heads(
+            [
+                transaction if sequence == HEAD_SEQUENCE else None
+                for transaction, sequence, _, _ in rows
+            ]
+        ),
     }
     return pa.table(
         [pa.array(columns[field.name], field.type) for field in HALF.columns], schema=HALF.columns
@@ -106,11 +120,11 @@ def half_table(transactions: Iterable[HalfTransaction]) -> pa.Table:
 def _rows(
     transactions: Iterable[HalfTransaction],
 ) -> Iterator[tuple[HalfTransaction, int, Message | _HeadAlone, int | None]]:
-    for each in transactions:
-        if not each.messages:
-            yield each, HEAD_SEQUENCE, _HEAD_ALONE, None
-        for sequence, message in enumerate(each.messages):
-            yield each, sequence, message, each.queues[sequence]
+    for transaction in transactions:
+        if not transaction.messages:
+            yield transaction, HEAD_SEQUENCE, _HEAD_ALONE, None
+        for sequence, message in enumerate(transaction.messages):
+            yield transaction, sequence, message, transaction.queues[sequence]
 
 
 def _of_origins(origins: Sequence[HalfOrigin]) -> dict[str, object]:
@@ -145,7 +159,7 @@ def _pairs(message: Message | _HeadAlone) -> list[tuple[str, str]] | None:
 
 
 def _of_heads(heads: Sequence[HalfTransaction | None]) -> dict[str, object]:
-    """What the head alone carries."""
+    """The columns that only the head has."""
     return {
         "message_count": [head and head.message_count for head in heads],
         "check_immunity_time_s": [head and head.origin.check_immunity_time_s for head in heads],
@@ -154,7 +168,7 @@ def _of_heads(heads: Sequence[HalfTransaction | None]) -> dict[str, object]:
 
 
 class _HeadAlone:
-    """In the place of a message."""
+    """Stands for the message in a head without one."""
 
     topic = tags = joined_keys = body = properties = sharding_key = None
     delay_level = delay_s = deliver_timestamp = None
@@ -167,15 +181,15 @@ class HalfLog:
     """Reads the half log; the producer appends to it."""
 
     def __init__(self, table: Table) -> None:
-        """Hold a table of our own."""
+        """Open nothing yet; `table` is not shared."""
         self.table = table
 
     def summaries(self, transaction_ids: pa.Array) -> pa.Table:
-        """SUMMARY_COLUMNS of all rows of these transactions, doubled rows included."""
+        """SUMMARY_COLUMNS of all rows of these transactions, duplicates included."""
         return self.table.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
 
     def rows(self, transaction_ids: pa.Array) -> pa.Table:
-        """All columns of all rows of these transactions, doubled rows included."""
+        """All columns of all rows of these transactions, duplicates included."""
         return self.table.rows_of("transaction_id", transaction_ids, HALF.columns.names)
 
     def delayed_of(self, transaction_ids: pa.Array) -> pa.Table:
@@ -188,13 +202,13 @@ class HalfLog:
         return rows if first.all() else rows.filter(pa.array(first))
 
     def halves(self, transaction_id: str) -> Halves | None:
-        """What is durable of one transaction, or None; 0 commits."""
+        """The durable halves of one transaction; None without any; 0 commits."""
         return self.halves_of([transaction_id]).get(transaction_id)
 
     def halves_of(self, transaction_ids: Sequence[str]) -> dict[str, Halves]:
-        """What is durable of each transaction that has anything; 0 commits.
+        """The durable halves of each transaction that has any; 0 commits.
 
-        Bodies are read only where a place is taken twice, to tell a retried append from a conflict.
+        Bodies are read only if a sequence appears twice, to tell a retried append from a conflict.
         """
         grouped = grouped_summaries(self.summaries(pa.array(transaction_ids, pa.string())))
         once = pc.and_(
@@ -210,19 +224,22 @@ class HalfLog:
 
 
 def is_delayed(rows: pa.Table) -> pa.ChunkedArray:
-    """Which halves wait in the schedule once they are committed."""
+    """Whether each half is a delayed message, which goes to the schedule after its commit."""
     return pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
 
 
 def grouped_summaries(summaries: pa.Table) -> pa.Table:
-    """One row a transaction: its rows, distinct places, messages, heads, groups, message_count."""
+    """One row for each transaction: counts of its rows and messages, its groups and its head.
+
+    `places` counts distinct sequences.
+    """
     groups = Groups.of(summaries["transaction_id"])
     sequence = integers(summaries["sequence"], NO_SEQUENCE)
     rows = groups.count()
     first_group, last_group = _producer_groups(groups, summaries["producer_group"])
-    # Only the head says how many messages there are.
-    said = np.where(sequence == HEAD_SEQUENCE, integers(summaries["message_count"], -1), -1)
-    message_count = groups.largest(said, -1)
+    # Only the head has the number of messages.
+    of_heads = np.where(sequence == HEAD_SEQUENCE, integers(summaries["message_count"], -1), -1)
+    message_count = groups.largest(of_heads, -1)
     return pa.table(
         {
             "transaction_id": groups.keys,
@@ -238,7 +255,7 @@ def grouped_summaries(summaries: pa.Table) -> pa.Table:
 
 
 def _places(groups: Groups, sequence: Integers, rows: Integers) -> Integers:
-    """Distinct sequences of each transaction; a transaction of one row needs no look."""
+    """The number of distinct sequences of each transaction."""
     if not len(rows) or rows.max() == 1:
         return rows
     return groups.count(first_of_each(groups.place, sequence))
@@ -256,7 +273,7 @@ def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array,
 
 
 def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
-    """What each transaction has, told from its rows with all columns (COMPARED_COLUMNS)."""
+    """The halves of each transaction, from its rows with all columns (COMPARED_COLUMNS)."""
     grouped: dict[str, dict[int, dict[str, object]]] = {}
     conflicting: set[str] = set()
     heads: dict[str, int | None] = {}
@@ -272,7 +289,7 @@ def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
             heads[transaction_id] = row["message_count"]
     return {
         transaction_id: Halves(
-            # Every reader must name the same one, in whichever order it sees the files.
+            # Every reader must choose the same group, in whatever order it reads the files.
             min(groups[transaction_id]),
             heads.get(transaction_id),
             sum(row["real_topic"] is not None for row in seen.values()),

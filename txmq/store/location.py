@@ -1,4 +1,4 @@
-"""Where a store is: one name for one place, however a user writes it."""
+"""Normalises the location of a store: one name for one place, however a user writes it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from txmq.errors import ConfigError, shown
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
-# delta-rs decodes % twice, so that its folder is not Spark's, and panics at the others.
+# delta-rs decodes % twice, so that its folder differs from Spark's. The others make it panic.
 _BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def plain_location(location: str | os.PathLike[str]) -> str:
-    """One name for one store: an absolute path without links, or a URI without a last slash.
+    """The location as an absolute path without links, or as a URI without a trailing slash.
 
     Raises: ConfigError.
     """
-    given: object = location
-    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    unchecked: object = location
+    text = os.fspath(unchecked) if isinstance(unchecked, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
         raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
     if text.lower().startswith("file:"):
         return _absolute(unquote(_path_of_file_uri(text)), text)
     if _CATALOG_NAME.fullmatch(text):
-        problem = "is a catalog's name, which this version cannot hold; for a folder write ./name"
+        problem = "is the name of a catalog, which txmq cannot use; for a folder write ./name"
         raise ConfigError([f"location {shown(text)} {problem}"])
     if _SCHEME.match(text) is None:
         return _absolute(text, text)

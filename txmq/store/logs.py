@@ -1,4 +1,4 @@
-"""The logs as one reader sees them, and the order in which it moves to their newest versions."""
+"""The logs of one reader, and the order in which it moves to their newest versions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Logs:
 
     They move in the order settled, op, half, schedule, for two reasons. First, a row refers to
     rows in the next log: a fact to its claim, a claim to its halves. In this order those rows are
-    there. In the reverse order settle may run in between and leave facts beyond the claims (mark >
-    op.version): a resumed transaction shows no check of its new life, and the op log looks as if
-    it had been restored. Second, retention takes a delayed message out of half before it takes it
-    out of the schedule, so that at least one of the two shows it.
+    visible. In the reverse order settle may run in between, so that facts refer to claims that the
+    reader does not see (mark > op.version): a resumed transaction shows no check of its new life,
+    and the op log looks as if it had been restored. Second, retention removes a delayed message
+    from half before it removes it from the schedule, so that at least one of the two shows it.
 
-    A reader folds the claims after `settled.mark` itself. Settle may take them meanwhile; their
-    commits stay for `log_reserved_time_s`.
+    A reader folds the claims after `settled.mark` itself. Settle may process them at the same time;
+    their commits stay for `log_reserved_time_s`.
     """
 
     def __init__(
@@ -34,22 +34,22 @@ class Logs:
 
     @cached_property
     def settled(self) -> SettledLog:
-        """The settled log, as it follows this op log."""
+        """The settled log with its mark for this op log."""
         return SettledLog(self._settled_table, self.op.table.table_id)
 
     def refresh(self) -> None:
-        """Move to the newest versions, to read where given transactions stand.
+        """Move to the newest versions, to read the states of given transactions.
 
-        The schedule has a `refresh` of its own; call it after half was read.
+        The schedule has its own `refresh`; call it after half was read.
         """
         self.refresh_claims()
         self.half.table.refresh()
 
     def refresh_claims(self) -> None:
-        """Move settled and op, and leave half where it is.
+        """Move settled and op, but not half.
 
-        For the publisher: this fixes the range of claims to settle, and it moves half after it has
-        read each part of the range. Also for readers that need no halves.
+        The publisher calls it to fix the range of claims to settle; it moves half after it has read
+        each part of the range. Readers that need no halves call it too.
         """
         self.settled.table.refresh()
         self.op.table.refresh()
@@ -57,8 +57,8 @@ class Logs:
     def refresh_after_half(self) -> None:
         """Move half first, then settled and op, to list all transactions without an end.
 
-        Each half in the list is then seen with its end. A half read after the claims would seem
-        open, although it may have an end already.
+        Each half is then read with its end. A half that is read after the claims would look open
+        although it may have an end already.
         """
         self.half.table.refresh()
         self.refresh_claims()

@@ -1,6 +1,6 @@
-"""Numbered commits: a commit whose answer was lost is found by its number and not made twice.
+"""Numbered commits: a writer finds a commit whose answer was lost, and does not make it twice.
 
-A writer counts its commits under a name of its own; Delta keeps the newest number of each name.
+A writer counts its commits under its own name; Delta keeps the newest number of each name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ REOPEN_AFTER_COMMITS = 100
 
 
 class _Commit(NamedTuple):
-    """The number of the last commit, and its rows for as long as it has no answer."""
+    """The number of the last commit, and its rows while it has no answer."""
 
     number: int
     unanswered: object = None
@@ -25,20 +25,20 @@ class NumberedCommits:
     """The commits of one writer to one table. Not safe for several threads."""
 
     def __init__(self, table: Table, kind: str) -> None:
-        """Open nothing yet; `kind` says in the log what sort of writer this is."""
+        """Open nothing yet; `kind` names the kind of writer in Delta's log."""
         self._table = table
         self.session = uuid.uuid4()
         self._app_id = f"txmq-{kind}/{self.session}"
         self._last = _Commit(0)
 
     def commit(self, rows: object, write: Callable[[str, int], int]) -> None:
-        """Make one commit of `rows` by `write(app_id, number)`.
+        """Make one commit of `rows` with `write(app_id, number)`.
 
-        After an error of any kind the commit may have landed. A second call with the same object
-        keeps the number, looks for it, and writes only if it is not there. Other rows get the
-        next number, so they are never taken for the rows that failed.
+        Retry: after an error of any kind the commit may have landed. A second call with the same
+        object keeps the number, looks for it, and writes only if it is not there. Other rows get
+        the next number, so they are never taken for the rows that failed.
 
-        Raises: StorageError, also where the table cannot be read; then nothing was written.
+        Raises: StorageError, also if the table cannot be read; then nothing was written.
         """
         is_retry = rows is self._last.unanswered
         if not is_retry:
@@ -49,11 +49,11 @@ class NumberedCommits:
         self._last = _Commit(self._last.number)
 
     def last_version(self) -> int:
-        """The version that holds the last commit; others may have committed since. 0 commits."""
+        """The version of the last commit, which need not be the newest version; 0 commits."""
         newest = self._table.version
-        mine = self._app_id, self._last.number
+        mark = self._app_id, self._last.number
         for version in range(newest, -1, -1):
-            if mine in (self._table.marks_of(version) or {}).items():
+            if mark in (self._table.marks_of(version) or {}).items():
                 return version
         return newest
 
@@ -62,9 +62,10 @@ class NumberedCommits:
 
 
 def reopen_sometimes(table: Table, commits: int) -> None:
-    """Open the table anew before every hundredth commit: a handle grows with each that it makes.
+    """Open the table again before every hundredth commit, because a handle grows with each commit.
 
-    Before a commit and not after it, so that an error of the opening is no error of the commit.
+    It is called before a commit, so that an error of the opening is not taken for one of the
+    commit.
     """
     if commits and commits % REOPEN_AFTER_COMMITS == 0:
         table.reopen()

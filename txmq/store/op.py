@@ -23,7 +23,7 @@ _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
 
 @dataclass(frozen=True, slots=True)
 class OpRow:
-    """A claim that is not written yet; its commit gives it its place in the order."""
+    """A claim that is not written yet; its commit decides its place in the order."""
 
     transaction_id: str
     kind: ClaimKind
@@ -38,7 +38,7 @@ class OpRow:
 
 
 def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
-    """The rows of one commit as Arrow; `ordinal` is their order in it."""
+    """The rows of one commit as Arrow; `ordinal` is their order within it."""
     moments = [timestamp(row.op_timestamp_ms) for row in rows]
     columns = {
         "transaction_id": [row.transaction_id for row in rows],
@@ -53,7 +53,7 @@ def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
         "next_check_timestamp": [_optional_timestamp(row.next_check_timestamp_ms) for row in rows],
         "reason": [row.reason for row in rows],
         "op_timestamp": moments,
-        # One date a commit, so that one group commit is one file.
+        # All rows have one date, so that a commit is one file.
         "store_date": [moments[0].date() if moments else None] * len(rows),
     }
     return pa.table(columns, schema=OP.columns)
@@ -67,7 +67,7 @@ def end_table(
     source: ClaimSource = ClaimSource.PRODUCER,
     reason: str | None = None,
 ) -> pa.Table:
-    """As `op_table`, for ends that one group asks for at one time, and without a queue yet."""
+    """As `op_table`, for ends that one group claims at one time; the queue is not set yet."""
     count = len(ends)
     shared = {
         "source": source.value,
@@ -76,14 +76,14 @@ def end_table(
         "op_timestamp": timestamp(now_ms),
         "store_date": timestamp(now_ms).date(),
     }
-    own = {
+    by_row = {
         "transaction_id": [transaction_id for transaction_id, _ in ends],
         "ordinal": range(count),
         "kind": [kind.value for _, kind in ends],
     }
     columns = [
-        pa.array(own[field.name], field.type)
-        if field.name in own
+        pa.array(by_row[field.name], field.type)
+        if field.name in by_row
         else pa.repeat(pa.scalar(shared.get(field.name), field.type), count)
         for field in OP.columns
     ]
@@ -100,17 +100,17 @@ def claims_of_table(rows: pa.Table) -> list[Claim]:
 
 
 class OpLog:
-    """Reads the op log and appends claims for services; the producer has its own committer."""
+    """Reads the op log and appends claims; ClaimWriter numbers the commits."""
 
     def __init__(self, table: Table) -> None:
-        """Hold a table of our own."""
+        """Open nothing yet; `table` is not shared."""
         self.table = table
 
     def between(self, after: int, through: int) -> pa.Table:
         """CLAIM_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
 
-        Rows that no txmq of this version writes are left out: anybody may append to the log, and
-        one bad row must not stop it for all.
+        Malformed rows, which txmq does not write, are left out: any program may append to the log,
+        and one bad row must not stop all transactions.
         """
         return _well_formed(self.table.changes(after + 1, through, CLAIM_COLUMNS))
 
@@ -118,33 +118,32 @@ class OpLog:
         self, after: int, through: int, transaction_ids: Iterable[str]
     ) -> dict[str, list[Claim]]:
         """Claims about these transactions in the commits after `after` up to `through`."""
-        found: dict[str, list[Claim]] = {transaction_id: [] for transaction_id in transaction_ids}
+        claims: dict[str, list[Claim]] = {transaction_id: [] for transaction_id in transaction_ids}
         rows = self.between(after, through)
-        wanted = pa.array(list(found), pa.string())
-        kept = rows.filter(pc.is_in(rows["transaction_id"], value_set=wanted))
-        for claim in claims_of_table(kept):
-            found[claim.transaction_id].append(claim)
-        return found
+        ids = pa.array(list(claims), pa.string())
+        for claim in claims_of_table(rows.filter(pc.is_in(rows["transaction_id"], value_set=ids))):
+            claims[claim.transaction_id].append(claim)
+        return claims
 
     def rows_about(self, transaction_ids: pa.Array) -> pa.Table:
         """CLAIM_COLUMNS of all live rows about these transactions, in no order.
 
-        Rows that no txmq writes are left out, as in `between`.
+        Malformed rows are left out, as in `between`.
         """
         rows = self.table.rows_of("transaction_id", transaction_ids, CLAIM_COLUMNS)
         return _well_formed(rows)
 
     def append(self, rows: Sequence[OpRow], queue_id: int, *, app_id: str, number: int) -> int:
-        """One commit of claims; returns its version. Raises as `Table.append`."""
+        """Append claims in one commit and return its version. Raises: as `Table.append`."""
         return self.append_table(op_table(rows, queue_id), queue_id, app_id=app_id, number=number)
 
     def append_table(self, rows: pa.Table, queue_id: int, *, app_id: str, number: int) -> int:
-        """As `append`, for claims as columns of OP; their places in the commit are theirs here."""
+        """As `append`, for claims as columns of OP; this sets queue, ordinals and date."""
         return self.table.append(_as_one_commit(rows, queue_id), app_id=app_id, number=number)
 
 
 def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:
-    """One ordinal a row; one queue and one date, so that one group commit is one file."""
+    """The rows with ordinals, and with one queue and one date, so that a commit is one file."""
     count = rows.num_rows
     shared = {
         "queue_id": pa.repeat(pa.scalar(queue_id, pa.int32()), count),
@@ -159,13 +158,13 @@ def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:
 
 
 def _well_formed(rows: pa.Table) -> pa.Table:
-    good = pc.and_(
+    is_well_formed = pc.and_(
         pc.is_in(rows["kind"], value_set=pa.array([kind.value for kind in ClaimKind])),
         pc.is_in(rows["source"], value_set=pa.array([source.value for source in ClaimSource])),
     )
     for column in _REQUIRED_COLUMNS:
-        good = pc.and_(good, pc.is_valid(rows[column]))
-    return rows.filter(good)
+        is_well_formed = pc.and_(is_well_formed, pc.is_valid(rows[column]))
+    return rows.filter(is_well_formed)
 
 
 def _claim(row: dict[str, Any], version: int) -> Claim:

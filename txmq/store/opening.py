@@ -1,4 +1,4 @@
-"""How commands and jobs come to their store: with its settings, a file's, and the environment's."""
+"""Opens and creates stores for commands and jobs, with settings of files and variables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from txmq.store.store import Store
 
 
 def open_store(location: str, config_file: str | Path | None = None) -> Store:
-    """The store with its own settings, or those of a file; variables (TXMQ_…) come before both.
+    """Open a store with its kept settings or those of a file; variables (TXMQ_…) override both.
 
-    Raises: those of `Store.open`; ConfigError for a variable that is misspelt or out of bounds.
+    Raises: as `Store.open`; ConfigError for a variable that is misspelt or out of bounds.
     """
     store = Store.open(location)
     base = store.config if config_file is None else Config.from_yaml(config_file)
@@ -19,6 +19,9 @@ def open_store(location: str, config_file: str | Path | None = None) -> Store:
 
 
 def create_store(location: str, config_file: str | Path | None = None) -> Store:
-    """A new store that keeps these settings: defaults, before them a file's, then variables."""
+    """Create a store that keeps the defaults, overridden by a file, overridden by variables.
+
+    Raises: as `Store.create`; ConfigError for a variable that is misspelt or out of bounds.
+    """
     base = None if config_file is None else Config.from_yaml(config_file)
     return Store.create(location, Config.from_env(base=base))

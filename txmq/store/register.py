@@ -1,4 +1,4 @@
-"""A small value that processes share by compare-and-swap: publisher state, leases, settings."""
+"""A small value that processes share by compare-and-swap, such as publisher state or a lease."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A value and the number of swaps that led to it; revision 0 holds nothing yet."""
+    """A value and the number of swaps so far; revision 0 has no value yet."""
 
     revision: int
     value: dict[str, Any]
@@ -33,16 +33,16 @@ class Register:
     """One JSON value in a Delta table of one row."""
 
     def __init__(self, table: Table) -> None:
-        """The table is made by the store."""
+        """Open nothing yet; the store makes the table."""
         self.table = table
 
     @property
     def exists(self) -> bool:
-        """Whether its table has ever been made."""
+        """Whether its table exists."""
         return self.table.exists()
 
     def read(self) -> Registered:
-        """The newest value; 0 commits. Raises: StoreNotFoundError where it is not there."""
+        """The newest value; 0 commits. Raises: StoreNotFoundError if the table does not exist."""
         self.table.refresh()
         rows = self.table.read(self.table.files(), REGISTER.columns.names).to_pylist()
         if not rows:
@@ -51,12 +51,14 @@ class Register:
         return Registered(newest["revision"], json.loads(newest["value"]))
 
     def swap(self, seen: Registered, value: dict[str, Any], now_ms: int) -> Registered:
-        """Put `value` in the place of `seen`: one commit, or CommitRefusedError.
+        """Replace `seen` by `value` in one commit.
 
-        The handle is the one that `seen` was read from, or it is refused as well.
+        Raises: CommitRefusedError if another process swapped it, or if this object did not read
+            `seen` last.
         """
         if (self.table.mark(REVISION_MARK) or 0) != seen.revision:
-            raise CommitRefusedError(self.table.schema.name, "was swapped meanwhile; read it again")
+            problem = "was changed by another process; read it again"
+            raise CommitRefusedError(self.table.schema.name, problem)
         revision = seen.revision + 1
         row = {
             "revision": [revision],
@@ -69,7 +71,7 @@ class Register:
 
 
 class SharedValue(Generic[Value]):
-    """A register read as a frozen value that its users change. Not safe for several threads."""
+    """A register whose value is a frozen object. Not safe for several threads."""
 
     def __init__(
         self,
@@ -78,17 +80,24 @@ class SharedValue(Generic[Value]):
         from_value: Callable[[Mapping[str, Any]], Value],
         to_value: Callable[[Value], dict[str, Any]],
     ) -> None:
-        """Errors call the value by `name`; the two functions are each other's inverse."""
+        """Open nothing yet.
+
+        Args:
+            register: holds the value.
+            name: of the value, for errors.
+            from_value: makes the object from the plain value.
+            to_value: the inverse of `from_value`.
+        """
         self._register, self._name = register, name
         self._from_value, self._to_value = from_value, to_value
 
     @property
     def exists(self) -> bool:
-        """Whether its table has ever been made."""
+        """Whether its table exists."""
         return self._register.exists
 
     def has_news(self) -> bool:
-        """One look at one file name."""
+        """Whether there is a newer version; this checks for one file name."""
         return self._register.table.has_news()
 
     def read(self) -> Value:
@@ -96,9 +105,10 @@ class SharedValue(Generic[Value]):
         return self._from_value(self._register.read().value)
 
     def change(self, change: Callable[[Value], Value], now_ms: int) -> Value:
-        """Swap what `change` makes of the newest value: one commit, none if it is the same.
+        """Replace the newest value by `change` of it: one commit, none if it stays the same.
 
-        Raises: CommitRefusedError where others were faster all the time.
+        `change` is called again after each lost race. Raises: CommitRefusedError after
+        SWAP_ATTEMPTS lost races.
         """
         for attempt in range(SWAP_ATTEMPTS):
             seen = self._register.read()
@@ -112,4 +122,5 @@ class SharedValue(Generic[Value]):
                 pause(min(attempt, 3))
                 continue
             return after
-        raise CommitRefusedError(self._name, f"others were faster {SWAP_ATTEMPTS} times")
+        problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
+        raise CommitRefusedError(self._name, problem)

@@ -1,4 +1,4 @@
-"""Which end a transaction really has: what a caller is told after its claim was written."""
+"""Reads which end transactions have, for callers that have just claimed one."""
 
 from __future__ import annotations
 
@@ -25,42 +25,39 @@ from txmq.store.settled import last_facts
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The state of a transaction, who brought it about, and how often it was resumed."""
+    """The state of a transaction, who caused it, and how often the transaction was resumed."""
 
     state: TransactionState
     source: str
     life: int = 0
 
     def confirm(self, transaction_id: str, asked: ClaimKind) -> None:
-        """Return if this is the end asked for, else raise what it is instead.
-
-        Raises: AlreadyResolvedError.
-        """
+        """Check that this is the requested end. Raises: AlreadyResolvedError with the real end."""
         if self.state is not end_asked_for(asked):
             raise AlreadyResolvedError(transaction_id, self.state.value, self.source)
 
 
 class EndReader:
-    """Reads which end transactions really have, settled or not. Not safe for several threads."""
+    """Reads which end transactions have, settled or not. Not safe for several threads."""
 
     def __init__(self, logs: Logs) -> None:
         """Open nothing yet."""
         self._logs = logs
 
     def end_of(self, transaction_id: str) -> Resolution:
-        """Where one transaction stands now; 0 commits."""
+        """The state of one transaction now; 0 commits."""
         return self.ends_of([transaction_id])[transaction_id]
 
     def ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
-        """Where these stand now; 0 commits, and 0 reads where there are none."""
+        """The states of these transactions now; 0 commits, and 0 reads without transactions."""
         return self._decided(transaction_ids) if transaction_ids else {}
 
     def ends_after_claims(self, ends: Sequence[tuple[str, ClaimKind]]) -> list[Resolution]:
         """The end of each transaction for which these claims were appended just now; 0 commits.
 
-        The claims must have been appended through the op log of these `logs`, whose handle
-        therefore shows them. Where every claim names the same end, that is the answer; else the
-        settled row decides, or the order of the claims that are not settled yet.
+        The claims must have been appended through the op log of these `logs`, so that its handle
+        shows them. If all claims about a transaction name the same end, that is its end. If they
+        differ, the fact decides, or the order of the claims that are not settled yet.
         """
         decided = self.ends_of(self._contested([transaction_id for transaction_id, _ in ends]))
         return [decided.get(transaction_id) or _UNCONTESTED[kind] for transaction_id, kind in ends]

@@ -1,4 +1,4 @@
-"""The schedule: committed messages that wait for their time (RocketMQ's SCHEDULE_TOPIC_XXXX)."""
+"""The schedule: committed messages that are not due yet (RocketMQ's SCHEDULE_TOPIC_XXXX)."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ MESSAGE_COLUMNS = ("transaction_id", "sequence", "producer_group")
 class ScheduleLog:
     """Reads the schedule; the publisher appends to it as to any topic.
 
-    Its table is made with the first delayed message: until then there is nothing in it.
+    The first delayed message makes its table; until then the schedule is empty.
     """
 
     def __init__(self, table: Table) -> None:
-        """Hold a table of our own; nothing is opened yet."""
+        """Open nothing yet; `table` is not shared."""
         self.table = table
         self.is_there = False
-        # Listing files costs milliseconds, and those of a version never change.
+        # To list files costs milliseconds, and the files of a version never change.
         self._files: dict[int, list[DataFile]] = {}
 
     def refresh(self) -> ScheduleLog:
-        """Move to the newest version; the object itself is returned."""
+        """Move to the newest version and return this object."""
         self.is_there = self.is_there or self.table.exists()
         if self.is_there:
             self.table.refresh()
         return self
 
     def has_news(self) -> bool:
-        """Whether it has a newer version than this object shows."""
+        """Whether the table has a newer version than this object shows."""
         return self.table.has_news() if self.is_there else self.table.exists()
 
     def messages_of(self, transaction_ids: pa.Array) -> pa.Table:
@@ -49,20 +49,20 @@ class ScheduleLog:
         return self.table.rows_of("transaction_id", transaction_ids, MESSAGE_COLUMNS)
 
     def due_dates(self) -> set[date]:
-        """The due dates of all messages in it; 0 reads."""
+        """The due dates of all messages in the schedule; reads no rows."""
         if not self.is_there:
             return set()
         return {file.partition["due_date"] for file in self._all_files()}
 
     def read(self, day: date, after: int, columns: Sequence[str]) -> pa.Table:
-        """Columns of the messages of one due date, of files with claims beyond `after`.
+        """Columns of the messages of one due date whose claims are beyond op version `after`.
 
-        Rows of earlier claims may be among them.
+        Rows of earlier claims may be among them, because whole files are read.
         """
         is_all = not self.is_there or after < 0
         files = self._all_files() if is_all else self.table.files_beyond("op_version", after)
         return self.table.read(
-            [each for each in files if each.partition["due_date"] == day], columns
+            [file for file in files if file.partition["due_date"] == day], columns
         )
 
     def _all_files(self) -> list[DataFile]:
@@ -79,13 +79,14 @@ def delayed_messages(
 ) -> pa.Table:
     """transaction_id, sequence, producer_group of the delayed messages of these transactions.
 
-    Halves go before the schedule's rows do, so what is in neither cannot be delivered any more.
+    Retention removes halves before the rows of the schedule, so a message that is in neither
+    cannot be delivered any more.
     """
-    own = half.delayed_of(transaction_ids)
+    of_half = half.delayed_of(transaction_ids)
     if schedule is None:
-        return own
-    known = pc.is_in(transaction_ids, value_set=pc.unique(own["transaction_id"]))
-    others = transaction_ids.filter(pc.invert(known))
-    if not len(others):
-        return own
-    return pa.concat_tables([own, schedule.refresh().messages_of(others)])
+        return of_half
+    is_in_half = pc.is_in(transaction_ids, value_set=pc.unique(of_half["transaction_id"]))
+    remaining = transaction_ids.filter(pc.invert(is_in_half))
+    if not len(remaining):
+        return of_half
+    return pa.concat_tables([of_half, schedule.refresh().messages_of(remaining)])

@@ -1,4 +1,4 @@
-"""The settled log: facts, each a change of a transaction's state that took effect."""
+"""The settled log: one fact for each change of a transaction's state that took effect."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
 
 
 def mark_id(op_table_id: str) -> str:
-    """The name under which a table keeps how far it follows one op log.
+    """The name of the mark up to which version of one op log a table is complete.
 
-    An op log made anew has another id, so its versions are never compared with the old ones.
+    A new op log has another id, so its versions are never compared with the old ones.
     """
     return f"txmq/{op_table_id}"
 
 
 def fingerprint_id(op_table_id: str) -> str:
-    """The name under which a table keeps what the op log's commit at its mark looked like."""
+    """The name of the mark that holds the fingerprint of the op log's commit at `mark_id`."""
     return f"txmq-fingerprint/{op_table_id}"
 
 
@@ -64,17 +64,17 @@ class SettledLog:
 
     @property
     def mark(self) -> int:
-        """The op version up to which this handle's facts are complete; NOTHING before the first."""
-        found = self.table.mark(self.mark_id)
-        return NOTHING if found is None else found
+        """The op version up to which this handle's facts are complete; NOTHING without a mark."""
+        version = self.table.mark(self.mark_id)
+        return NOTHING if version is None else version
 
     @property
     def fingerprint(self) -> int | None:
-        """Of the op log's commit at the mark; an op log that was restored has another."""
+        """The fingerprint of the op log's commit at the mark; a restored op log has another."""
         return self.table.mark(self._fingerprint_id)
 
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
-        """FACT_COLUMNS of all facts about these transactions as a whole."""
+        """FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""
         rows = self.table.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
         return without_deliveries(rows)
 
@@ -84,7 +84,7 @@ class SettledLog:
         return rows.filter(_is_delivery(rows))
 
     def standings(self, transaction_ids: pa.Array) -> dict[str, Standing]:
-        """The last settled state of each transaction that has one."""
+        """The last settled state of each transaction that has facts."""
         newest = last_facts(self.facts_of(transaction_ids))
         return {
             row["transaction_id"]: Standing(TransactionState(row["state"]), row["life"])
@@ -92,34 +92,37 @@ class SettledLog:
         }
 
     def between(self, after: int, through: int, columns: Sequence[str] = FACT_COLUMNS) -> pa.Table:
-        """Facts whose claim is in the commits after `after` up to `through`."""
+        """The facts whose claims are in the commits after `after` up to `through`."""
         rows = self.table.read(self.table.files_beyond("op_version", after), columns)
         version = rows["op_version"]
         return rows.filter(pc.and_(pc.greater(version, after), pc.less_equal(version, through)))
 
     def to_show(self, after: int, through: int) -> pa.Table:
-        """SHOWN_COLUMNS as `between`, without EXPIRED lives that became dead letters before."""
+        """SHOWN_COLUMNS of the facts to publish: `between` without some EXPIRED lives.
+
+        A life that was DISCARDED before it EXPIRED is left out: its messages are dead letters.
+        """
         facts = self.between(after, through, SHOWN_COLUMNS)
         expired = facts.filter(pc.equal(facts["state"], TransactionState.EXPIRED.value))
         if not expired.num_rows:
             return facts
-        known = self.facts_of(pc.unique(expired["transaction_id"]))
-        discarded = known.filter(pc.equal(known["state"], TransactionState.DISCARDED.value))
+        earlier = self.facts_of(pc.unique(expired["transaction_id"]))
+        discarded = earlier.filter(pc.equal(earlier["state"], TransactionState.DISCARDED.value))
         shown_before = pc.is_in(_life_key(facts), value_set=_life_key(discarded))
         is_expired = pc.equal(facts["state"], TransactionState.EXPIRED.value)
         return facts.filter(pc.invert(pc.and_(is_expired, shown_before)))
 
     def swap(self, rows: pa.Table, mark: int, fingerprint: int | None = None) -> None:
-        """Facts and how far they reach, in one commit; CommitRefusedError if another was first.
+        """Append facts and set the mark, in one commit, also without rows.
 
-        It is committed also without rows: the mark is a fact of its own.
+        Raises: CommitRefusedError if another publisher was faster.
         """
-        known = {} if fingerprint is None else {self._fingerprint_id: fingerprint}
-        self.table.swap(rows, {self.mark_id: mark, **known})
+        fingerprints = {} if fingerprint is None else {self._fingerprint_id: fingerprint}
+        self.table.swap(rows, {self.mark_id: mark, **fingerprints})
 
 
 def without_deliveries(facts: pa.Table) -> pa.Table:
-    """Facts about transactions as a whole, not about some of their messages."""
+    """The facts about transactions, without those about deliveries of single messages."""
     return facts.filter(pc.invert(_is_delivery(facts)))
 
 

@@ -20,30 +20,33 @@ from txmq.store.location import plain_location
 from txmq.store.register import Register
 from txmq.store.tables import StoreTables
 
-# Each start of a service has a checkpoint of its own there, which no other start reads.
+# Folder of the services' checkpoints; each start of a service has one that no other start reads.
 SERVICE_CHECKPOINTS = "services"
 
 
 class Store:
-    """The tables under one location, and the settings that they were made with.
+    """One location with the tables of one txmq, and the settings in use.
+
+    A Store holds no open files and no threads; it needs no `close()`.
 
     Attributes:
         location: an absolute path or a URI.
         config: the settings in use.
-        storage_options: how delta-rs reaches the location.
-        tables: logs, topics and registers. This is txmq's own wiring: it has no promise of staying
-            as it is, and users need none of it.
+        storage_options: how delta-rs reaches the location, such as credentials.
+        tables: handles of logs, topics and registers. This is internal to txmq and may change in
+            any version; users do not need it.
 
     Example:
-        >>> store = Store.create(location)
+        >>> store = Store.create("/lake/txmq", Config(transaction_check_max=3))
         >>> store.topics()
         []
+        >>> store = Store.open("/lake/txmq")
     """
 
     def __init__(
         self, location: str, config: Config, *, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        """Use `create` or `open`."""
+        """Call `Store.create` or `Store.open` instead."""
         self.location = location
         self.config = config
         self.storage_options = dict(storage_options or {})
@@ -58,9 +61,25 @@ class Store:
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> Store:
-        """Make a new store: seven tables, one commit each, and one for its settings.
+        """Make a new store that keeps its settings.
 
-        Raises: StoreExistsError, ReadOnlyStoreError, StoreFullError, ConfigError (the location).
+        Commits: one for each of its seven tables, and one that writes the settings.
+
+        Retry: call it again; a creation that did not reach its last commit is completed. Of several
+        processes that create a store at once the first wins, and the others get StoreExistsError.
+
+        Args:
+            location: a path or a URI. A relative path becomes absolute.
+            config: the settings to keep; defaults without it.
+            storage_options: how delta-rs reaches the location.
+            clock: gives the time in the tables; the system's clock by default.
+
+        Raises:
+            StoreExistsError: the location holds a store already; call `open`.
+            ConfigError: the location is no path or URI that txmq can use.
+            ReadOnlyStoreError: the location refuses writes.
+            StoreFullError: no space is left.
+            StorageError: a table cannot be read or written for another reason.
         """
         store = cls(plain_location(location), config or Config(), storage_options=storage_options)
         settings = store.tables.register("config")
@@ -78,9 +97,20 @@ class Store:
         *,
         storage_options: Mapping[str, str] | None = None,
     ) -> Store:
-        """The store at `location` with the settings it was made with, or `config` in their place.
+        """Open the store at `location` with its kept settings, or with `config`; 0 commits.
 
-        Raises: StoreNotFoundError, StoreFormatError, IncompatibleVersionError, ConfigError.
+        Args:
+            location: a path or a URI, as for `create`.
+            config: replaces the kept settings in this object; the store keeps its own.
+            storage_options: how delta-rs reaches the location.
+
+        Raises:
+            StoreNotFoundError: there is no store at this location.
+            StoreFormatError: the store was not created completely, or its settings cannot be read.
+            IncompatibleVersionError: a newer txmq wrote the store.
+            ConfigError: the location is not usable, a kept setting is out of bounds, or `config`
+                differs in a key that is fixed at creation.
+            StorageError: the settings cannot be read.
         """
         store = cls(plain_location(location), Config(), storage_options=storage_options)
         settings = store.tables.register("config")
@@ -88,22 +118,35 @@ class Store:
             raise StoreNotFoundError(store.location, "holds no store; make one with txmq init")
         seen = settings.read()
         if not seen.revision:
-            raise StoreFormatError(store.location, "was not made to its end; create it again")
+            raise StoreFormatError(store.location, "was not created completely; create it again")
         kept = store._with(Config.from_dict(seen.value))
         return kept if config is None else kept.with_settings(config)
 
     def with_settings(self, config: Config) -> Store:
-        """The same store with `config` in the place of its settings; they are not kept.
+        """The same store with other settings, which are used but not kept; 0 commits.
 
-        Raises: ConfigError where a key differs that is fixed at creation.
+        Args:
+            config: replaces all settings.
+
+        Raises:
+            ConfigError: `config` differs in a key that is fixed at creation.
+
+        Example:
+            >>> store.with_settings(store.config.replace(transaction_check_max=3))
         """
-        return self._with(_agreeing(self.config, config))
+        return self._with(_checked_fixed_keys(self.config, config))
 
     def _with(self, config: Config) -> Store:
         return Store(self.location, config, storage_options=self.storage_options)
 
     def topics(self) -> list[str]:
-        """Names of the topics that have a table; a deleted one has none until its next message."""
+        """The names of the topics that have a table, sorted; 0 commits.
+
+        A deleted topic is left out until its next message.
+
+        Raises:
+            StorageError: the store cannot be listed or read.
+        """
         names = self.tables.topic_names()
         deleted = self.tables.topic_register().read().deleted.intersection(names)
         return [name for name in names if name not in deleted or self._has_rows(name)]
@@ -112,22 +155,30 @@ class Store:
         return bool(self.tables.table_at(f"topics/{topic}").files())
 
     def topic_location(self, topic: str) -> str:
-        """Where `spark.readStream.format("delta").load(…)` finds a topic.
+        """The location of a topic's table, which any Delta reader can load; 0 commits.
 
-        Raises: TopicNotFoundError before the first message was published to it; InvalidNameError.
+        Args:
+            topic: the stored name.
+
+        Raises:
+            TopicNotFoundError: no message was published to the topic yet.
+            InvalidNameError: the name is not allowed.
+
+        Example:
+            >>> spark.readStream.format("delta").load(store.topic_location("order-paid"))
         """
         table = self.tables.table_at(f"topics/{check_readable_topic(topic)}")
         if not table.exists():
-            problem = "has no table yet; it is made with its first committed message"
+            problem = "has no table yet; its first committed message makes it"
             raise TopicNotFoundError(topic, problem)
         return table.location
 
     def checkpoint_location(self, service: str) -> str:
-        """Where a reader keeps its streaming checkpoint."""
+        """The location for the streaming checkpoint of a reader, by its name; 0 commits."""
         return f"{self.location}/checkpoints/{service}"
 
     def _keep_settings(self, settings: Register, now_ms: int) -> None:
-        """The last step of a creation; of several creators at once it is the first that wins."""
+        """The last commit of a creation; of several concurrent creators the first wins."""
         problem = "was made by another process; open it"
         seen = settings.read()
         if seen.revision:
@@ -139,16 +190,17 @@ class Store:
 
 
 def service_checkpoint_location(store: Store, start: str) -> str:
-    """Where one start of a service keeps its checkpoint until it ends."""
+    """The location for the checkpoint of one start of a service, until that service ends."""
     return store.checkpoint_location(f"{SERVICE_CHECKPOINTS}/{start}")
 
 
-def _agreeing(kept: Config, given: Config) -> Config:
+def _checked_fixed_keys(kept: Config, config: Config) -> Config:
     faults = [
-        f"{key} is fixed at creation ({getattr(kept, key)!r}), not {getattr(given, key)!r}"
+        f"{key} is fixed at creation: the store has {getattr(kept, key)!r}, "
+        f"not {getattr(config, key)!r}"
         for key in FIXED_KEYS
-        if getattr(kept, key) != getattr(given, key)
+        if getattr(kept, key) != getattr(config, key)
     ]
     if faults:
         raise ConfigError(faults)
-    return given
+    return config

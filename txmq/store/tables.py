@@ -1,4 +1,4 @@
-"""The tables of a store, as txmq's own rooms use them; users need none of this."""
+"""The tables of a store, for txmq's own packages; users do not need them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ from txmq.store.typed import BODY_SCHEMA_PROPERTY, check_body_schema, set_body_s
 
 # Made with the store.
 REGISTERS = ("config", "publisher", "check_lease", "maintenance")
-# Made with their first value; the last three are prefixes, one register for each group.
+# Made with their first value.
 OPTIONAL_REGISTERS = ("delay", "topics")
+# Prefixes: one register for each group, made with its first value.
 REMOTE, CONSUMER_GROUP, DEAD_LETTERS = "remote_", "group_", "dead_letters_"
 _OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)
 _TOPICS = "topics/"
@@ -43,16 +44,16 @@ _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 
 
 class StoreTables:
-    """Hands out logs, topics and registers, and makes those that are not there yet.
+    """Gives access to logs, topics and registers, and makes their tables.
 
-    Each call gives a new object with a handle of its own, for handles are not shared between
-    threads. Nothing is opened before its first use.
+    Each call returns a new object with its own table handle, because threads must not share
+    handles. A handle opens its table at its first use.
     """
 
     def __init__(
         self, location: str, config: Config, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        """Open nothing."""
+        """Open nothing yet."""
         self.location = location
         self._config, self._options = config, dict(storage_options or {})
 
@@ -72,25 +73,25 @@ class StoreTables:
         return OpLog(self.table_at("op"))
 
     def settled_log(self, op_table_id: str) -> SettledLog:
-        """The settled log, as it follows the op log of this id."""
+        """The settled log with its mark for the op log of this id."""
         return SettledLog(self.table_at("settled"), op_table_id)
 
     def schedule_log(self) -> ScheduleLog:
-        """The messages that wait for their time; its table may not be there yet."""
+        """The schedule; its table may not exist yet."""
         return ScheduleLog(self._topic_table(SCHEDULE_TOPIC))
 
     # --- topics ------------------------------------------------------------------------------
 
     def topic_log(self, topic: str, op_table_id: str) -> TopicLog:
-        """A topic, which may not be there yet; see `create_topic`."""
+        """A topic; its table may not exist yet, see `create_topic`."""
         return TopicLog(topic, self._topic_table(topic), mark_id(op_table_id))
 
     def create_topic(self, topic: str) -> None:
-        """Make the table of a topic if it is not there, and let it take the bodies of its settings.
+        """Make the table of a topic if there is none, with the body schema of its settings.
 
-        Commits: one for a new table, one where its body schema changes.
+        Commits: one for a new table; up to two if its body schema changes.
 
-        Raises: BodySchemaConflictError where it has messages of other bodies.
+        Raises: BodySchemaConflictError if it has messages with another body schema.
         """
         settings = self.topic_register().read().settings.get(topic)
         path = _TOPICS + check_readable_topic(topic)
@@ -102,13 +103,13 @@ class StoreTables:
         set_body_schema(self._topic_table(topic), topic, body)
 
     def check_body_schema(self, topic: str, body: BodySchema | None) -> None:
-        """Raise BodySchemaConflictError or StorageError where its table cannot take such bodies."""
+        """Raise BodySchemaConflictError or StorageError if its table cannot take these bodies."""
         table = self._topic_table(topic)
         if table.exists():
             check_body_schema(table, topic, body)
 
     def topic_names(self) -> list[str]:
-        """Topics that have a table, also those that were deleted."""
+        """The topics that have a table, including deleted ones."""
         names = self._folders("topics")
         tables = {name: self.table(_topic_schema(name), _TOPICS + name) for name in names}
         return sorted(name for name, table in tables.items() if table.exists())
@@ -119,10 +120,9 @@ class StoreTables:
         """A register by its name.
 
         Args:
-            name: one of REGISTERS, which are there, or of OPTIONAL_REGISTERS, or a prefix
+            name: one of REGISTERS, which always exist, or of OPTIONAL_REGISTERS, or a prefix
                 (REMOTE, CONSUMER_GROUP, DEAD_LETTERS) and the stored name of a group.
-            create: make its table if it is not there (one commit); else `exists` says whether it
-                is.
+            create: make its table if there is none (one commit). Without it, ask `exists`.
         """
         path = f"state/{name}"
         if create:
@@ -130,7 +130,7 @@ class StoreTables:
         return Register(self.table(REGISTER, path))
 
     def topic_register(self, *, create: bool = False) -> TopicRegister:
-        """What operators have said about topics; `create` as in `register`."""
+        """The register of topic settings; `create` as in `register`."""
         return TopicRegister(self.register("topics", create=create))
 
     def groups_with(self, prefix: str) -> list[str]:
@@ -141,14 +141,14 @@ class StoreTables:
     # --- all tables --------------------------------------------------------------------------
 
     def create_all(self) -> None:
-        """Make the logs and the registers that each store has: one commit each."""
+        """Make the logs and REGISTERS: one commit each."""
         for path, schema in _LOGS.items():
             self._create(schema, path)
         for name in REGISTERS:
             self._create(REGISTER, f"state/{name}")
 
     def table_paths(self) -> list[str]:
-        """Where the tables of the store are, under its location."""
+        """The paths of all tables of the store, under its location."""
         return [*_LOGS, *self._register_paths(), *(_TOPICS + name for name in self.topic_names())]
 
     def table_at(self, path: str) -> Table:
@@ -160,7 +160,7 @@ class StoreTables:
         return self.table(REGISTER, path)
 
     def table(self, schema: TableSchema, path: str) -> Table:
-        """The table at a path; it need not be there."""
+        """The table at a path; it need not exist."""
         return Table(
             f"{self.location}/{path}",
             schema,
@@ -172,20 +172,20 @@ class StoreTables:
         return self.table(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
 
     def _register_paths(self) -> list[str]:
-        there = self._folders("state")
-        optional = [name for name in OPTIONAL_REGISTERS if name in there]
-        of_groups = [name for name in there if name.startswith(_OF_GROUPS)]
+        folders = self._folders("state")
+        optional = [name for name in OPTIONAL_REGISTERS if name in folders]
+        of_groups = [name for name in folders if name.startswith(_OF_GROUPS)]
         return [f"state/{name}" for name in (*REGISTERS, *optional, *of_groups)]
 
     def _folders(self, parent: str) -> list[str]:
         filesystem = rooted_filesystem(self.location, self._options)
         selector = pa_fs.FileSelector(parent, allow_not_found=True)
         try:
-            found = filesystem.get_file_info(selector)
+            entries = filesystem.get_file_info(selector)
         except FileNotFoundError:
-            # Another process made the first one while we looked.
-            found = filesystem.get_file_info(selector)
-        return sorted(info.base_name for info in found if info.type is pa_fs.FileType.Directory)
+            # Another process made the folder during the listing.
+            entries = filesystem.get_file_info(selector)
+        return sorted(info.base_name for info in entries if info.type is pa_fs.FileType.Directory)
 
     def _create(
         self, schema: TableSchema, path: str, properties: Mapping[str, str] | None = None

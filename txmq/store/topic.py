@@ -1,4 +1,4 @@
-"""Topics: what consumers see. Each is a plain Delta table that any engine reads."""
+"""Topics: the visible messages. Each topic is a plain Delta table that any engine reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REBUILD_MARK = "txmq-rebuild"
 
 
 class TopicLog:
-    """One topic's table: its mark, its next offsets, its exactly-once append."""
+    """The table of one topic: its mark, its next offsets, its exactly-once append."""
 
     def __init__(self, name: str, table: Table, mark_id: str) -> None:
         """`mark_id` names the op log whose versions the mark counts."""
@@ -29,27 +29,30 @@ class TopicLog:
     @property
     def mark(self) -> int:
         """The op version up to which this handle's messages are complete."""
-        found = self.table.mark(self.mark_id)
-        return NOTHING if found is None else found
+        version = self.table.mark(self.mark_id)
+        return NOTHING if version is None else version
 
     def next_offsets(self, queue_ids: Sequence[int]) -> dict[int, int]:
-        """The offset that the next message of each queue gets; kept beyond retention."""
+        """The offset of the next message of each queue; retention does not change it."""
         return {queue: self.table.mark(f"{OFFSET_MARK}{queue}") or 0 for queue in queue_ids}
 
     def swap(self, rows: pa.Table, mark: int, next_offsets: Mapping[int, int]) -> None:
-        """Messages, mark and offsets in one commit; CommitRefusedError if another was first."""
+        """Append messages and set mark and offsets, in one commit.
+
+        Raises: CommitRefusedError if another publisher was faster.
+        """
         self.table.swap(rows, self._marks(mark, next_offsets))
 
     def swap_files(
         self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
     ) -> None:
-        """As `swap`, for files that are written already."""
+        """As `swap`, for files that are already written."""
         self.table.swap_files(files, self._marks(mark, next_offsets))
 
     def replace_files(
         self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
     ) -> None:
-        """As `swap_files`, but these files become all that the topic shows; marks may go back."""
+        """As `swap_files`, but the files replace all files of the topic; marks may go back."""
         rebuilt = (self.table.mark(REBUILD_MARK) or 0) + 1
         marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
         self.table.replace_files(files, marks)
@@ -62,7 +65,7 @@ class TopicLog:
 def offsets_in_order(
     queue_ids: pa.ChunkedArray, start: Mapping[int, int]
 ) -> tuple[npt.NDArray[np.int64], dict[int, int]]:
-    """Gap-free offsets for rows in their order, and the next offset of each queue after them."""
+    """Gap-free offsets for rows in their order, and the next offset of each queue."""
     queues = pc.fill_null(queue_ids, 0).to_numpy().astype(np.int64)
     order = np.argsort(queues, kind="stable")
     ordered = queues[order]

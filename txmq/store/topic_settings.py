@@ -1,4 +1,4 @@
-"""What a topic is: its kind, its queues, how long it keeps messages (RocketMQ's topic config)."""
+"""Settings of topics: kind, queues, retention, body schema (RocketMQ's topic config)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ MAX_QUEUE_NUMS = 4096
 
 
 class TopicKind(enum.StrEnum):
-    """Which messages a topic takes (RocketMQ 5: message.type); UNSPECIFIED takes all of them."""
+    """The kind of messages that a topic takes (RocketMQ 5: message.type).
+
+    NORMAL takes ordinary messages without sharding_key and delay, FIFO ordinary messages with a
+    sharding_key, DELAY delayed ordinary messages, TRANSACTION messages of transactions, and
+    UNSPECIFIED all messages.
+    """
 
     UNSPECIFIED = "UNSPECIFIED"
     NORMAL = "NORMAL"
@@ -37,7 +42,7 @@ _SENT_AS = {
 
 
 def kind_of(*, is_transactional: bool, is_delayed: bool, has_sharding_key: bool) -> TopicKind:
-    """The kind of a message; of several the first counts, as in RocketMQ 5."""
+    """The kind of a message; if several apply, the first in the code counts, as in RocketMQ 5."""
     if is_transactional:
         return TopicKind.TRANSACTION
     if is_delayed:
@@ -48,7 +53,7 @@ def kind_of(*, is_transactional: bool, is_delayed: bool, has_sharding_key: bool)
 def kind_problem(
     kind: TopicKind, *, is_transactional: bool, is_delayed: bool, has_sharding_key: bool
 ) -> str | None:
-    """Why a topic of this kind does not take a message, and which one does; None if it does."""
+    """Why a topic of this kind does not take a message, and which kind does; None if it does."""
     sent = kind_of(
         is_transactional=is_transactional, is_delayed=is_delayed, has_sharding_key=has_sharding_key
     )
@@ -62,15 +67,22 @@ def kind_problem(
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What an operator has said about a topic; `body_schema` is `body`, read.
+    """The settings of a topic, which an operator sets with Topics.
+
+    Attributes:
+        body_schema: `body` as a BodySchema.
 
     Args:
-        kind: which messages it takes.
-        queue_nums: how many queues it has.
-        reserved_time_h: age at which maintenance may take messages away; None keeps them for ever.
+        kind: the kind of messages that the topic takes.
+        queue_nums: the number of its queues, from 1 to 4096.
+        reserved_time_h: age at which maintenance may remove messages; None keeps them for ever.
         body: the schema of its bodies, see BodySchema; None takes any bytes.
 
-    Raises: ConfigError with every fault at once.
+    Raises:
+        ConfigError: a value is not allowed; the error names all faults.
+
+    Example:
+        >>> TopicSettings(TopicKind.FIFO, queue_nums=8, reserved_time_h=72.0)
     """
 
     kind: TopicKind
@@ -80,7 +92,7 @@ class TopicSettings:
     body_schema: BodySchema | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse what could not be kept."""
+        """Check all values, and parse the body schema."""
         faults = [
             *_kind_faults(self.kind),
             *_queue_faults(self.queue_nums),
@@ -91,14 +103,14 @@ class TopicSettings:
             raise ConfigError(faults)
         object.__setattr__(self, "kind", TopicKind(self.kind))
         if self.body is not None:
-            # A copy, so that nobody changes it afterwards.
+            # A copy, so that the caller cannot change it afterwards.
             kept = parsed_schema(json.dumps(dict(self.body)))
             object.__setattr__(self, "body", kept.to_dict())
             object.__setattr__(self, "body_schema", kept)
 
     @classmethod
     def from_value(cls, topic: str, value: Mapping[str, Any]) -> TopicSettings:
-        """What the register holds. Raises: StoreFormatError."""
+        """Settings from the value in the register. Raises: StoreFormatError."""
         try:
             return cls(
                 TopicKind(value["kind"]),
@@ -111,7 +123,7 @@ class TopicSettings:
             raise StoreFormatError("state/topics", problem) from error
 
     def to_value(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The settings as plain values, for JSON."""
         return {
             "kind": self.kind.value,
             "queue_nums": self.queue_nums,
@@ -121,8 +133,8 @@ class TopicSettings:
 
 
 def _kind_faults(kind: object) -> list[str]:
-    names = [each.value for each in TopicKind]
-    return [] if kind in names else [f"kind must be one of {', '.join(names)}, not {shown(kind)}"]
+    kinds = [kind.value for kind in TopicKind]
+    return [] if kind in kinds else [f"kind must be one of {', '.join(kinds)}, not {shown(kind)}"]
 
 
 def _queue_faults(queue_nums: object) -> list[str]:
@@ -152,12 +164,12 @@ def _body_faults(body: object) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTopics:
-    """What is known of topics.
+    """The value of the topic register.
 
     Attributes:
-        settings: by the name of the topic; one that was made by its first message has none.
-        deleted: names of topics that were deleted; their tables are empty since then.
-        seen: what it was read from.
+        settings: by the name of the topic; a topic that was made by its first message has none.
+        deleted: the names of deleted topics; their tables were emptied.
+        seen: the value of the register that this was read from.
     """
 
     settings: Mapping[str, TopicSettings] = field(default_factory=dict)
@@ -165,22 +177,22 @@ class RegisteredTopics:
     seen: Registered = _NOTHING
 
     def with_settings(self, topic: str, settings: TopicSettings) -> RegisteredTopics:
-        """The same with one topic's settings set; it is not deleted any more."""
+        """A copy with settings for one topic, which no longer counts as deleted."""
         return RegisteredTopics(
             {**self.settings, topic: settings}, self.deleted - {topic}, self.seen
         )
 
     def with_deleted(self, topic: str) -> RegisteredTopics:
-        """The same without one topic."""
-        kept = {name: own for name, own in self.settings.items() if name != topic}
+        """A copy in which one topic is deleted."""
+        kept = {name: settings for name, settings in self.settings.items() if name != topic}
         return RegisteredTopics(kept, self.deleted | {topic}, self.seen)
 
 
 class TopicRegister:
-    """Reads and swaps what is known of topics; the table is made with the first settings."""
+    """Reads and swaps the settings of topics; its table is made with the first settings."""
 
     def __init__(self, register: Register) -> None:
-        """Hold a register of our own; nothing is opened yet."""
+        """Open nothing yet; `register` is not shared."""
         self._register = register
         self._is_there = False
 
@@ -195,16 +207,19 @@ class TopicRegister:
         return RegisteredTopics(settings, frozenset(seen.value.get("deleted", ())), seen)
 
     def swap(self, after: RegisteredTopics, now_ms: int) -> None:
-        """Put `after` in the place of what it was read from: one commit, or CommitRefusedError."""
+        """Replace the value that `after` was made from, in one commit.
+
+        Raises: CommitRefusedError if another process changed it.
+        """
         value = {
-            "settings": {name: own.to_value() for name, own in after.settings.items()},
+            "settings": {name: settings.to_value() for name, settings in after.settings.items()},
             "deleted": sorted(after.deleted),
         }
         self._register.swap(after.seen, value, now_ms)
 
 
 def check_spelling(topic: str, names: Iterable[str]) -> None:
-    """Raise TopicConflictError where one of `names` differs from a topic in case alone."""
+    """Raise TopicConflictError if one of `names` differs from a topic only in case."""
     for other in names:
         if other != topic and other.lower() == topic.lower():
             rule = f"the topic {other} differs only in case; use that name"

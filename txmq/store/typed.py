@@ -1,7 +1,7 @@
-"""Tables of typed topics: the columns of TOPIC, then those of their bodies.
+"""Tables of typed topics: the columns of TOPIC, then the columns of their bodies.
 
-The table itself says which schema its bodies have, by a property that it is made with: so whoever
-writes rows or files of it needs no other table, and the two cannot differ.
+The schema of the bodies is a property of the topic's table. So a writer of the table needs no other
+table, and columns and schema cannot differ.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from txmq.message.body_schema import BodySchema, parsed_schema
 logger = logging.getLogger(__name__)
 
 BODY_SCHEMA_PROPERTY = "txmq.body_schema"
-# Of a batch of bodies that a foreign program wrote, so many get a line in the log.
-TOLD_PROBLEMS = 10
+# Bodies of a batch that get a line each in the program's log.
+LOGGED_PROBLEMS = 10
 
 
 def typed_columns(body: BodySchema) -> pa.Schema:
@@ -31,38 +31,38 @@ def typed_columns(body: BodySchema) -> pa.Schema:
 
 
 def typed_schema(body: BodySchema) -> TableSchema:
-    """A topic's table with the columns of its bodies."""
+    """The schema of a topic's table with the columns of its bodies."""
     return replace(TOPIC, columns=typed_columns(body))
 
 
 def body_schema_in(table: PinnedTable) -> BodySchema | None:
-    """The schema that a topic's table was made with; None takes any bytes.
+    """The body schema in a topic's table; None takes any bytes.
 
-    Raises: BodySchemaError where another program changed it.
+    Raises: BodySchemaError if another program changed it to one that cannot be read.
     """
     text = table.properties().get(BODY_SCHEMA_PROPERTY)
     return parsed_schema(text) if text else None
 
 
 def check_body_schema(table: Table, topic: str, body: BodySchema | None) -> bool:
-    """Whether a topic's table must be changed to take these bodies; None are any bytes.
+    """Whether a topic's table must change to take these bodies; None takes any bytes.
 
-    Raises: BodySchemaConflictError where it has messages; StorageError where a column that it had
-        before is in the way.
+    Raises: BodySchemaConflictError if the topic has messages; StorageError if an earlier column has
+        the same name and another type.
     """
     if body_schema_in(table.refresh()) == body:
         return False
     if table.files():
-        problem = "has messages, so its body schema stays as it is; choose another topic"
+        problem = "has messages, so its body schema cannot change; choose another topic"
         raise BodySchemaConflictError(topic, problem)
     table.check_columns([] if body is None else list(body.columns))
     return True
 
 
 def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
-    """Let a topic without messages take these bodies: up to two commits.
+    """Make a topic without messages take these bodies: up to two commits.
 
-    Columns that it had before stay, and are null. Raises: as `check_body_schema`.
+    Earlier columns stay and are null. Raises: as `check_body_schema`.
     """
     if not check_body_schema(table, topic, body):
         return
@@ -72,25 +72,25 @@ def set_body_schema(table: Table, topic: str, body: BodySchema | None) -> None:
 
 
 def with_body_columns(rows: Iterable[pa.Table], body: BodySchema) -> Iterator[pa.Table]:
-    """Rows of TOPIC with the columns of their bodies behind them.
+    """Rows of TOPIC, extended by the columns of their bodies.
 
-    A body that does not have the schema was written past the producer: its columns are null, and
-    it is told, but it holds up no other message.
+    A body without the schema did not come through a producer. Its columns are null and a warning
+    names it; the other messages are not held up.
     """
     columns = typed_columns(body)
-    for part in rows:
+    for batch in rows:
         problems: dict[int, str] = {}
-        decoded = body.decoded(part["body"], problems.__setitem__)
-        _tell(part, problems)
-        yield pa.table([*part.columns, *decoded.columns], schema=columns)
+        decoded = body.decoded(batch["body"], problems.__setitem__)
+        _log(batch, problems)
+        yield pa.table([*batch.columns, *decoded.columns], schema=columns)
 
 
-def _tell(part: pa.Table, problems: dict[int, str]) -> None:
-    for number, problem in list(problems.items())[:TOLD_PROBLEMS]:
-        row = part.slice(number, 1).select(["topic", "message_id"]).to_pylist()[0]
+def _log(batch: pa.Table, problems: dict[int, str]) -> None:
+    for number, problem in list(problems.items())[:LOGGED_PROBLEMS]:
+        row = batch.slice(number, 1).select(["topic", "message_id"]).to_pylist()[0]
         text = (
             "topic %s: the body of %s does not have the topic's schema, so its columns are null: %s"
         )
         logger.warning(text, row["topic"], row["message_id"], problem)
-    if len(problems) > TOLD_PROBLEMS:
-        logger.warning("and %d more bodies beside it", len(problems) - TOLD_PROBLEMS)
+    if len(problems) > LOGGED_PROBLEMS:
+        logger.warning("and %d more bodies", len(problems) - LOGGED_PROBLEMS)

@@ -20,7 +20,8 @@ from txmq.check.rules import (
     next_try_ms,
 )
 from txmq.lifecycle import Standing, TransactionState
-from txmq.store.config import CheckSettings, Config
+from txmq.store.check_settings import CheckSettings
+from txmq.store.config import Config
 
 IMMUNITY_MS = 6_000
 SERVICES = 3

@@ -335,7 +335,7 @@ def test_body_schema_of_a_topic_with_messages_stays(
     publish(typed)
     before = table_versions(typed)
 
-    with pytest.raises(BodySchemaConflictError, match="stays as it is"):
+    with pytest.raises(BodySchemaConflictError, match="its body schema cannot change"):
         Topics(typed).alter(ORDERS, body=other)
     Topics(typed).alter(ORDERS, body=JSON.to_dict(), queue_nums=9)
 

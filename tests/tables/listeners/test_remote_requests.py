@@ -190,7 +190,7 @@ def test_change_gives_up_where_others_always_win(
         raise CommitRefusedError("register", "always")
 
     monkeypatch.setattr(requests._register, "swap", refused)
-    with pytest.raises(CommitRefusedError, match="others were faster"):
+    with pytest.raises(CommitRefusedError, match="other processes were faster"):
         requests.change(lambda now: now.joined("a", NOW_MS), NOW_MS)
 
 
