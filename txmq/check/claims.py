@@ -1,4 +1,4 @@
-"""The rows of the op log in which the due rows of a round end, and the round in numbers."""
+"""Turns the outcomes of a round into claims, and counts them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _ENDS = {
     LocalTransactionState.COMMIT: ClaimKind.COMMIT,
     LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
 }
-# What a claim of the check depends on, beside its outcome.
+# The columns that a claim of the check depends on, beside its outcome.
 _STANDING = ["producer_group", "life", "check_times", "uncounted"]
 Ending = Ask | Discard | RollBack | Rearm | Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What is to be done about a transaction of `group`, once its listener was asked."""
+    """The outcome for a transaction of one group, after its listener was asked."""
 
     producer_group: str
     now: CheckStanding
@@ -54,10 +54,12 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What is to be done about each transaction of a round.
+    """The decisions about the transactions of a round.
 
-    `rows` has transaction_id and the standing of each; `place` is the number of its decision in
-    `decisions`, where each stands once.
+    Attributes:
+        rows: transaction_id and standing of each transaction.
+        place: for each row the index of its decision in `decisions`.
+        decisions: the distinct decisions.
     """
 
     rows: pa.Table
@@ -66,41 +68,52 @@ class Actions:
 
     @property
     def asks(self) -> pa.Table:
-        """transaction_id, producer_group and check_times of those to be asked, in their order."""
-        is_ask = np.array([isinstance(one, Ask) for one in self.decisions], dtype=bool)
+        """transaction_id, producer_group and check_times of the transactions to ask about."""
+        is_ask = np.array([isinstance(decision, Ask) for decision in self.decisions], dtype=bool)
         columns = ["transaction_id", "producer_group", "check_times"]
         return self.rows.select(columns).filter(pa.array(is_ask[self.place]))
 
     def answered(self, outcomes: pa.Table) -> Actions:
-        """The same; in place of each question that `outcomes` tells of, what came of it."""
+        """The same actions, with the `outcomes` in place of their questions."""
         distinct = DistinctRows.of(outcomes.select(["state", "reason"]))
-        known = [outcome_of(case) for case in distinct.rows.to_pylist()]
-        found = pc.index_in(
+        decisions = [outcome_of(case) for case in distinct.rows.to_pylist()]
+        row = pc.index_in(
             self.rows["transaction_id"], value_set=outcomes["transaction_id"].combine_chunks()
         )
-        of_outcome = np.append(distinct.place + len(self.decisions), -1)[integers(found, -1)]
+        of_outcome = np.append(distinct.place + len(self.decisions), -1)[integers(row, -1)]
         place = np.where(of_outcome < 0, self.place, of_outcome)
-        return Actions(self.rows, place, (*self.decisions, *known))
+        return Actions(self.rows, place, (*self.decisions, *decisions))
 
     def ids_of(self, decision: Ending) -> list[str]:
-        """The transactions with one outcome."""
-        wanted = np.array([one == decision for one in self.decisions], dtype=bool)
-        chosen = self.rows["transaction_id"].filter(pa.array(wanted[self.place]))
-        return [str(transaction_id) for transaction_id in chosen.to_pylist()]
+        """The transactions with this decision."""
+        ids = self.rows["transaction_id"].filter(self._has(decision))
+        return [str(transaction_id) for transaction_id in ids.to_pylist()]
 
     def groups_of(self, decision: Ending) -> frozenset[str]:
-        """The producer groups of the transactions with one outcome."""
-        wanted = np.array([one == decision for one in self.decisions], dtype=bool)
-        chosen = self.rows["producer_group"].filter(pa.array(wanted[self.place]))
-        return frozenset(pc.unique(chosen).to_pylist())
+        """The producer groups of the transactions with this decision."""
+        groups = self.rows["producer_group"].filter(self._has(decision))
+        return frozenset(pc.unique(groups).to_pylist())
+
+    def _has(self, decision: Ending) -> pa.Array:
+        is_equal = np.array([other == decision for other in self.decisions], dtype=bool)
+        return pa.array(is_equal[self.place])
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult(Sum):
-    """What became of the due rows of one round, or of several added up.
+    """The counts of one round, or the sum of several rounds.
 
-    `unknown` were asked and counted; `unasked` were not (no listener, no free thread, unreadable,
-    not due yet) and are armed again; `dropped` had ended or are armed by another row.
+    Attributes:
+        committed: transactions whose listener answered COMMIT.
+        rolled_back: transactions whose listener answered ROLLBACK.
+        unknown: transactions that were asked without a final answer; the check counts.
+        unasked: transactions that could not be asked (no listener, no free thread, unreadable, not
+            due yet); they are re-armed, and no check counts.
+        discarded: transactions that were asked `transaction_check_max` times before (R61).
+        never_acknowledged: ordinary messages that were rolled back without a question.
+        dropped: due rows whose transaction has an end, or is armed by another row.
+        unreadable: ids of transactions whose halves cannot be read.
+        unheard_groups: groups without a listener.
     """
 
     committed: int = 0
@@ -115,7 +128,7 @@ class RoundResult(Sum):
 
     @property
     def asked(self) -> int:
-        """Questions that reached a listener."""
+        """The number of questions that reached a listener."""
         return self.committed + self.rolled_back + self.unknown
 
 
@@ -123,10 +136,10 @@ def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Confi
     """One action for each transaction that needs one, in the order of the deadlines.
 
     Args:
-        dues: DUE; a transaction may stand in it several times.
+        dues: DUE; a transaction may appear several times.
         standings: STANDINGS of the rows of `dues`.
         clock_ms: the clock value by which they are due.
-        config: whose settings hold for each group.
+        config: has the check settings of each group.
     """
     now = standings.rename_columns([f"now_{name}" for name in standings.column_names])
     both = pa.table([*dues.columns, *now.columns], [*dues.column_names, *now.column_names])
@@ -134,17 +147,17 @@ def actions_of(dues: pa.Table, standings: pa.Table, clock_ms: int, config: Confi
     distinct = DistinctRows.of(
         _without_past(both.drop_columns(["transaction_id", "now_reason"]), clock_ms)
     )
-    decided = [_decision(case, clock_ms, config) for case in distinct.rows.to_pylist()]
-    decisions = tuple({one: None for one in decided if not isinstance(one, Drop)})
-    number: dict[Decision, int] = {decision: at for at, decision in enumerate(decisions)}
-    # Drop is in no action.
-    place = np.array([number.get(one, -1) for one in decided], dtype=np.int64)[distinct.place]
+    of_case = [_decision(case, clock_ms, config) for case in distinct.rows.to_pylist()]
+    decisions = tuple(dict.fromkeys(case for case in of_case if not isinstance(case, Drop)))
+    index: dict[Decision, int] = {decision: at for at, decision in enumerate(decisions)}
+    # A dropped row has no action.
+    place = np.array([index.get(case, -1) for case in of_case], dtype=np.int64)[distinct.place]
     kept = _first_kept(both["transaction_id"], place >= 0)
     return Actions(_with_standing(both.filter(pa.array(kept))), place[kept], decisions)
 
 
 def _without_past(rows: pa.Table, clock_ms: int) -> pa.Table:
-    """The same, with every time that is past as now: a rule only asks whether it is."""
+    """The rows with each past time replaced by now: a rule only asks whether a time is past."""
     for name in ("deadline_ms", "now_next_check_ms"):
         place = rows.schema.get_field_index(name)
         times = pc.if_else(pc.less(rows[name], clock_ms), clock_ms, rows[name])
@@ -160,7 +173,7 @@ def _decision(case: Mapping[str, Any], clock_ms: int, config: Config) -> Decisio
 
 
 def _first_kept(transaction_ids: pa.ChunkedArray, is_kept: Any) -> Any:
-    """Of the rows that are kept, the first one of each transaction."""
+    """The first kept row of each transaction."""
     places, kept = Groups.of(transaction_ids).place, np.flatnonzero(is_kept)
     same = np.zeros(len(kept), dtype=np.int64)
     chosen = np.zeros(len(places), dtype=bool)
@@ -174,9 +187,9 @@ def _with_standing(rows: pa.Table) -> pa.Table:
 
 
 def claims_of(actions: Actions, source: ClaimSource, now_ms: int, config: Config) -> pa.Table:
-    """The rows, as OP, in which actions end: each ends its transaction or says when to look again.
+    """The claims of actions, as OP: each ends its transaction or sets its next check.
 
-    `claim_of` is asked once for each case.
+    `claim_of` is called once for each distinct case.
     """
     numbered = actions.rows.select(_STANDING).append_column("decision", pa.array(actions.place))
     distinct = DistinctRows.of(numbered)
@@ -202,7 +215,7 @@ def _of_transactions(
 
 
 def claim_of(action: Action, source: ClaimSource, now_ms: int, config: Config) -> OpRow:
-    """The row in which an action ends, without its transaction's id."""
+    """The claim of an action, without its transaction id."""
     standing, group = action.now.standing, action.producer_group
     row = OpRow("", ClaimKind.UNKNOWN, group, source, now_ms)
     counted = replace(row, life=standing.life, check_times=standing.check_times)
@@ -218,7 +231,7 @@ def claim_of(action: Action, source: ClaimSource, now_ms: int, config: Config) -
 
 
 def _rearmed(row: OpRow, action: Action, now_ms: int, settings: CheckSettings) -> OpRow:
-    """An UNKNOWN row: counted if the question reached a listener (R61, R78)."""
+    """An UNKNOWN claim with the next check; it counts if a listener was asked (R61, R78)."""
     again_ms = next_try_ms(now_ms, action.now.uncounted, settings)
     reason: str | None = Reason.BUSY
     match action.decision:
@@ -233,9 +246,11 @@ def _rearmed(row: OpRow, action: Action, now_ms: int, settings: CheckSettings) -
 
 
 def late_claims(answers: pa.Table, now_ms: int) -> pa.Table:
-    """Ends that were named after their round are claims like any other; the first end wins.
+    """The claims of ends that listeners answered after their round; the first end wins.
 
-    `answers`: transaction_id, producer_group, state.
+    Args:
+        answers: transaction_id, producer_group, state.
+        now_ms: the time of the claims.
     """
     distinct = DistinctRows.of(answers.select(["producer_group", "state"]))
     claims = [_late_claim(case, now_ms) for case in distinct.rows.to_pylist()]
@@ -248,8 +263,8 @@ def _late_claim(case: Mapping[str, Any], now_ms: int) -> OpRow:
 
 
 def result_of(actions: Actions, dropped: int) -> RoundResult:
-    """One round in numbers."""
-    counts = _became_of(actions)
+    """The counts of one round."""
+    counts = _counts(actions)
     return RoundResult(
         committed=counts["committed"],
         rolled_back=counts["rolled_back"],
@@ -263,15 +278,15 @@ def result_of(actions: Actions, dropped: int) -> RoundResult:
     )
 
 
-def _became_of(actions: Actions) -> Counter[str]:
+def _counts(actions: Actions) -> Counter[str]:
     counts: Counter[str] = Counter()
     number = np.bincount(actions.place, minlength=len(actions.decisions))
     for decision, count in zip(actions.decisions, number.tolist(), strict=True):
-        counts[_became(decision)] += count
+        counts[_count_name(decision)] += count
     return counts
 
 
-def _became(decision: Ending) -> str:
+def _count_name(decision: Ending) -> str:
     match decision:
         case Answered(state=LocalTransactionState.COMMIT):
             return "committed"

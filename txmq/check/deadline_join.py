@@ -1,8 +1,8 @@
-"""The deadline join: a row comes out when its deadline passes unanswered (decision 0007).
+"""The deadline join: emits a row when its deadline passes without an end (decision 0007).
 
-One left outer stream-stream join on Spark Structured Streaming, with every guard that was seen
-to be needed. It knows nothing of checks; a delay service can use it too. It is a fast eye, not the
-truth: who gets a row looks again before acting, and a recheck finds what the stream has missed.
+It is one left outer stream-stream join on Spark Structured Streaming, with the guards that tests
+showed to be necessary. It does not know about checks. Its result is fast but not exact: who gets a
+row reads the logs again before it acts, and a recheck finds rows that the stream has missed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ TICKS_PER_SECOND = 1
 _NEVER = "1900-01-01"
 
 SESSION_SETTINGS: Mapping[str, str] = {
-    # Else the predicate that drops ticks reaches the other side and its watermark stands still.
+    # Without it the filter on ticks is applied to the other side, whose watermark then stops.
     "spark.sql.constraintPropagation.enabled": "false",
-    # The slower side decides what is late: deadlines of the left lie in the future.
+    # The slower side decides what is late: deadlines on the left lie in the future.
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.noDataMicroBatches.enabled": "true",
-    # The number of state stores; it is fixed in a checkpoint, and each costs files a batch.
+    # The number of state stores. A checkpoint fixes it, and each store writes files in each batch.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    # A batch of a few rows is planned again every time; these only cost planning time here.
+    # Each batch is small and is planned anew, so adaptive execution only costs planning time.
     "spark.sql.adaptive.enabled": "false",
 }
 
 
 def join_session(spark: SparkSession) -> SparkSession:
-    """A session of its own for the query, so that the caller's keeps its settings."""
+    """A new session for the query, so that the caller's session keeps its settings."""
     session = spark.newSession()
     for key, value in SESSION_SETTINGS.items():
         session.conf.set(key, value)
@@ -46,8 +46,8 @@ def join_session(spark: SparkSession) -> SparkSession:
 def changes(session: SparkSession, location: str, from_version: int) -> DataFrame:
     """The rows appended to a Delta table by `from_version` and all later commits, as a stream.
 
-    Only for new checkpoints, and with a version of now: an old one may be cleaned.
-    `_commit_timestamp` is the modification time of the commit file: the store's clock.
+    Use it with a new checkpoint and the newest version: an old version may have been removed.
+    `_commit_timestamp` is the modification time of the commit file, by the store's clock.
     """
     from pyspark.sql import functions as sql
 
@@ -57,7 +57,7 @@ def changes(session: SparkSession, location: str, from_version: int) -> DataFram
         .option("startingVersion", from_version)
         .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
         .load(location)
-        # Retention shows as deletes.
+        # Retention appears as deletes.
         .where(sql.col("_change_type") == "insert")
     )
 
@@ -65,16 +65,17 @@ def changes(session: SparkSession, location: str, from_version: int) -> DataFram
 def overdue(
     armed: DataFrame, ends: DataFrame, *, horizon_s: float, clock: AffineClock = AS_IT_IS
 ) -> DataFrame:
-    """The rows of `armed` whose deadline passed before a row of `ends` answered them.
+    """The rows of `armed` whose deadline passed before a row of `ends` for the same keys.
 
     Args:
-        armed: KEYS, `deadline`, `armed_version` and more; a deadline beyond the horizon is left
-            to the recheck, for the state holds answers that long.
-        ends: KEYS and `end_version`; it answers what was armed by an earlier version.
+        armed: KEYS, `deadline`, `armed_version` and more. Rows with a deadline beyond the horizon
+            are left to the recheck, because the state keeps ends only for the horizon.
+        ends: KEYS and `end_version`; an end applies to rows that an earlier version armed.
         horizon_s: how far ahead a deadline may lie.
-        clock: the clock of the deadlines, as a function of the machine's.
+        clock: the clock of the deadlines, as a function of the machine's clock.
 
-    Returns the columns of `armed` and `event_time`, the clock value that was passed.
+    Returns:
+        The columns of `armed`, and `event_time`: the clock value at which the row is overdue.
     """
     from pyspark.sql import functions as sql
 
@@ -93,20 +94,20 @@ def overdue(
         " AND end_version > armed_version AND end_time <= event_time"
     ) & (sql.col("end_time") >= sql.col("event_time") - horizon)
     joined = left.join(right, matches, "leftOuter")
-    # Naming the event time keeps this above the watermark, which the ticks are there to move.
+    # The event time in this filter keeps it above the watermark, so that ticks still move it.
     is_row = ~sql.col("transaction_id").startswith(TICK) | (sql.col("event_time") < sql.lit(_NEVER))
     return joined.where(sql.col("end_transaction_id").isNull() & is_row).select(left.columns)
 
 
 def clock_column(clock: AffineClock) -> Column:
-    """What the clock shows, as a column that is the same in a whole micro-batch."""
+    """The time of the clock, as a column that is constant within a micro-batch."""
     from pyspark.sql import functions as sql
 
     return shown_by(clock, sql.current_timestamp())
 
 
 def shown_by(clock: AffineClock, wall_time: Column) -> Column:
-    """What the clock shows at a time of the machine or the store."""
+    """The time of the clock at a time of the machine or the store."""
     from pyspark.sql import functions as sql
 
     if clock == AS_IT_IS:
@@ -117,12 +118,12 @@ def shown_by(clock: AffineClock, wall_time: Column) -> Column:
 
 
 def with_ticks(rows: DataFrame, session: SparkSession, now: Column) -> DataFrame:
-    """Rows and one tick a second, so that the watermark moves without rows."""
+    """The rows and one tick each second, so that the watermark moves without rows."""
     from pyspark.sql import functions as sql
 
     time_column = rows.columns[-1]
     ticks = session.readStream.format("rate").option("rowsPerSecond", TICKS_PER_SECOND).load()
-    # A key that is NULL or a constant is pushed below the watermark, or deletes rows.
+    # Spark pushes a filter on a NULL or constant key below the watermark, or drops rows by it.
     tick = ticks.select(
         sql.concat(sql.lit(TICK), sql.col("value").cast("string")).alias(rows.columns[0]),
         now.alias(time_column),

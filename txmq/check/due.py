@@ -1,4 +1,4 @@
-"""Due transactions as columns: a round of a hundred thousand is one table."""
+"""Due transactions as Arrow tables: a round of a hundred thousand is one table."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def due_table(rows: Sequence[DueRow]) -> pa.Table:
 
 
 def due_row(row: dict[str, Any]) -> DueRow:
-    """One row of DUE, as the rules want it."""
+    """One row of DUE, for the rules."""
     return DueRow(**{name: row[name] for name in DUE.names})
 
 
 def milliseconds_of(moments: Any) -> Any:
-    """A column of times as milliseconds since 1970, also those that no Python time can be."""
+    """A column of times as milliseconds since 1970; Python cannot represent all of them."""
     microseconds = moments.cast(MICROSECONDS_UTC).cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.round(pc.divide(microseconds, 1000.0)).cast(pa.int64())
 
 
 def rounds_of(dues: pa.Table, limit_of: Callable[[str], int]) -> Iterator[pa.Table]:
-    """Due rows in rounds, the most urgent first; of each group at most `limit_of` it in each.
+    """Split due rows into rounds, the most urgent first, with at most `limit_of(group)` of a group.
 
-    So a group with many of them takes more rounds, and no place of another group.
+    So a group with many due rows takes more rounds, and takes no room from other groups.
     """
     ordered = dues.sort_by([("deadline_ms", "ascending"), ("transaction_id", "ascending")])
     groups = Groups.of(ordered["producer_group"])
     limits = np.array([limit_of(name) for name in groups.keys.to_pylist()], dtype=np.int64)
-    number = place_in_group(ordered["producer_group"]) // limits[groups.place]
-    for each in range(int(number.max(initial=-1)) + 1):
-        yield ordered.filter(pa.array(number == each))
+    round_of_row = place_in_group(ordered["producer_group"]) // limits[groups.place]
+    for number in range(int(round_of_row.max(initial=-1)) + 1):
+        yield ordered.filter(pa.array(round_of_row == number))

@@ -1,4 +1,4 @@
-"""Which transactions have no end yet: an anti-join of the logs in Arrow, no Spark. Reads only."""
+"""Finds transactions without an end: an anti-join of the logs in Arrow. Read-only."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ OPEN_TRANSACTIONS = pa.schema(
         pa.field("state", pa.string()),
         pa.field("life", pa.int32()),
         pa.field("check_times", pa.int32()),
-        # Null: so long past that its commit was not looked up.
+        # Null: it passed so long ago that its commit was not looked up.
         pa.field("deadline", MICROSECONDS_UTC),
         pa.field("is_due", pa.bool_()),
         pa.field("message_count", pa.int64()),
         pa.field("found", pa.int64()),
         pa.field("problem", pa.string()),
         pa.field("ordinary", pa.bool_()),
-        # Why the last look brought no end; null: nobody has looked yet.
+        # Why the last check brought no end; null: there was no check yet.
         pa.field("reason", pa.string()),
     ]
 )
@@ -49,7 +49,7 @@ _COLUMNS = (
 )  # fmt: skip
 _FINAL = pa.array([state.value for state in FINAL_STATES])
 _ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value, ClaimKind.EXPIRE.value])
-# 9999-12-31: the last day that Python can show.
+# 9999-12-31: the last day that Python can represent.
 _LATEST_MS = 253_402_214_400_000
 _NOT_LOOKED_UP_MS = np.iinfo(np.int64).min
 _TIME_CHARACTERS = 13
@@ -74,11 +74,11 @@ def open_transactions(store: Store, *, clock: Clock | None = None) -> pa.Table:
     return OpenTransactions(store, clock or SystemClock()).read()
 
 
-def dues_of(found: pa.Table, clock_ms: int) -> pa.Table:
-    """Those of OPEN_TRANSACTIONS that are due, as DUE."""
-    due = found.filter(found["is_due"])
+def dues_of(transactions: pa.Table, clock_ms: int) -> pa.Table:
+    """The rows of OPEN_TRANSACTIONS that are due, as DUE."""
+    due = transactions.filter(transactions["is_due"])
     deadline_ms = pc.divide(due["deadline"].cast(pa.int64()), 1000)
-    # What orders the oldest first where the deadline was not looked up.
+    # Without a deadline the time in the id orders the oldest first.
     born_ms = pc.min_element_wise(_id_times_ms(due["transaction_id"]), clock_ms)
     columns = {
         **{name: due[name] for name in DUE.names if name != "deadline_ms"},
@@ -88,10 +88,10 @@ def dues_of(found: pa.Table, clock_ms: int) -> pa.Table:
 
 
 class OpenTransactions:
-    """Reads with handles of its own, again and again. Not safe for several threads."""
+    """Reads OPEN_TRANSACTIONS repeatedly, with its own handles. Not safe for several threads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        """Deadlines are times of the store; an AffineClock shows them as its own."""
+        """Open nothing yet. The store's times are converted to `clock` if it is affine."""
         self._config = store.config
         self._clock = clock
         self._logs = store.tables.logs()
@@ -99,7 +99,7 @@ class OpenTransactions:
         self._standings = StandingReader(self._logs, store.config)
 
     def read(self, clock_ms: int | None = None) -> pa.Table:
-        """OPEN_TRANSACTIONS as of now; due by `clock_ms`."""
+        """OPEN_TRANSACTIONS as of now; `is_due` by `clock_ms`, or by now without it."""
         now_ms = self._clock.now_ms()
         halves, standings = self._open(now_ms)
         due_ms = now_ms if clock_ms is None else clock_ms
@@ -107,7 +107,7 @@ class OpenTransactions:
         return _as_table(halves, standings, deadlines_ms, due_ms)
 
     def has_news(self) -> bool:
-        """Whether halves or claims came since it was read; one look at one file name each."""
+        """Whether half or op has a newer version than was read; checks one file name each."""
         return self._half.has_news() or self._logs.op.table.has_news()
 
     # --- the anti-join -----------------------------------------------------------------------
@@ -123,7 +123,7 @@ class OpenTransactions:
         is_final = pc.is_in(facts["state"], value_set=_FINAL)
         rows = _without(rows, facts.filter(is_final)["transaction_id"])
         claims = op.rows_about(pc.unique(rows["transaction_id"]))
-        # One that is settled but open, such as INCOMPLETE, is left to the fold.
+        # A transaction that is settled but open, such as INCOMPLETE, goes through the fold.
         open_ids = facts.filter(pc.invert(is_final))["transaction_id"]
         ends = _without(claims.filter(pc.is_in(claims["kind"], value_set=_ENDS)), open_ids)
         rows = _without_ended(rows, self._standings.unsettled(ends), claims)
@@ -136,14 +136,14 @@ class OpenTransactions:
     # --- deadlines ---------------------------------------------------------------------------
 
     def _deadlines_ms(self, halves: pa.Table, standings: pa.Table, now_ms: int) -> Integers:
-        """When each is or was due, or _NOT_LOOKED_UP_MS for what is past so long."""
+        """The deadline of each transaction; _NOT_LOOKED_UP_MS if it passed long ago."""
         next_ms = integers(standings["next_check_ms"], _NOT_LOOKED_UP_MS)
         is_first = (next_ms == _NOT_LOOKED_UP_MS) & (integers(standings["life"], 0) == 0)
         heads = halves.filter(pa.array(is_first))
         immunity_ms = np.rint(heads["immunity_s"].to_numpy() * 1000).astype(np.int64)
         committed_ms = self._commit_times_ms(heads["transaction_id"], immunity_ms, now_ms)
-        is_known = committed_ms != _NOT_LOOKED_UP_MS
-        due_ms = np.where(is_known, committed_ms + immunity_ms, _NOT_LOOKED_UP_MS)
+        has_time = committed_ms != _NOT_LOOKED_UP_MS
+        due_ms = np.where(has_time, committed_ms + immunity_ms, _NOT_LOOKED_UP_MS)
         deadlines_ms = next_ms.copy()
         deadlines_ms[is_first] = due_ms
         return np.minimum(deadlines_ms, _LATEST_MS)
@@ -151,7 +151,7 @@ class OpenTransactions:
     def _commit_times_ms(
         self, ids: pa.ChunkedArray, immunity_ms: Integers, now_ms: int
     ) -> Integers:
-        """When the store received those heads that may still be immune."""
+        """When the store received the heads that may still be immune."""
         since_ms = now_ms - int(immunity_ms.max(initial=0))
         kept_ms = self._kept_commits_ms()
         recent_ms = {at: time_ms for at, time_ms in kept_ms.items() if time_ms > since_ms}
@@ -159,14 +159,14 @@ class OpenTransactions:
         oldest_ms = min(kept_ms.values(), default=0)
         if oldest_ms <= since_ms:
             return found_ms
-        # Younger commits than these may have been cleaned away: what is left is the id's time,
-        # unless the log shows that it lies in the future.
+        # A commit younger than `since_ms` may have been removed. Then use the time in the id,
+        # unless the kept commits show that this time was in the future.
         born_ms = integers(_id_times_ms(ids), 0)
         is_gone = (found_ms == _NOT_LOOKED_UP_MS) & (born_ms <= oldest_ms)
         return np.where(is_gone, born_ms, found_ms)
 
     def _looked_up_ms(self, ids: pa.ChunkedArray, recent_ms: Mapping[int, int]) -> Integers:
-        """The times of their commits, as far as these are among the recent ones."""
+        """The commit times of the transactions whose commits are among the recent ones."""
         if not len(ids) or not recent_ms:
             return np.full(len(ids), _NOT_LOOKED_UP_MS, dtype=np.int64)
         rows = self._half.changes(min(recent_ms), self._half.version, ("transaction_id",))
@@ -179,7 +179,7 @@ class OpenTransactions:
         return np.array(times_ms, dtype=np.int64)[of_version]
 
     def _kept_commits_ms(self) -> dict[int, int]:
-        """The commits of half whose files are kept, and when the store received them."""
+        """The commits of half whose files still exist, and when the store received them."""
         clock, version = affine(self._clock), self._half.version
         return {
             at: clock.at(wall_ms)
@@ -189,18 +189,18 @@ class OpenTransactions:
 
 
 def _readable_rows(half: Table) -> pa.Table:
-    """All rows, narrow; a file that cannot be read is set aside and named in the log."""
-    parts = [half.read([], _COLUMNS)]
+    """_COLUMNS of all rows; a file that cannot be read is skipped and a warning names it."""
+    tables = [half.read([], _COLUMNS)]
     for file in half.files():
         try:
-            parts.append(half.read([file], _COLUMNS))
+            tables.append(half.read([file], _COLUMNS))
         except UNREADABLE_ERRORS as error:
             logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
-    return pa.concat_tables(parts)
+    return pa.concat_tables(tables)
 
 
 def _without_ended(rows: pa.Table, ends: pa.Table, claims: pa.Table) -> pa.Table:
-    """Rows without one of `ends` of their own group (R37); a RESUME may lift one."""
+    """The rows without an end of their own group (R37); a RESUME may cancel an end."""
     resumed = claims.filter(pc.equal(claims["kind"], ClaimKind.RESUME.value))["transaction_id"]
     return rows.filter(pc.invert(pc.is_in(_key(rows), value_set=_key(_without(ends, resumed)))))
 
@@ -217,7 +217,7 @@ def _key(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def _halves(rows: pa.Table, config: Config) -> pa.Table:
-    """_HALVES, by transaction, so that one without its head is seen too."""
+    """_HALVES, one row for each transaction, also for a transaction without its head."""
     of_transaction = Groups.of(rows["transaction_id"])
     count = len(of_transaction.keys)
     messages = _messages(rows, of_transaction.place)
@@ -237,7 +237,7 @@ def _halves(rows: pa.Table, config: Config) -> pa.Table:
 
 
 def _messages(rows: pa.Table, place: Integers) -> pa.Table:
-    """One row a message, however often it was appended."""
+    """One row for each message, however often it was appended."""
     placed = rows.append_column("place", pa.array(place)).drop_columns(["transaction_id"])
     return placed.group_by(["place", "sequence"]).aggregate(
         [
@@ -251,7 +251,7 @@ def _messages(rows: pa.Table, place: Integers) -> pa.Table:
 
 
 def _head_of_each(messages: pa.Table, count: int) -> pa.Table:
-    """The heads in the order of the transactions; nulls where one has none."""
+    """The heads in the order of the transactions; nulls for a transaction without a head."""
     heads = messages.filter(pc.equal(messages["sequence"], HEAD_SEQUENCE))
     row = np.full(count, -1, dtype=np.int64)
     row[integers(heads["place"], 0)] = np.arange(heads.num_rows)
@@ -259,7 +259,7 @@ def _head_of_each(messages: pa.Table, count: int) -> pa.Table:
 
 
 def _lowest_groups(messages: pa.Table, count: int) -> pa.Array:
-    """The group of each transaction; of several the first, so that all readers name the same."""
+    """The lowest group of each transaction, so that all readers choose the same group."""
     of_group = Groups.of(pc.fill_null(messages["producer_group_min"], ""))
     order = np.argsort(np.array(of_group.keys.to_pylist(), dtype=object))
     rank = np.empty(len(order), dtype=np.int64)
@@ -270,9 +270,9 @@ def _lowest_groups(messages: pa.Table, count: int) -> pa.Array:
 
 
 def _immunities_s(
-    groups: pa.ChunkedArray, written: pa.ChunkedArray, config: Config
+    groups: pa.ChunkedArray, immunities_s: pa.ChunkedArray, config: Config
 ) -> pa.ChunkedArray:
-    """As written, or the timeout of the group where that is no time."""
+    """The immunities, with the timeout of the group in place of an invalid immunity."""
     distinct = DistinctRows.of(pa.table({"group": groups}))
     timeouts_s = distinct.values(
         (
@@ -281,8 +281,8 @@ def _immunities_s(
         ),
         pa.float64(),
     )
-    is_time = pc.and_(pc.greater(written, 0), pc.less(written, IMMUNITY_MAX_S))
-    return pc.if_else(pc.fill_null(is_time, False), written, timeouts_s)  # noqa: FBT003
+    is_valid = pc.and_(pc.greater(immunities_s, 0), pc.less(immunities_s, IMMUNITY_MAX_S))
+    return pc.if_else(pc.fill_null(is_valid, False), immunities_s, timeouts_s)  # noqa: FBT003
 
 
 # --- the result -----------------------------------------------------------------------------------
@@ -294,8 +294,8 @@ def _as_table(
     is_past = pa.array(deadlines_ms <= now_ms)
     is_pending = pc.equal(standings["state"], TransactionState.PENDING.value)
     is_whole = pc.fill_null(pc.equal(halves["found"], halves["message_count"]), False)  # noqa: FBT003
-    is_known = deadlines_ms != _NOT_LOOKED_UP_MS
-    deadline_us = pa.array(np.where(is_known, deadlines_ms, 0) * 1000, mask=~is_known)
+    has_time = deadlines_ms != _NOT_LOOKED_UP_MS
+    deadline_us = pa.array(np.where(has_time, deadlines_ms, 0) * 1000, mask=~has_time)
     columns = {
         **{name: halves[name] for name in halves.column_names},
         **{name: standings[name] for name in ("state", "life", "check_times", "reason")},
@@ -309,12 +309,12 @@ def _as_table(
 
 
 def _id_times_ms(transaction_ids: pa.ChunkedArray) -> pa.Array:
-    """The times in ids, 0 where there is none; ids of one millisecond begin alike."""
+    """The times in ids; 0 for an id without one. Ids of one millisecond share their begin."""
     begin = pc.utf8_slice_codeunits(transaction_ids, 0, _TIME_CHARACTERS)
     distinct = DistinctRows.of(pa.table({"begin": begin}))
     _, first = np.unique(distinct.place, return_index=True)
-    some = transaction_ids.take(pa.array(first)).to_pylist()
-    return distinct.values(map(_id_time_ms, some), pa.int64())
+    examples = transaction_ids.take(pa.array(first)).to_pylist()
+    return distinct.values(map(_id_time_ms, examples), pa.int64())
 
 
 def _id_time_ms(transaction_id: str) -> int:

@@ -1,4 +1,4 @@
-"""The safety net of the check and its scheduled form: a batch look through the logs, no Spark."""
+"""The recheck: a batch search of the logs for due transactions, without Spark."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RecheckResult:
-    """What one recheck came to.
+    """The result of one recheck.
 
-    `open_transactions` had no end at the last look, and of `incomplete` messages are missing.
-    `is_complete` is false where another service kept the lease, or it was told to stop.
+    Attributes:
+        checks: the counts of all rounds.
+        open_transactions: transactions without an end at the last search.
+        incomplete: ids of the open transactions with missing messages.
+        is_complete: false if another service kept the lease, or the recheck was stopped.
     """
 
     checks: RoundResult
@@ -45,21 +48,27 @@ class RecheckResult:
     is_complete: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """The result as plain values, for JSON."""
         checks = asdict(self.checks) | {"asked": self.checks.asked}
         checks["unheard_groups"] = sorted(self.checks.unheard_groups)
         return asdict(self) | {"checks": checks}
 
 
 class RecheckJob:
-    """Asks about every transaction that is due, whatever a stream may have missed.
+    """Asks about every transaction that is due, including those that the deadline join missed.
+
+    Schedule it as a job, or run a CheckService, which rechecks regularly.
 
     Args:
-        store: whose transactions.
-        listeners: by producer group; those that the settings name are added.
-        clock: what "due" means.
-        spark: needed only by listeners that answer with a DataFrame (SetListener).
-        hooks: told of the ends that it writes (R89).
+        store: the store to check.
+        listeners: by producer group; the listeners of the settings are added for other groups.
+        clock: decides when a transaction is due; the system's clock by default.
+        spark: a session, for listeners that answer with a DataFrame (SetListener).
+        hooks: are told of the ends that the job writes (R89).
+
+    Raises:
+        ListenerError: a listener cannot answer checks, or one of the settings cannot be loaded.
+        HookError: an element of `hooks` is no hook.
 
     Example:
         >>> RecheckJob(store, listeners={"orders": listener}).run_once().checks.asked
@@ -75,7 +84,7 @@ class RecheckJob:
         spark: SparkSession | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        """Check the listeners; nothing is asked yet. Raises: ListenerError, HookError."""
+        """Check the listeners and the hooks; read nothing and ask nobody yet."""
         self._store = store
         self._hooks = Hooks(hooks)
         self._spark = spark
@@ -83,11 +92,22 @@ class RecheckJob:
         self._listeners = all_listeners(store.config, listeners)
 
     def run_once(self) -> RecheckResult:
-        """Ask until nothing is left that was due at the start.
+        """Ask about every transaction that is due at the start, each at most once.
 
-        A transaction is asked at most once a call. Commits: three a round, none if nothing is due;
-        a round takes of each group `check_queue_size` due transactions, or `check_set_size` where
-        its listener answers for a set. Raises: StorageError, ListenerError.
+        A round takes `check_queue_size` due transactions of each group, or `check_set_size` if the
+        group's listener answers sets.
+
+        Commits: for each round one to op and two to the lease; none if nothing is due.
+
+        Retry: call it again. A question counts only by its durable claim, so a transaction is asked
+        at most `transaction_check_max` times, plus one for each round that died.
+
+        Returns:
+            The answers, and the transactions that are still open.
+
+        Raises:
+            StorageError: a log cannot be read or written.
+            ListenerError: a listener cannot be used.
         """
         checks = CheckRound(
             self._store, listeners=self._listeners, clock=self._clock, spark=self._spark,
@@ -100,52 +120,52 @@ class RecheckJob:
 
 
 class Recheck:
-    """A recheck whose rounds are shared with others, such as the stream of the same service."""
+    """A recheck that shares its CheckRound, for example with the stream of the same service."""
 
     def __init__(self, store: Store, checks: CheckRound, clock: Clock) -> None:
-        """`checks` asks; this finds about whom."""
+        """Open nothing yet; `checks` asks about the transactions that this finds."""
         config = store.config
-        # Another service's round may have died, or lasts as long as the slowest listener.
-        slowest_s = max(each.listener_timeout_s for each in config.check_settings().values())
+        # Another service's round may have died, or takes as long as the slowest listener.
+        slowest_s = max(group.listener_timeout_s for group in config.check_settings().values())
         self._patience_s = config.check_lease_s + slowest_s
         self._checks = checks
         self._clock = clock
         self._open = OpenTransactions(store, clock)
         self._quiet_until_ms = -math.inf
-        self.look_s = 0.0
+        self.search_s = 0.0
 
     def may_find_more(self) -> bool:
-        """Whether halves or claims came since the last look, or a deadline that it saw is past."""
+        """Whether half or op has news since the last search, or a deadline has passed since."""
         return self._clock.now_ms() >= self._quiet_until_ms or self._open.has_news()
 
     def run_once(self, is_stopping: Callable[[], bool] = lambda: False) -> RecheckResult:
-        """Ask until nothing is left that was due at the start, or until `is_stopping`."""
+        """Ask about all transactions that are due at the start, or until `is_stopping`."""
         clock_ms = self._clock.now_ms()
         total = RoundResult()
-        # A look that fails has seen nothing.
+        # Reset first: after a search that fails, the next call must search again.
         self._quiet_until_ms = -math.inf
         while True:
             begun_s = time.monotonic()
-            found = self._open.read(clock_ms)
-            self.look_s = time.monotonic() - begun_s
-            dues = dues_of(found, clock_ms)
-            self._quiet_until_ms = _next_deadline_ms(found, dues)
+            transactions = self._open.read(clock_ms)
+            self.search_s = time.monotonic() - begun_s
+            dues = dues_of(transactions, clock_ms)
+            self._quiet_until_ms = _next_deadline_ms(transactions, dues)
             reached(FailPoint.DUE_FOUND)
-            done, is_complete = self._rounds(dues, clock_ms, is_stopping)
-            total += done
-            # If all were dropped, the next look would find the same.
-            if not is_complete or done.dropped == dues.num_rows:
-                return _result(total, found, is_complete=is_complete)
+            result, is_complete = self._rounds(dues, clock_ms, is_stopping)
+            total += result
+            # If all were dropped, the next search would find the same.
+            if not is_complete or result.dropped == dues.num_rows:
+                return _result(total, transactions, is_complete=is_complete)
 
     def _rounds(
         self, dues: pa.Table, clock_ms: int, is_stopping: Callable[[], bool]
     ) -> tuple[RoundResult, bool]:
         total = RoundResult()
-        for each in rounds_of(dues, self._checks.limit_of):
-            done = self._round(each, clock_ms, is_stopping)
-            if done is None:
+        for of_round in rounds_of(dues, self._checks.limit_of):
+            result = self._round(of_round, clock_ms, is_stopping)
+            if result is None:
                 return total, False
-            total += done
+            total += result
         return total, True
 
     def _round(
@@ -165,28 +185,34 @@ class Recheck:
 def all_listeners(
     config: Config, listeners: Mapping[str, CheckListener] | None
 ) -> dict[str, CheckListener]:
-    """Those passed in, and those of the settings for other groups, by their stored names.
+    """The listeners of the arguments, and of the settings for other groups, by stored names.
 
     Raises: ListenerError.
     """
-    given = {
-        stored_name(group): check_listener(group, it) for group, it in (listeners or {}).items()
+    from_arguments = {
+        stored_name(group): check_listener(group, listener)
+        for group, listener in (listeners or {}).items()
     }
-    named = {group: name for group, name in config.listeners.items() if group not in given}
-    return {**load_listeners(named), **given}
+    references = {
+        group: reference
+        for group, reference in config.listeners.items()
+        if group not in from_arguments
+    }
+    return {**load_listeners(references), **from_arguments}
 
 
-def _next_deadline_ms(found: pa.Table, dues: pa.Table) -> float:
-    """When the next of OPEN_TRANSACTIONS will be due; those that are due are so already."""
+def _next_deadline_ms(transactions: pa.Table, dues: pa.Table) -> float:
+    """The next deadline of OPEN_TRANSACTIONS; minus infinity if any is due already."""
     if dues.num_rows:
         return -math.inf
-    next_us = pc.min(found["deadline"].cast(pa.int64())).as_py()
+    next_us = pc.min(transactions["deadline"].cast(pa.int64())).as_py()
     return math.inf if next_us is None else next_us / 1000
 
 
-def _result(checks: RoundResult, found: pa.Table, *, is_complete: bool) -> RecheckResult:
-    incomplete = found.filter(pc.is_valid(found["problem"]))["transaction_id"].to_pylist()
+def _result(checks: RoundResult, transactions: pa.Table, *, is_complete: bool) -> RecheckResult:
+    is_incomplete = pc.is_valid(transactions["problem"])
+    incomplete = transactions.filter(is_incomplete)["transaction_id"].to_pylist()
     if incomplete:
         shown = ", ".join(incomplete[:5])
         logger.warning("%d open transactions miss messages: %s", len(incomplete), shown)
-    return RecheckResult(checks, found.num_rows, tuple(incomplete), is_complete)
+    return RecheckResult(checks, transactions.num_rows, tuple(incomplete), is_complete)

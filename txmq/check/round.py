@@ -1,4 +1,4 @@
-"""One round of checks: fold once more, ask, and make every outcome durable in one commit."""
+"""One round of checks: read standings, ask listeners, write all claims in one commit."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def _never() -> bool:
 
 
 class CheckRound:
-    """Asks about due transactions; one round at a time, whoever calls.
+    """Asks about due transactions, one round at a time. Safe for several threads.
 
-    The stream and the recheck of one service share one of these; other services are kept off by
-    the check lease. What was asked is counted by a durable row before anybody can ask it again.
+    The stream and the recheck of one service share a CheckRound; the check lease excludes other
+    services. A durable claim counts each question before the transaction can be asked again.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CheckRound:
         spark: SparkSession | None = None,
         hooks: Hooks | None = None,
     ) -> None:
-        """`listeners` by producer group; no thread is started yet. Raises: ListenerError."""
+        """Start no thread yet; `listeners` by producer group. Raises: ListenerError."""
         config = store.config
         self._config, self._clock = config, clock
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class CheckRound:
         self._unwritten: list[pa.Table] = []
 
     def limit_of(self, producer_group: str) -> int:
-        """How many transactions of a group are asked about in one round."""
+        """The number of transactions of a group that one round asks about."""
         return self._listeners.limit_of(producer_group)
 
     def run(
@@ -84,31 +84,34 @@ class CheckRound:
         source: ClaimSource,
         may_wait: Callable[[], bool] = _never,
     ) -> RoundResult | None:
-        """Take the lease, ask, write, give it back; None where another service holds it.
+        """Take the lease, ask listeners, write the claims, give the lease back.
 
         Args:
-            dues: DUE, whose deadline passed; of each group those beyond `limit_of` are re-armed
-                unasked.
+            dues: DUE; of each group only `limit_of` transactions are asked about, and the others
+                are re-armed.
             clock_ms: the clock value by which they are due.
-            source: who found them; it is written into the claims.
-            may_wait: looked at before each wait for another service's lease.
+            source: the service that found them; the claims carry it.
+            may_wait: is called before each wait for another service's lease.
 
-        Reads: settled, op, half (heads of those asked). Writes: op.
+        Returns:
+            The counts; None if another service holds the lease.
+
+        Reads: settled, op, half (heads of the transactions to ask about). Writes: op.
         Commits: one to op and two to the lease; without due rows none, or one for late answers.
-        Raises: StorageError; rows that could not be written go first next time, in a commit of
-        their own.
+        Raises: StorageError. Claims that could not be written are written first in the next call,
+        in a commit of their own.
         Source: RocketMQ R61, R72, R75, R78, R81; differs: only a question that was asked counts.
         """
         with self._lock:
             self._write(self._late_claims())
-            done = (
+            result = (
                 self._leased(dues, clock_ms, source, may_wait) if dues.num_rows else RoundResult()
             )
         self._hooks.tell()
-        return done
+        return result
 
     def close(self) -> None:
-        """Write the answers that came late and end the threads that do not hang."""
+        """Write late answers and end all threads that do not hang. Raises: StorageError."""
         with self._lock:
             self._listeners.close()
             self._write(self._late_claims())
@@ -151,11 +154,11 @@ class CheckRound:
         _, first = np.unique(of_transaction.place, return_index=True)
         owners = dues.select(["transaction_id", "producer_group"]).take(pa.array(first))
         standings = self._standings.of(owners, self._clock.now_ms())
-        own = standings.take(pa.array(of_transaction.place))
-        return actions_of(dues, own, clock_ms, self._config)
+        of_dues = standings.take(pa.array(of_transaction.place))
+        return actions_of(dues, of_dues, clock_ms, self._config)
 
     def _asked(self, actions: Actions) -> Actions:
-        """The same actions; where one was to ask, its outcome is in its place."""
+        """The actions with the listeners' outcomes in place of the questions."""
         asks = actions.asks
         if not asks.num_rows:
             return actions
@@ -163,10 +166,10 @@ class CheckRound:
         return actions.answered(self._listeners.ask(self._half, asks))
 
     def _write(self, claims: pa.Table) -> None:
-        """One commit, none without rows; what could not be written is kept for the next call."""
+        """Write claims in one commit; keep them for the next call if that fails."""
         self._unwritten += [claims] if claims.num_rows else []
         while self._unwritten:
-            # Each table as it was: the writer knows it again if its commit landed unseen.
+            # The same table object: the writer recognises it if its commit landed unseen.
             rows = self._unwritten[0]
             self._claims.append_table(rows)
             del self._unwritten[0]
@@ -182,7 +185,7 @@ def _log(result: RoundResult) -> None:
         result.asked, result.discarded, result.unasked, result.dropped,
     )  # fmt: skip
     for group in sorted(result.unheard_groups):
-        logger.warning("group %s has no listener here; its transactions wait unasked", group)
+        logger.warning("group %s has no listener here; its transactions are not asked", group)
     if result.unreadable:
         shown = result.unreadable[:5]
         logger.error("%d halves cannot be read, first %s", len(result.unreadable), shown)
@@ -190,21 +193,22 @@ def _log(result: RoundResult) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Silence:
-    """A holder's last sign of life as this observer knows it."""
+    """The last renewal of another holder, and since when this observer has seen it."""
 
     revision: int
     since_ms: int
 
 
 class CheckLease:
-    """A round takes it, asks, makes the answers durable and gives it back.
+    """The right to ask. A round takes it, asks, makes the answers durable, and gives it back.
 
-    So a transaction is asked at most its maximum, plus one for each take-over from a round that
-    died. Only the observer's clock is read: a holder whose clock is ahead cannot block for ever.
+    So a transaction is asked at most its maximum, plus once for each round that died before it
+    wrote its claims. Only the observer's clock counts, so that a holder whose clock is ahead cannot
+    block other services for ever.
     """
 
     def __init__(self, register: Register, holder: str, lease_s: float) -> None:
-        """`holder` names this object alone."""
+        """`holder` is the unique id of this object."""
         self._register = register
         self._holder = holder
         self._lease_ms = round(lease_s * 1000)
@@ -212,7 +216,7 @@ class CheckLease:
         self._silence: _Silence | None = None
 
     def take(self, now_ms: int) -> bool:
-        """Whether it is ours now; one commit if so. Never waits."""
+        """Take the lease if it is free or its holder is silent: one commit. Never waits."""
         seen = self._register.read()
         if not self._may_take(seen, now_ms):
             return False
@@ -223,7 +227,7 @@ class CheckLease:
         return True
 
     def give_back(self, now_ms: int) -> None:
-        """Let others go on at once; one commit, or none where another took over meanwhile."""
+        """Free the lease: one commit, or none if another service has taken it over."""
         seen, held = self._register.read(), self._held
         self._held = None
         if held is None or seen.revision != held.revision:
@@ -239,11 +243,11 @@ class CheckLease:
         return now_ms - self._silent_since_ms(seen, now_ms) >= self._lease_ms
 
     def _silent_since_ms(self, seen: Registered, now_ms: int) -> int:
-        known = self._silence
-        if known is None or known.revision != seen.revision:
-            known = _Silence(seen.revision, int(seen.value["renewed_ms"]))
-        # A time in the future is another clock, or ours was set back.
-        self._silence = _Silence(known.revision, min(known.since_ms, now_ms))
+        silence = self._silence
+        if silence is None or silence.revision != seen.revision:
+            silence = _Silence(seen.revision, int(seen.value["renewed_ms"]))
+        # A time in the future comes from another clock, or this clock was set back.
+        self._silence = _Silence(silence.revision, min(silence.since_ms, now_ms))
         return self._silence.since_ms
 
     def _value(self, holder: str | None, now_ms: int) -> dict[str, object]:

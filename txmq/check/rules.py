@@ -1,4 +1,4 @@
-"""What to do with a transaction whose deadline passed unanswered: pure rules."""
+"""The rules of the check: what to do with a transaction whose deadline passed. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from txmq.lifecycle import PENDING, Standing, TransactionState
 from txmq.store.check_settings import CheckSettings
 
-# A group without a listener is looked at again after 1, 2, 4… intervals, up to this.
+# A transaction that cannot be asked is due again after 1, 2, 4… intervals, up to this.
 MAX_BACKOFF_S = 600.0
 _MAX_DOUBLINGS = 32
-# A longer immunity is no time that anybody meant; the timeout holds then.
+# A longer immunity is taken for an error; the timeout holds instead.
 IMMUNITY_MAX_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class DueRow:
-    """A transaction whose deadline passed, as the join or the recheck saw it.
+    """A transaction whose deadline passed, as the deadline join or the recheck read it.
 
-    `check_times` and `life` are those of the row that armed it (a head: 0 and 0).
+    `check_times` and `life` come from the row that armed it (a head: 0 and 0).
     """
 
     transaction_id: str
@@ -31,7 +31,7 @@ class DueRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckStanding:
-    """The fold of now, and how often the transaction was re-armed unasked since its last check."""
+    """The current standing, and how often the transaction was re-armed since its last check."""
 
     standing: Standing = PENDING
     uncounted: int = 0
@@ -39,40 +39,44 @@ class CheckStanding:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the listener; `check_times` questions were counted before this one."""
+    """Ask the listener; `check_times` questions were counted before."""
 
     check_times: int
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Asked often enough (R61); it is not asked again."""
+    """Discard: the transaction was asked `transaction_check_max` times (R61)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RollBack:
-    """An ordinary message without its COMMIT was never acknowledged: nobody needs to be asked."""
+    """Roll back an ordinary message without a COMMIT: it was never acknowledged, so ask nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rearm:
-    """Not due yet although it came out: the clock was set back. It must not get lost."""
+    """Set the same deadline again: the row is not due, because the clock was set back."""
 
     next_check_timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Ended, or another row of the op log arms it: writing one more would double the chain."""
+    """Do nothing: the transaction has an end, or another claim arms it and would be doubled."""
 
 
 Decision = Ask | Discard | RollBack | Rearm | Drop
 
 
 def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettings) -> Decision:
-    """What becomes of a due row, given the fold of now and the clock value that emitted it.
+    """Decide about a due row.
 
-    `settings` are those of its producer group.
+    Args:
+        due: the row.
+        now: the current standing of its transaction.
+        clock_ms: the clock value by which it is due.
+        settings: of its producer group.
     """
     standing = now.standing
     if standing.state is not TransactionState.PENDING:
@@ -92,12 +96,12 @@ def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettin
 
 
 def next_check_ms(clock_ms: int, settings: CheckSettings) -> int:
-    """When a transaction is due again after a counted question (R53)."""
+    """The next check after a counted question (R53)."""
     return clock_ms + round(settings.transaction_check_interval_s * 1000)
 
 
 def next_try_ms(clock_ms: int, uncounted: int, settings: CheckSettings) -> int:
-    """When a transaction is due again that could not be asked; the pause grows each time."""
+    """The next try after a question that could not be asked; the pause grows each time."""
     interval_s = settings.transaction_check_interval_s
     pause_s = interval_s * (1 << min(uncounted, _MAX_DOUBLINGS))
     return clock_ms + round(min(pause_s, max(interval_s, MAX_BACKOFF_S)) * 1000)
@@ -106,9 +110,9 @@ def next_try_ms(clock_ms: int, uncounted: int, settings: CheckSettings) -> int:
 def believable_next_check_ms(
     next_check_timestamp_ms: int, armed_ms: int, clock_ms: int, settings: CheckSettings
 ) -> int:
-    """The next check as written, or now where its writer's clock has been set back since.
+    """The next check as written, or now if its writer's clock was ahead.
 
-    Else one wrong hour of a clock would silence a transaction for an hour, a wrong year for a year.
+    Otherwise a clock that was wrong by a year would delay the check of a transaction by a year.
     """
     ahead_ms = armed_ms - clock_ms
     if ahead_ms > settings.transaction_check_interval_s * 1000:

@@ -1,6 +1,7 @@
-"""The check service: a deadline join that sees at once, and a recheck that misses nothing.
+"""The check service: a streaming deadline join for low latency, and a recheck that misses nothing.
 
-Without Spark the recheck is all there is: it looks at the logs whenever something may be due.
+The recheck is a batch search of the logs for due transactions. Without Spark there is no join, and
+the recheck runs whenever a transaction may be due.
 """
 
 from __future__ import annotations
@@ -39,23 +40,28 @@ RESTART_PAUSE_S = 0.5
 RESTART_PAUSE_MAX_S = 60.0
 STOP_PAUSE_S = 0.3
 ENDING_BATCHES_MAX = 2
-LOOKS_IN_A_PAUSE = 10
+# A recheck without Spark reads the logs for at most a tenth of the time.
+SEARCHES_IN_A_PAUSE = 10
 
 OnDue = Callable[[pa.Table, int], None]
 
 
 class CheckService:
-    """Asks producer groups what became of transactions that they did not end (R52 to R81).
+    """Asks listeners whether local transactions without an end took place (R52 to R81).
 
-    Several services may serve one store; the check lease keeps them from asking twice.
+    Several services may serve one store; a lease ensures that only one asks at a time.
 
     Args:
-        store: whose transactions.
-        spark: what the deadline join runs on; without it `start()` rechecks again and again.
-            Needed by listeners that answer with a DataFrame; its settings are left as they are.
-        listeners: by producer group; those that the settings name are added.
-        clock: what "due" means.
-        hooks: told of the ends that it writes (R89).
+        store: the store to check.
+        spark: the session that the deadline join runs on, and that a SetListener needs. Its
+            settings are not changed. Without it `start()` repeats the recheck.
+        listeners: by producer group; the listeners of the settings are added for other groups.
+        clock: decides when a transaction is due; the system's clock by default.
+        hooks: are told of the ends that the service writes (R89).
+
+    Raises:
+        ListenerError: a listener cannot answer checks, or one of the settings cannot be loaded.
+        HookError: an element of `hooks` is no hook.
 
     Example:
         >>> CheckService(store, listeners={"orders": listener}).run_once().checks.asked
@@ -71,7 +77,7 @@ class CheckService:
         clock: Clock | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
-        """Check the listeners; nothing is read or asked yet. Raises: ListenerError, HookError."""
+        """Check the listeners and the hooks; read nothing and ask nobody yet."""
         self._hooks = Hooks(hooks)
         self.store = store
         self._spark = spark
@@ -79,14 +85,43 @@ class CheckService:
         self._listeners = all_listeners(store.config, listeners)
 
     def run_once(self) -> RecheckResult:
-        """A recheck: ask until nothing is left that was due at the start; starts no stream."""
+        """Run one recheck: ask about every transaction that is due now; start no stream.
+
+        Commits: for each round one to op and two to the lease; none if nothing is due.
+
+        Retry: call it again. A question counts only by its durable claim, so a transaction is asked
+        at most `transaction_check_max` times, plus one for each round that died.
+
+        Returns:
+            The answers, and the transactions that are still open.
+
+        Raises:
+            StorageError: a log cannot be read or written.
+            ListenerError: a listener cannot be used.
+        """
         return RecheckJob(
             self.store, listeners=self._listeners, clock=self._clock, spark=self._spark,
             hooks=self._hooks,
         ).run_once()  # fmt: skip
 
     def start(self) -> CheckHandle:
-        """Run until `stop()`; a recheck begins at once, and without Spark there is nothing else."""
+        """Start a thread that checks until `stop()`; return its handle.
+
+        The thread runs a recheck at once. With Spark it then runs the deadline join as a stream,
+        starts it again after a failure, and rechecks at least every `recheck_interval_s`. Without
+        Spark it rechecks when a log has news or a deadline has passed.
+
+        Commits: for each round one to op and two to the lease; none if nothing is due.
+
+        Retry: the thread goes on after a StorageError; `last_error` of the handle shows it. After
+        a crash start it again: the recheck finds every transaction that is due.
+
+        Returns:
+            The handle; call `stop()` before the process ends.
+
+        Raises:
+            ListenerError: a listener cannot be used.
+        """
         checks = CheckRound(
             self.store, listeners=self._listeners, clock=self._clock, spark=self._spark,
             hooks=self._hooks,
@@ -95,33 +130,38 @@ class CheckService:
 
 
 class CheckHandle(ThreadHandle):
-    """A check service that runs: one thread looks after the join and does the rechecks."""
+    """A running check service: its thread supervises the deadline join and runs the rechecks.
+
+    Attributes:
+        checked: the results of all rounds.
+        last_error: the last error of a round.
+    """
 
     def __init__(
         self, store: Store, spark: SparkSession | None, checks: CheckRound, clock: Clock
     ) -> None:
-        """Made by `CheckService.start()`."""
+        """Call `CheckService.start()` instead."""
         super().__init__("check", LOOK_INTERVAL_S)
         self._checks = checks
         self._recheck = Recheck(store, checks, clock)
-        self._scout: _Scout = (
-            _Logs(store, clock, self._recheck, self._on_due)
+        self._trigger: _Trigger = (
+            _LogTrigger(store, clock, self._recheck, self._on_due)
             if spark is None
-            else _Stream(spark, store, clock, self._on_due)
+            else _StreamTrigger(spark, store, clock, self._on_due)
         )
-        self._recheck_wanted = threading.Event()
+        self._needs_recheck = threading.Event()
         self._rechecked_s = -math.inf
         self.checked = RoundResult()
         self.last_error: TxmqError | None = None
         self.begin()
 
     def _turn(self) -> None:
-        if self._scout.keep_running():
-            # What the join missed meanwhile, it will not see any more.
-            self._recheck_wanted.set()
+        if self._trigger.keep_running():
+            # A new join does not see deadlines that passed before its start.
+            self._needs_recheck.set()
         since_s = time.monotonic() - self._rechecked_s
-        if self._recheck_wanted.is_set() or since_s >= self._scout.recheck_interval_s():
-            self._recheck_wanted.clear()
+        if self._needs_recheck.is_set() or since_s >= self._trigger.recheck_interval_s():
+            self._needs_recheck.clear()
             self._rechecked_s = time.monotonic()
             self._try_recheck()
 
@@ -134,80 +174,81 @@ class CheckHandle(ThreadHandle):
             self.checked += result.checks
 
     def _on_due(self, dues: pa.Table, clock_ms: int) -> None:
-        """One micro-batch; a call without rows writes the answers that came late."""
+        """Check the due rows of one micro-batch; without rows only write late answers."""
         try:
-            for each in [*rounds_of(dues, lambda _: ROWS_A_ROUND)] or [dues]:
-                self._round(each, clock_ms)
+            for of_round in [*rounds_of(dues, lambda _: ROWS_A_ROUND)] or [dues]:
+                self._round(of_round, clock_ms)
         except TxmqError as error:
-            # What left the join does not come back, so the recheck goes on with it.
+            # The join emits a row only once, so the recheck must find it again.
             self._failed(error)
-            self._recheck_wanted.set()
+            self._needs_recheck.set()
 
     def _round(self, dues: pa.Table, clock_ms: int) -> None:
-        done = self._checks.run(
+        result = self._checks.run(
             dues,
             clock_ms=clock_ms,
             source=ClaimSource.CHECK,
             may_wait=lambda: not self._stopping.is_set(),
         )
-        if done is not None:
-            self.checked += done
+        if result is not None:
+            self.checked += result
 
     def _failed(self, error: TxmqError) -> None:
-        logger.error("a round could not go on: %s", error)
+        logger.error("a round of checks failed: %s", error)
         self.last_error = error
 
     def _end(self) -> None:
-        self._scout.stop()
+        self._trigger.stop()
         try:
             self._checks.close()
         except TxmqError as error:
             self._failed(error)
 
 
-class _Scout(Protocol):
-    """What says when a recheck is wanted; it may find due transactions by itself."""
+class _Trigger(Protocol):
+    """Decides when a recheck is needed; it may find due transactions itself."""
 
     def keep_running(self) -> bool:
-        """Look after it; whether it may have missed something."""
+        """Start or restart what it runs; return whether it may have missed due transactions."""
         ...
 
     def recheck_interval_s(self) -> float:
-        """How long after the begin of the last recheck the next one may come."""
+        """The time from the begin of the last recheck to the next one."""
         ...
 
     def stop(self) -> None:
-        """End it."""
+        """End what it runs."""
         ...
 
 
-class _Logs:
-    """Without Spark: the logs' own news, and the deadlines that the last recheck has seen."""
+class _LogTrigger:
+    """Without Spark: needs a recheck when a log has news or a deadline has passed."""
 
     def __init__(self, store: Store, clock: Clock, recheck: Recheck, on_due: OnDue) -> None:
         self._clock, self._recheck, self._on_due = clock, recheck, on_due
         self._trigger_s = store.config.check_trigger_interval_s
 
     def keep_running(self) -> bool:
-        """Write what listeners answered late; nothing is missed, for all is read each time."""
+        """Write late answers; return False, because a recheck reads all open transactions."""
         self._on_due(DUE.empty_table(), self._clock.now_ms())
         return False
 
     def recheck_interval_s(self) -> float:
-        """Often, but reading a tenth of the time at most, and never what would be as it was."""
+        """Infinite without news; else the trigger interval, or ten times the time of a search."""
         if not self._recheck.may_find_more():
             return math.inf
-        return max(self._trigger_s, LOOKS_IN_A_PAUSE * self._recheck.look_s)
+        return max(self._trigger_s, SEARCHES_IN_A_PAUSE * self._recheck.search_s)
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: nothing runs."""
 
 
-class _Stream:
-    """The join's query and its checkpoint, which are made anew whenever they are in doubt.
+class _StreamTrigger:
+    """With Spark: runs the query of the deadline join, and replaces it if it may be wrong.
 
-    Each query begins with what is appended from now on, in a checkpoint of its own: two services
-    cannot meet in one, a broken one harms nobody, and no start reads the whole history.
+    Each query begins with the rows that are appended from its start on, in a checkpoint of its own.
+    So two services never share a checkpoint, a broken checkpoint does no harm, and no start reads
+    the whole history.
     """
 
     def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
@@ -215,34 +256,35 @@ class _Stream:
         self._horizon_s = horizon_s(store.config)
         self._recheck_interval_s = store.config.recheck_interval_s
         self._check_interval_s = min(
-            each.transaction_check_interval_s for each in store.config.check_settings().values()
+            settings.transaction_check_interval_s
+            for settings in store.config.check_settings().values()
         )
         self._running: _Running | None = None
         self._failures = 0
         self._next_start_s = -math.inf
 
     def keep_running(self) -> bool:
-        """Whether the query was started now: at first, after a failure, or after late rows."""
+        """Start the query at first, after a failure, or after late rows; whether it did so."""
         running = self._running
         if running is not None and running.is_alive:
             self._failures = 0 if running.batches else self._failures
             if not running.has_dropped_rows():
                 return False
-            logger.error("rows were dropped as late: the clock was set back; starting anew")
+            logger.error("rows were dropped as late: the clock was set back; restarting the query")
         elif running is not None:
             self._note_failure(running.exception)
         self.stop()
         return time.monotonic() >= self._next_start_s and self._start()
 
     def recheck_interval_s(self) -> float:
-        """Seldom where the join has run for a horizon and its last micro-batch is not long ago."""
+        """`recheck_interval_s` if the join has run for a horizon without a gap; else shorter."""
         running, silence_s = self._running, self._check_interval_s
         if running is not None and running.is_steady(self._horizon_s, silence_s):
             return self._recheck_interval_s
         return min(silence_s, self._recheck_interval_s)
 
     def stop(self) -> None:
-        """Stop between two micro-batches and throw the checkpoint away."""
+        """Stop the query between two micro-batches and remove its checkpoint."""
         running, self._running = self._running, None
         if running is not None:
             running.stop()
@@ -256,7 +298,7 @@ class _Stream:
         return True
 
     def _note_failure(self, failure: BaseException | None) -> None:
-        """Try again after a pause that grows; the recheck goes on meanwhile."""
+        """Try again after a growing pause; rechecks continue during it."""
         self._failures += 1
         logger.error("the deadline join failed: %s", failure)
         if self._failures >= QUERY_FAILURES_MAX and failure is not None:
@@ -266,7 +308,7 @@ class _Stream:
 
 
 class _Running(StreamHandle):
-    """One query from its start to its end."""
+    """One running query of the deadline join."""
 
     def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
         self._on_due = on_due
@@ -288,7 +330,7 @@ class _Running(StreamHandle):
         return runs_long and now_s - self._last_batch_s <= silence_s
 
     def has_dropped_rows(self) -> bool:
-        """Nothing is late unless the clock goes back: the guards see to that."""
+        """Whether rows were dropped as late, which happens only if the clock was set back."""
         progress = self._query.lastProgress
         operators = [] if progress is None else progress.stateOperators
         return any(operator.numRowsDroppedByWatermark > 0 for operator in operators)
@@ -299,7 +341,7 @@ class _Running(StreamHandle):
 
     def _take(self, batch: DataFrame) -> None:
         if self._ending_batches >= ENDING_BATCHES_MAX:
-            # Batches without a pause between them: state that is not written ends the query.
+            # The batches leave no pause to stop in; an unread batch makes Spark end the query.
             return
         dues, clock_ms = dues_of(batch)
         if self._ending.is_set():
@@ -312,7 +354,7 @@ class _Running(StreamHandle):
         self._first_batch_s = self._first_batch_s or self._last_batch_s
 
     def _is_pausing(self) -> bool:
-        """Whether the next micro-batch is some way off; Spark begins them at whole intervals."""
+        """Whether there is time before the next micro-batch; Spark begins at whole intervals."""
         if self._query.status["isTriggerActive"]:
             return False
         trigger_s = self._trigger_s

@@ -1,7 +1,8 @@
-"""Reads where transactions stand right before they are asked: none is asked after its end.
+"""Reads the current standings of due transactions before their listeners are asked. Read-only.
 
-Columns for the many; each rule is asked once for each distinct row (`columns.DistinctRows`), and
-transactions that several claims contend for go through the fold one by one.
+So no transaction is asked after its end. The work is columnar: each rule is called once for each
+distinct row (`columns.DistinctRows`). Only transactions with several competing claims are folded
+one by one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from txmq.store.logs import Logs
 from txmq.store.settled import last_facts
 
 ARMING_KINDS = (ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value)
-# The fields of CheckStanding, and why the last look brought no end.
+# The fields of CheckStanding, and the reason why the last check brought no end.
 STANDINGS = pa.schema(
     [
         pa.field("state", pa.string()),
@@ -53,7 +54,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 def standing_of_row(row: Mapping[str, Any]) -> CheckStanding:
-    """One row of STANDINGS, as the rules want it."""
+    """One row of STANDINGS, for the rules."""
     state, next_ms = TransactionState(row["state"]), row["next_check_ms"]
     return CheckStanding(
         Standing(state, row["life"], row["check_times"], next_ms), row["uncounted"]
@@ -62,7 +63,7 @@ def standing_of_row(row: Mapping[str, Any]) -> CheckStanding:
 
 @dataclass(slots=True)
 class _Standings:
-    """State and life of each transaction; filled in step by step."""
+    """State and life of each transaction; filled step by step."""
 
     state: Integers
     life: Integers
@@ -77,7 +78,7 @@ class _Standings:
 
 
 class StandingReader:
-    """Settled standings, the claims after them, and the counted checks of the current life.
+    """Reads settled standings, folds newer claims, counts the checks of the current life.
 
     Not safe for several threads.
     """
@@ -91,10 +92,10 @@ class StandingReader:
 
         Args:
             owners: transaction_id, each once, and producer_group.
-            clock_ms: now; a deadline from a clock that was ahead is not believed.
+            clock_ms: now; deadlines that were written by a clock ahead of it count as now.
 
-        Reads: settled, op (files that may hold these ids; the change feed only for those that
-        several claims contend for). Commits: 0.
+        Reads: settled, op (the files that may hold these ids; the change feed only for
+        transactions with several competing claims). Commits: 0.
         """
         self._logs.refresh_claims()
         ids = owners["transaction_id"].combine_chunks()
@@ -102,9 +103,9 @@ class StandingReader:
         return self.folded(owners, facts, self._logs.op.rows_about(ids), clock_ms)
 
     def unsettled(self, claims: pa.Table) -> pa.Table:
-        """Those of a kind that a claim beyond the settled mark has too.
+        """The claims that are beyond the settled mark, by transaction and kind.
 
-        Where nothing is settled, an older claim had no effect: its half came after it.
+        An older claim about a transaction without facts had no effect: it came before its half.
         """
         if not claims.num_rows:
             return claims
@@ -113,7 +114,7 @@ class StandingReader:
         return claims.filter(pc.is_in(_kind_key(claims), value_set=_kind_key(beyond)))
 
     def folded(self, owners: pa.Table, facts: pa.Table, rows: pa.Table, clock_ms: int) -> pa.Table:
-        """As `of`, from the last fact of each and all claims that were read already."""
+        """As `of`, from facts and claims that are read already."""
         ids = owners["transaction_id"].combine_chunks()
         claims = _placed(rows, ids, owners["producer_group"])
         standings = _settled(facts, ids)
@@ -121,15 +122,16 @@ class StandingReader:
         return _checked(standings, claims, clock_ms, self._config)
 
     def _fold(self, standings: _Standings, claims: pa.Table, ids: pa.Array) -> None:
-        """States and lives. A COMMIT folds to COMMITTED even where settle finds halves missing.
+        """Set states and lives. A COMMIT gives COMMITTED even if settle will find halves missing.
 
-        Both are not asked, and what follows an INCOMPLETE only comes after it was settled.
+        Neither COMMITTED nor INCOMPLETE is asked, and an operator can act on INCOMPLETE only after
+        it is settled.
         """
         ends = claims.filter(pc.not_equal(claims["kind"], ClaimKind.UNKNOWN.value))
         place = integers(ends["place"], 0)
         count = np.bincount(place, minlength=len(ids))
         is_open = ~_FINAL[standings.state[place]]
-        # Only the change feed knows the order of several, and which are settled already.
+        # Only the change feed shows the order of several claims, and which are settled.
         is_contested = standings.is_settled[place] | (count[place] > 1)
         alone = self.unsettled(ends.filter(pa.array(is_open & ~is_contested)))
         standings.set(integers(alone["place"], 0), _folded_alone(alone))
@@ -144,11 +146,11 @@ class StandingReader:
         names = ids.take(pa.array(places)).to_pylist()
         settled, op = self._logs.settled, self._logs.op
         claims = op.claims_between(settled.mark, op.table.version, names)
-        found = [
+        folded = [
             fold(claims[name], Halves(groups[place], 0, 0), standings.standing(place))[0]
             for name, place in zip(names, places.tolist(), strict=True)
         ]
-        standings.set(places, found)
+        standings.set(places, folded)
 
 
 def _kind_key(claims: pa.Table) -> pa.ChunkedArray:
@@ -156,23 +158,23 @@ def _kind_key(claims: pa.Table) -> pa.ChunkedArray:
 
 
 def _placed(rows: pa.Table, ids: pa.Array, groups: pa.ChunkedArray) -> pa.Table:
-    """Claims about `ids` with the place of their transaction, and whether it is of their group."""
-    found = pc.index_in(rows["transaction_id"], value_set=ids)
-    rows = rows.append_column("place", found).filter(pc.is_valid(found))
+    """The claims about `ids`, with the place of their transaction and its owner group."""
+    place = pc.index_in(rows["transaction_id"], value_set=ids)
+    rows = rows.append_column("place", place).filter(pc.is_valid(place))
     owner = groups.combine_chunks().take(rows["place"].combine_chunks())
     return rows.append_column("owner", owner)
 
 
 def _settled(facts: pa.Table, ids: pa.Array) -> _Standings:
-    found = pc.index_in(ids, value_set=facts["transaction_id"].combine_chunks())
-    names = pc.fill_null(facts["state"].take(found), PENDING.state.value)
+    row = pc.index_in(ids, value_set=facts["transaction_id"].combine_chunks())
+    names = pc.fill_null(facts["state"].take(row), PENDING.state.value)
     codes = pc.index_in(names, value_set=_NAMES)
-    life = integers(facts["life"].take(found), PENDING.life)
-    return _Standings(integers(codes, 0).copy(), life.copy(), flags(pc.is_valid(found)))
+    life = integers(facts["life"].take(row), PENDING.life)
+    return _Standings(integers(codes, 0).copy(), life.copy(), flags(pc.is_valid(row)))
 
 
 def _folded_alone(claims: pa.Table) -> list[Standing]:
-    """Where the only claim about each transaction leads to."""
+    """The standing of each transaction after its only claim."""
     distinct = DistinctRows.of(claims.select(["kind", "producer_group", "owner", "life"]))
     after = [_after(case) for case in distinct.rows.to_pylist()]
     return [after[place] for place in distinct.place.tolist()]
@@ -193,9 +195,10 @@ def _groups_of(claims: pa.Table) -> dict[int, str]:
 
 
 def _checked(standings: _Standings, claims: pa.Table, clock_ms: int, config: Config) -> pa.Table:
-    """STANDINGS with the counted checks and the next check of their life.
+    """STANDINGS with the counted checks and the next check of the current life.
 
-    Rows count by their number, so one written twice counts once; the latest deadline holds.
+    The highest `check_times` is the count, so a claim that was written twice counts once. The
+    latest deadline holds.
     """
     armings = _armings(standings, claims)
     count = len(standings.state)
@@ -205,44 +208,44 @@ def _checked(standings: _Standings, claims: pa.Table, clock_ms: int, config: Con
     last = armings.filter(pa.array(times == check_times[place]))
     is_pending = standings.state == _CODES[TransactionState.PENDING]
     next_ms = np.where(is_pending, _next_checks_ms(last, count, clock_ms, config), _NONE_MS)
-    looks = last.filter(pc.equal(last["kind"], ClaimKind.UNKNOWN.value))
-    unasked = np.bincount(integers(looks["place"], 0), minlength=count) - (check_times > 0)
+    unknowns = last.filter(pc.equal(last["kind"], ClaimKind.UNKNOWN.value))
+    unasked = np.bincount(integers(unknowns["place"], 0), minlength=count) - (check_times > 0)
     columns = [
         _NAMES.take(pa.array(standings.state)),
         pa.array(standings.life),
         pa.array(check_times),
         pa.array(next_ms, mask=next_ms == _NONE_MS),
         pa.array(np.maximum(unasked, 0)),
-        _last_reasons(looks, count),
+        _last_reasons(unknowns, count),
     ]
     return pa.table(dict(zip(STANDINGS.names, columns, strict=True))).cast(STANDINGS)
 
 
 def _armings(standings: _Standings, claims: pa.Table) -> pa.Table:
-    """UNKNOWN and RESUME rows of the transaction's own group and current life."""
+    """The UNKNOWN and RESUME claims of the transaction's own group and current life."""
     life = pa.array(standings.life).take(claims["place"].combine_chunks())
-    is_own = pc.and_(
+    is_current = pc.and_(
         pc.equal(claims["producer_group"], claims["owner"]),
         pc.fill_null(pc.equal(claims["life"], life), False),  # noqa: FBT003
     )
     is_arming = pc.is_in(claims["kind"], value_set=pa.array(ARMING_KINDS))
-    return claims.filter(pc.and_(is_own, is_arming))
+    return claims.filter(pc.and_(is_current, is_arming))
 
 
 def _next_checks_ms(last: pa.Table, count: int, clock_ms: int, config: Config) -> Integers:
-    """The latest deadline of each transaction; _NONE_MS where no row names one."""
-    named = last.filter(pc.is_valid(last["next_check_timestamp"]))
+    """The latest deadline of each transaction; _NONE_MS if no claim has one."""
+    timed = last.filter(pc.is_valid(last["next_check_timestamp"]))
     columns = {
-        "next_ms": milliseconds_of(named["next_check_timestamp"]),
-        "armed_ms": milliseconds_of(named["op_timestamp"]),
-        "owner": named["owner"],
+        "next_ms": milliseconds_of(timed["next_check_timestamp"]),
+        "armed_ms": milliseconds_of(timed["op_timestamp"]),
+        "owner": timed["owner"],
     }
     distinct = DistinctRows.of(pa.table(columns))
-    at_ms = [_next_check_ms(case, clock_ms, config) for case in distinct.rows.to_pylist()]
-    latest = np.full(count, _NONE_MS, dtype=np.int64)
-    each_ms = np.array(at_ms, dtype=np.int64)[distinct.place]
-    np.maximum.at(latest, integers(named["place"], 0), each_ms)
-    return latest
+    of_case_ms = [_next_check_ms(case, clock_ms, config) for case in distinct.rows.to_pylist()]
+    of_claim_ms = np.array(of_case_ms, dtype=np.int64)[distinct.place]
+    latest_ms = np.full(count, _NONE_MS, dtype=np.int64)
+    np.maximum.at(latest_ms, integers(timed["place"], 0), of_claim_ms)
+    return latest_ms
 
 
 def _next_check_ms(case: Mapping[str, Any], clock_ms: int, config: Config) -> int:
@@ -253,10 +256,10 @@ def _next_check_ms(case: Mapping[str, Any], clock_ms: int, config: Config) -> in
     return believable_next_check_ms(next_ms, armed_ms, clock_ms, settings)
 
 
-def _last_reasons(looks: pa.Table, count: int) -> pa.Array:
-    """What the newest look at each transaction said; null where there was none."""
-    looks = looks.sort_by([("op_timestamp", "ascending")])
+def _last_reasons(unknowns: pa.Table, count: int) -> pa.Array:
+    """The reason of the newest UNKNOWN claim of each transaction; null without a claim."""
+    unknowns = unknowns.sort_by([("op_timestamp", "ascending")])
     newest = np.full(count, -1, dtype=np.int64)
-    # Of several values for one place, numpy keeps the last.
-    newest[integers(looks["place"], 0)] = np.arange(looks.num_rows)
-    return looks["reason"].combine_chunks().take(pa.array(newest, mask=newest < 0))
+    # If a place gets several values, numpy keeps the last.
+    newest[integers(unknowns["place"], 0)] = np.arange(unknowns.num_rows)
+    return unknowns["reason"].combine_chunks().take(pa.array(newest, mask=newest < 0))

@@ -1,4 +1,4 @@
-"""What the check asks of the deadline join: heads and re-armed rows against ends."""
+"""The deadline join of the check: joins heads and re-armed transactions with their ends."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# Answers are kept this long for deadlines that arrive after them; later deadlines are the
-# recheck's.
+# The join keeps ends at least this long; deadlines farther ahead are left to the recheck.
 LEAST_HORIZON_S = 120.0
 _HEAD_VERSION = -1
 _ARMING = [ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value]
@@ -36,7 +35,7 @@ OnBatch = Callable[["DataFrame"], None]
 
 
 def horizon_s(config: Config) -> float:
-    """How far ahead a deadline may lie to be watched by the join, in any group."""
+    """How far ahead a deadline may lie for the join to watch it, in any group."""
     longest_s = [
         2 * max(settings.transaction_check_interval_s, settings.transaction_timeout_s)
         for settings in config.check_settings().values()
@@ -47,10 +46,10 @@ def horizon_s(config: Config) -> float:
 def start_check_stream(
     spark: SparkSession, store: Store, *, clock: Clock, checkpoint: str, on_batch: OnBatch
 ) -> StreamingQuery:
-    """Start the join over what is appended from now on; `checkpoint` must be new.
+    """Start the join over rows that are appended from now on; `checkpoint` must be new.
 
     Reads: half, op (change feeds). Writes: the checkpoint. `on_batch` gets the due rows of each
-    micro-batch, often none; unless the query is to end it must read them, see `dues_of`.
+    micro-batch, often none. It must read them, or Spark ends the query, see `dues_of`.
     """
     session = join_session(spark)
     due = due_transactions(session, store, affine(clock), versions_now(store))
@@ -67,7 +66,7 @@ def start_check_stream(
 
 @dataclass(frozen=True, slots=True)
 class LogVersions:
-    """Where the streams of a new checkpoint begin; an old one must be given the same again."""
+    """The first versions that the streams of a checkpoint read; they never change for it."""
 
     half: int
     op: int
@@ -81,7 +80,7 @@ def versions_now(store: Store) -> LogVersions:
 def due_transactions(
     session: SparkSession, store: Store, clock: AffineClock, begin: LogVersions
 ) -> DataFrame:
-    """Transactions whose deadline passes unanswered, from the commits since `begin`."""
+    """Transactions whose deadline passes without an end, from the commits since `begin`."""
     halves = changes(session, store.tables.half_log().table.location, begin.half)
     claims = changes(session, store.tables.op_log().table.location, begin.op)
     armed = heads(halves, clock).unionByName(rearmed(claims, clock))
@@ -89,13 +88,13 @@ def due_transactions(
 
 
 def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
-    """Heads, due one immunity after the store received them."""
+    """The heads, which are due one immunity after the store received them."""
     from pyspark.sql import functions as sql
 
-    written = sql.col("check_immunity_time_s")
-    # Where it is no time the recheck takes the timeout instead; without a deadline it does all.
-    believable = sql.when((written > 0) & (written < IMMUNITY_MAX_S), written)
-    immunity = sql.make_dt_interval(secs=believable)
+    immunity_s = sql.col("check_immunity_time_s")
+    # An invalid immunity gives no deadline here; the recheck uses the timeout for it.
+    valid_s = sql.when((immunity_s > 0) & (immunity_s < IMMUNITY_MAX_S), immunity_s)
+    immunity = sql.make_dt_interval(secs=valid_s)
     return halves.where(sql.col("sequence") == HEAD_SEQUENCE).select(
         *KEYS,
         sql.lit(0).alias("check_times"),
@@ -107,7 +106,7 @@ def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
 
 
 def rearmed(claims: DataFrame, clock: AffineClock) -> DataFrame:
-    """UNKNOWN and RESUME rows; one that names no time is due at once."""
+    """The UNKNOWN and RESUME claims; a claim without a time is due at once."""
     from pyspark.sql import functions as sql
 
     committed = shown_by(clock, sql.col("_commit_timestamp"))
@@ -131,9 +130,9 @@ def ends(claims: DataFrame) -> DataFrame:
 
 
 def dues_of(batch: DataFrame) -> tuple[pa.Table, int]:
-    """DUE of a micro-batch and the clock value that was passed.
+    """DUE of a micro-batch, and the clock value by which the rows are due.
 
-    All is read: a look whether there is any, and a return if not, loses the query's state.
+    It reads all rows, also without any, because a batch that is not read loses the query's state.
     """
     rows = batch.toArrow()
     columns = {

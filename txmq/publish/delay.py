@@ -1,8 +1,8 @@
-"""The delay service: claims DELIVER for what is due in the schedule (R97-R103).
+"""The delay service: claims DELIVER for due messages of the schedule (R97-R103).
 
-Nothing depends on what it remembers: a claim that is written twice counts once, and what was not
-written is found again in the schedule. It needs no Spark and no stream: a delayed message has
-nobody who could answer before its deadline, so there is nothing to join (decision 0016).
+Its memory may be lost at any time: a claim that is written twice counts once, and a message without
+a claim is found again in the schedule. It needs neither Spark nor a stream: nobody answers for a
+delayed message before its deadline, so there is nothing to join (decision 0016).
 """
 
 from __future__ import annotations
@@ -31,35 +31,48 @@ logger = logging.getLogger(__name__)
 CLAIMS_A_COMMIT = 10_000
 PROGRESS_INTERVAL_S = 1.0
 ERROR_PAUSE_S = 1.0
-# A store without delayed messages has no schedule to look into.
-LOOK_FOR_SCHEDULE_S = 0.5
+# The pause while the store has no delayed messages, and so no schedule.
+SCHEDULE_POLL_S = 0.5
 REGISTER = "delay"
 
 
 @dataclass(frozen=True, slots=True)
 class DelayResult:
-    """What one call did; `waiting` are due within the horizon and kept in memory."""
+    """The counts of one call.
+
+    Attributes:
+        delivered: messages that DELIVER was claimed for.
+        commits: commits to op.
+        waiting: messages in memory that are due within `delay_horizon_s`.
+    """
 
     delivered: int = 0
     commits: int = 0
     waiting: int = 0
 
     def __add__(self, other: DelayResult) -> DelayResult:
-        """The sum of two."""
+        """The sum of two results; `waiting` is that of the later one."""
         return DelayResult(
             self.delivered + other.delivered, self.commits + other.commits, other.waiting
         )
 
 
 class DelayService:
-    """Delivers delayed messages when they are due. Several may run; the first claim counts.
+    """Delivers delayed messages when they are due (R97-R103).
+
+    It claims DELIVER; the publisher then copies the message to its topic. Several services may run
+    on one store: the first claim counts.
+
+    Attributes:
+        total: the sum of all results.
+        last_error: the error of the last call of a started service; None after a success.
 
     Args:
-        store: where the schedule is.
-        clock: what "due" means; nothing is delivered before it shows the time.
+        store: the store whose schedule it reads.
+        clock: decides when a message is due; nothing is delivered before that.
 
-    Reads: the schedule (due dates up to the horizon), settled after a start. Writes: op,
-    state/delay. Commits: one to op for up to 10,000 claims, one a second to state/delay.
+    Reads: the schedule (due dates up to the horizon); settled after a start. Writes: op,
+    state/delay. Commits: one to op for up to 10,000 claims, at most one a second to state/delay.
 
     Example:
         >>> DelayService(store).run_once().delivered
@@ -75,11 +88,24 @@ class DelayService:
         self._round: _DelayRound | None = None
 
     def run_once(self) -> DelayResult:
-        """Claim all that is due now, then return. Raises: StorageError."""
+        """Claim DELIVER for every message that is due now.
+
+        Commits: one to op for up to 10,000 claims, and one to state/delay if the last was a second
+        ago; none if nothing is due. Retry: call it again; a second equal claim has no effect.
+
+        Raises:
+            StorageError: a table cannot be read or written; some claims may have landed.
+        """
         return self._tick()
 
     def start(self) -> DelayHandle:
-        """Look `delay_trigger_interval_s` apart until `stop()`."""
+        """Start a thread that claims due messages until `stop()`; return its handle.
+
+        The thread searches every `delay_trigger_interval_s`. Commits: as `run_once`, for each
+        search with due messages. Retry: after an error of txmq the thread pauses for a second and
+        goes on; `last_error` shows the error. After a crash start it again: it finds every message
+        without a claim.
+        """
         return DelayHandle(self)
 
     def _tick(self) -> DelayResult:
@@ -88,24 +114,24 @@ class DelayService:
         try:
             result = self._round.tick()
         except BaseException:
-            # What was taken from memory is found again in the tables.
+            # Start again from the tables: messages that left the memory are found there.
             self._round = None
             raise
         self.total = self.total + result
         return result
 
     def _tick_or_wait(self) -> float:
-        """One look; the pause after it, in seconds. What another look may heal is tried again."""
+        """Search once and return the pause after it; an error of txmq is logged, not raised."""
         try:
             self._tick()
         except TxmqError as error:
-            logger.exception("the delay service could not go on")
+            logger.exception("a search of the delay service failed; it tries again")
             self.last_error = error
             return ERROR_PAUSE_S
         self.last_error = None
         interval_s = self.store.config.delay_trigger_interval_s
         has_schedule = self._round is not None and self._round.has_schedule
-        return interval_s if has_schedule else max(interval_s, LOOK_FOR_SCHEDULE_S)
+        return interval_s if has_schedule else max(interval_s, SCHEDULE_POLL_S)
 
     def _keep_progress(self) -> None:
         if self._round is not None:
@@ -116,7 +142,7 @@ class DelayHandle(ThreadHandle):
     """A delay service that runs in a thread of its own."""
 
     def __init__(self, service: DelayService) -> None:
-        """Made by `DelayService.start()`."""
+        """Call `DelayService.start()` instead."""
         super().__init__("delay", service.store.config.delay_trigger_interval_s)
         self._service = service
         self.begin()
@@ -128,22 +154,22 @@ class DelayHandle(ThreadHandle):
         try:
             self._service._keep_progress()  # noqa: SLF001 - its own handle
         except TxmqError:
-            logger.exception("the progress of the delay service was not kept")
+            logger.exception("the progress of the delay service was not written")
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """Messages committed up to `op_version` and due up to `due_ms` are claimed, all of them."""
+class _Claimed:
+    """All messages that were committed up to `op_version` and due up to `due_ms` are claimed."""
 
     op_version: int = NOTHING
     due_ms: int = 0
 
-    def covers(self, other: _Done) -> bool:
+    def covers(self, other: _Claimed) -> bool:
         return self.op_version >= other.op_version and self.due_ms >= other.due_ms
 
 
 class _DelayRound:
-    """The handles of one delay service and what waits within its horizon."""
+    """The table handles of one delay service, and the messages that are due within its horizon."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -155,9 +181,9 @@ class _DelayRound:
         self._waiting = WaitingMessages()
         self._seen = NOTHING
         self._is_begun, self._end_ms = False, 0
-        self._done, self._kept = _Done(), _Done()
+        self._claimed, self._kept = _Claimed(), _Claimed()
         self._kept_at_s = time.monotonic()
-        self._is_claimed = False
+        self._has_new_claims = False
 
     @property
     def has_schedule(self) -> bool:
@@ -165,38 +191,38 @@ class _DelayRound:
         return self._schedule.is_there
 
     def tick(self) -> DelayResult:
-        """Take in what is new, claim what is due."""
+        """Read new messages and claim the due ones."""
         now_ms = self._clock.now_ms()
         if not self._is_begun:
             result = self._begin(now_ms)
         else:
-            self._take_in(now_ms)
+            self._read_new(now_ms)
             result = self._deliver(now_ms)
-        self._done = _Done(self._seen, max(self._done.due_ms, now_ms))
+        self._claimed = _Claimed(self._seen, max(self._claimed.due_ms, now_ms))
         self._keep_progress_sometimes()
         return result
 
-    # --- taking in ------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def _begin(self, now_ms: int) -> DelayResult:
-        """What is due already comes out day by day, so that memory holds one day of it."""
+        """Read the schedule up to the horizon; deliver each day before the next one is read."""
         result = DelayResult()
         if not self._schedule.refresh().is_there:
             return result
-        self._done = self._kept = self._known()
+        self._claimed = self._kept = self._kept_progress()
         self._is_begun = True
         self._seen, self._end_ms = self._mark(), now_ms + self._horizon_ms
         for day in self._days(self._end_ms):
-            is_over = day < timestamp(self._done.due_ms).date()
-            after = self._done.op_version if is_over else NOTHING
+            is_over = day < timestamp(self._claimed.due_ms).date()
+            after = self._claimed.op_version if is_over else NOTHING
             rows = self._due_before(self._read(day, after), self._end_ms)
-            rows = rows.filter(pc.invert(_is_done(rows, self._done)))
+            rows = rows.filter(pc.invert(_is_claimed(rows, self._claimed)))
             self._waiting.add(self._without_ended(rows, now_ms))
             result = result + self._deliver(now_ms)
         return result
 
-    def _take_in(self, now_ms: int) -> None:
-        """New messages that are due within the horizon, and those that the horizon reaches."""
+    def _read_new(self, now_ms: int) -> None:
+        """Read new messages that are due within the horizon, and move the horizon."""
         if self._schedule.has_news():
             self._schedule.refresh()
             after, self._seen = self._seen, self._mark()
@@ -213,11 +239,11 @@ class _DelayRound:
             if day >= timestamp(first).date():
                 rows = self._due_before(self._read(day, NOTHING), end_ms)
                 is_new = pc.greater_equal(rows["deliver_timestamp"], _moment(first))
-                is_known = pc.less_equal(rows["op_version"], self._seen)
-                self._waiting.add(rows.filter(pc.and_(is_new, is_known)))
+                is_seen = pc.less_equal(rows["op_version"], self._seen)
+                self._waiting.add(rows.filter(pc.and_(is_new, is_seen)))
 
     def _days(self, end_ms: int) -> list[date]:
-        """Due dates up to the horizon that the schedule has, the oldest first."""
+        """The due dates in the schedule up to the horizon, the oldest first."""
         last = timestamp(end_ms).date()
         return sorted(day for day in self._schedule.due_dates() if day <= last)
 
@@ -228,18 +254,18 @@ class _DelayRound:
         return rows.filter(pc.less(rows["deliver_timestamp"], _moment(end_ms)))
 
     def _without_ended(self, rows: pa.Table, now_ms: int) -> pa.Table:
-        """Without what was delivered or recalled before; what is not due yet is not looked up."""
+        """The rows without due messages that were delivered or recalled; others are not checked."""
         is_due = pc.less_equal(rows["deliver_timestamp"], _moment(now_ms))
         due = rows.filter(is_due)
         if not due.num_rows:
             return rows
         self._logs.settled.table.refresh()
-        left = due.filter(pa.array(~are_ended(due, self._logs.settled)))
-        return pa.concat_tables([rows.filter(pc.invert(is_due)), left])
+        open_rows = due.filter(pa.array(~are_ended(due, self._logs.settled)))
+        return pa.concat_tables([rows.filter(pc.invert(is_due)), open_rows])
 
     def _mark(self) -> int:
-        found = self._schedule.table.mark(self._mark_id)
-        return NOTHING if found is None else found
+        version = self._schedule.table.mark(self._mark_id)
+        return NOTHING if version is None else version
 
     # --- delivering -----------------------------------------------------------------------------
 
@@ -249,51 +275,54 @@ class _DelayRound:
         due = self._waiting.take_due(now_ms)
         commits = 0
         reached(FailPoint.DUE_MESSAGES_FOUND)
-        for part in chunks(deliver_claims(due, self._clock.now_ms()), CLAIMS_A_COMMIT):
-            self._claims.append_table(part)
-            self._is_claimed = True
+        for claims in chunks(deliver_claims(due, self._clock.now_ms()), CLAIMS_A_COMMIT):
+            self._claims.append_table(claims)
+            self._has_new_claims = True
             commits += 1
             reached(FailPoint.DELIVERIES_CLAIMED)
         return DelayResult(due.num_rows, commits, len(self._waiting))
 
     # --- progress -------------------------------------------------------------------------------
 
-    def _known(self) -> _Done:
-        """What an earlier start has done; a store without any has no register yet."""
+    def _kept_progress(self) -> _Claimed:
+        """The progress that an earlier start has written, if any."""
         register = self._store.tables.register(REGISTER)
         value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.table_id:
-            return _Done()
-        return _Done(value["op_version"], value["due_ms"])
+            return _Claimed()
+        return _Claimed(value["op_version"], value["due_ms"])
 
     def _keep_progress_sometimes(self) -> None:
-        if self._is_claimed and time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
+        if self._has_new_claims and time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
             self.keep_progress()
 
     def keep_progress(self) -> None:
-        """Write how far all is claimed: one commit, if anything was; it spares the next start."""
-        if not self._is_claimed or not self._done.covers(self._kept):
+        """Write up to where all messages are claimed, so that the next start reads less.
+
+        One commit; none without new claims.
+        """
+        if not self._has_new_claims or not self._claimed.covers(self._kept):
             return
         register = self._store.tables.register(REGISTER, create=True)
         value = {
             "op_table_id": self._op.table.table_id,
-            "op_version": self._done.op_version,
-            "due_ms": self._done.due_ms,
+            "op_version": self._claimed.op_version,
+            "due_ms": self._claimed.due_ms,
         }
         try:
             register.swap(register.read(), value, self._clock.now_ms())
         except CommitRefusedError:
-            # Another delay service wrote its own; that is as good.
+            # Another delay service has written its progress, which is as good.
             return
         reached(FailPoint.DELAY_PROGRESS_KEPT)
-        self._kept, self._is_claimed = self._done, False
+        self._kept, self._has_new_claims = self._claimed, False
         self._kept_at_s = time.monotonic()
 
 
-def _is_done(rows: pa.Table, done: _Done) -> pa.ChunkedArray:
+def _is_claimed(rows: pa.Table, claimed: _Claimed) -> pa.ChunkedArray:
     return pc.and_(
-        pc.less_equal(rows["op_version"], done.op_version),
-        pc.less_equal(rows["deliver_timestamp"], _moment(done.due_ms)),
+        pc.less_equal(rows["op_version"], claimed.op_version),
+        pc.less_equal(rows["deliver_timestamp"], _moment(claimed.due_ms)),
     )
 
 

@@ -1,4 +1,4 @@
-"""One round of a publisher: settle the new claims, then append what each topic lacks."""
+"""One round of a publisher: settles new claims, then appends the missing messages to each topic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,16 @@ LARGE_ROUND_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class PublishResult(Sum):
-    """What one call did; `refused` counts appends that another publisher was faster with."""
+    """The counts of one call.
+
+    Attributes:
+        settled: new facts.
+        published: messages that were appended to topics, the schedule or the dead letters.
+        settled_commits: commits to the settled log.
+        topic_commits: commits to topics.
+        refused: commits that were refused because another publisher was faster.
+        parked: topics that could not be written.
+    """
 
     settled: int = 0
     published: int = 0
@@ -53,17 +62,17 @@ class PublishResult(Sum):
 
 
 class EngineChoice:
-    """Which engine copies a plan."""
+    """Chooses the engine that copies a plan."""
 
     def __init__(self, setting: str, spark_bytes: int, spark: SparkSession | None) -> None:
-        """`setting` is `payload_engine`, `spark_bytes` its bound for auto."""
+        """`setting` is `payload_engine`; with auto, Spark copies plans of `spark_bytes` or more."""
         self._arrow = ArrowEngine()
         self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
         self._setting, self._spark_bytes = setting, spark_bytes
 
     def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
         """The engine for the rows of one topic."""
-        # Bodies become columns in Python.
+        # Only the Arrow engine can turn bodies into columns.
         suits = suits_spark(plan) and body_schema_in(topic) is None
         if self._spark is None or self._setting == "arrow" or not suits:
             return self._arrow
@@ -73,10 +82,10 @@ class EngineChoice:
 
 
 class PublishRound:
-    """The handles of one publisher and what it knows to be done."""
+    """The table handles and the progress of one publisher. Not safe for several threads."""
 
     def __init__(self, store: Store, clock: Clock, engines: EngineChoice, name: str) -> None:
-        """Open the logs; `name` tells the threads of this publisher from others."""
+        """Open the logs and read the progress; `name` is part of the names of its threads."""
         self._store, self._clock, self._engines, self._name = store, clock, engines, name
         self._logs = store.tables.logs()
         self._half, self._op = self._logs.half, self._logs.op
@@ -87,7 +96,7 @@ class PublishRound:
         self._lost_in_a_row = 0
         self._published_s = 0.0
         self._kept = self._register.read()
-        # What others followed must be looked up in an op log that is not older.
+        # The progress may refer to newer commits than this handle of the op log shows.
         self._op.table.refresh()
         self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = time.monotonic()
@@ -96,14 +105,14 @@ class PublishRound:
     # --- the op log ---------------------------------------------------------------------------
 
     def wait_for_news(self, stopping: threading.Event, deadline_s: float) -> None:
-        """Return when the op log has a new commit, at the deadline, or to stop."""
+        """Wait for a new commit of the op log, until the deadline, or until `stopping`."""
         interval_s = self._store.config.publish_poll_interval_s
         while not self._op.table.has_news() and time.monotonic() < deadline_s:
             if stopping.wait(interval_s):
                 return
 
     def advance(self, stopping: threading.Event) -> PublishResult:
-        """Settle and publish, range after range, up to the op log's version of now."""
+        """Settle and publish, one range of commits after the other, up to the newest claim."""
         self._logs.refresh_claims()
         self._progress.check_source(self._op.table)
         check_followed(self._op.table, self._settled)
@@ -112,7 +121,7 @@ class PublishRound:
         while self._settled.mark < latest and not stopping.is_set():
             settled = self._settle(latest)
             if settled.refused:
-                self._leave_to_rival(stopping)
+                self._pause_after_refusal(stopping)
             result = result + settled + self._publish()
         self._retry_parked()
         return result
@@ -131,25 +140,32 @@ class PublishRound:
             self._settled.swap(settlement.facts, end, commit_fingerprint(self._op.table, end))
         except CommitRefusedError as error:
             self._settled.table.refresh()
-            self._check_that_rivals_advance(after, error)
+            self._check_that_mark_moves(after, error)
             return PublishResult(refused=1)
         reached(FailPoint.FACTS_COMMITTED)
         return PublishResult(settled=settlement.facts.num_rows, settled_commits=1)
 
-    def _leave_to_rival(self, stopping: threading.Event) -> None:
-        """For about as long as it takes to publish: to do the same beside it is thrown away."""
+    def _pause_after_refusal(self, stopping: threading.Event) -> None:
+        """Pause for a random part of the last publish time.
+
+        Work in parallel with a faster publisher would only be refused.
+        """
         pause_s = random.random() * min(self._published_s, RIVAL_PAUSE_MAX_S)  # noqa: S311
         stopping.wait(pause_s)
 
-    def _check_that_rivals_advance(self, after: int, refusal: CommitRefusedError) -> None:
-        """A refusal is no race where nobody moved the mark; that must not go on for ever."""
+    def _check_that_mark_moves(self, after: int, refusal: CommitRefusedError) -> None:
+        """Raise CommitConflictError after `commit_attempts` refusals without a moved mark.
+
+        If the mark has not moved, no publisher won a race: the table cannot be appended to.
+        """
         self._lost_in_a_row = 0 if self._settled.mark > after else self._lost_in_a_row + 1
         if self._lost_in_a_row >= self._store.config.commit_attempts:
+            problem = f"refused {self._lost_in_a_row} commits in a row; check the table's log"
             self._lost_in_a_row = 0
-            raise CommitConflictError("settled", "nobody can append to it") from refusal
+            raise CommitConflictError("settled", problem) from refusal
 
     def _adapt_span(self, rows: int, versions: int) -> None:
-        """Ranges of about `publish_batch_rows`, so that memory stays bounded."""
+        """Adapt the next range to about `publish_batch_rows`, so that memory stays bounded."""
         if rows > self._store.config.publish_batch_rows:
             self._span = max(1, versions // 2)
         elif versions >= self._span:
@@ -158,7 +174,7 @@ class PublishRound:
     # --- topics -------------------------------------------------------------------------------
 
     def _publish(self) -> PublishResult:
-        """Bring every topic from the low-water mark to the settled log's mark."""
+        """Bring every topic from the low-water mark to the mark of the settled log."""
         mark, low = self._settled.mark, self._progress.low_water_version
         if mark <= low:
             return PublishResult()
@@ -174,7 +190,7 @@ class PublishRound:
             self._published_s = time.monotonic() - begun_s
             reached(FailPoint.TOPICS_DONE)
         if facts.num_rows + result.published >= LARGE_ROUND_ROWS:
-            # Arrow keeps what it freed, and a large transaction is rarely followed by another.
+            # Arrow keeps freed memory, and a large round is rarely followed by another one.
             pa.default_memory_pool().release_unused()
         self._progress = self._progress.advanced(mark, self._op.table)
         self._keep_progress_sometimes(urgent=result.parked > 0)
@@ -195,31 +211,31 @@ class PublishRound:
         return result
 
     def _write_topic(self, name: str, plan: Plan, after: int, mark: int) -> PublishResult:
-        """Append what the topic still needs, once, whoever else tries the same."""
+        """Append the missing messages to a topic exactly once, also beside other publishers."""
         topic = self._topic(name)
         refused = 0
         for _ in range(self._store.config.commit_attempts):
             topic.table.refresh()
-            part = plan.of_topic(name, max(after, topic.mark))
-            if mark <= topic.mark or part.rows.num_rows == 0:
+            missing = plan.of_topic(name, max(after, topic.mark))
+            if mark <= topic.mark or missing.rows.num_rows == 0:
                 return PublishResult(refused=refused)
             try:
-                self._append(topic, part, mark)
+                self._append(topic, missing, mark)
             except CommitRefusedError:
                 refused += 1
             else:
-                count = part.rows.num_rows
+                count = missing.rows.num_rows
                 return PublishResult(published=count, topic_commits=1, refused=refused)
-        raise CommitConflictError(name, f"other publishers won {refused} times")
+        raise CommitConflictError(name, f"other publishers were faster {refused} times")
 
-    def _append(self, topic: TopicLog, part: Plan, mark: int) -> None:
-        queues = part.rows["queue_id"]
+    def _append(self, topic: TopicLog, missing: Plan, mark: int) -> None:
+        queues = missing.rows["queue_id"]
         begin = topic.next_offsets(pa.compute.unique(queues).to_pylist())
-        offsets, after = offsets_in_order(queues, begin)
-        engine = self._engines.engine_for(part, topic.table)
-        files = engine.write(topic.table, part, pa.array(offsets), self._clock.now_ms())
+        offsets, next_offsets = offsets_in_order(queues, begin)
+        engine = self._engines.engine_for(missing, topic.table)
+        files = engine.write(topic.table, missing, pa.array(offsets), self._clock.now_ms())
         reached(FailPoint.PAYLOAD_WRITTEN)
-        topic.swap_files(files, mark, after)
+        topic.swap_files(files, mark, next_offsets)
         reached(FailPoint.TOPIC_COMMITTED)
 
     def _topic(self, name: str) -> TopicLog:
@@ -253,7 +269,7 @@ class PublishRound:
         reached(FailPoint.TOPIC_PARKED)
 
     def _retry_parked(self) -> None:
-        """Parked topics catch up from where they stopped; the others never wait for them."""
+        """Let parked topics catch up from the version at which they were parked."""
         now_ms, interval_s = self._clock.now_ms(), self._store.config.park_retry_interval_s
         for name, parked in list(self._progress.parked.items()):
             if parked.is_due(now_ms, interval_s):
@@ -270,13 +286,13 @@ class PublishRound:
         except (TxmqError, OSError, pa.ArrowException) as error:
             self._park(name, parked.from_version, error)
         else:
-            logger.info("topic %s is back", name)
+            logger.info("topic %s caught up and is not parked any more", name)
             self._progress = self._progress.without_parked(name)
 
     # --- progress -----------------------------------------------------------------------------
 
     def _keep_progress_sometimes(self, *, urgent: bool) -> None:
-        """A late low-water mark only means that more is looked at again after a restart."""
+        """Write the progress at most once a second; a late one costs reads after a restart."""
         if urgent or time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
             self.keep_progress()
 
@@ -295,8 +311,11 @@ class PublishRound:
         self._kept_at_s = time.monotonic()
 
 
-def merged_progress(own: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:
-    """Another publisher wrote its progress: both are true, so the further one counts."""
+def merged_progress(progress: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:
+    """Join this publisher's progress with another one's.
+
+    Both are true, so the higher low-water mark counts, and the parked topics of both.
+    """
     other = PublishProgress.from_value(value, op)
-    further = own if own.low_water_version >= other.low_water_version else other
-    return replace(further, parked={**other.parked, **own.parked})
+    further = progress if progress.low_water_version >= other.low_water_version else other
+    return replace(further, parked={**other.parked, **progress.parked})

@@ -52,7 +52,7 @@ def wait_for_batch(handle: CheckHandle, count: int = 1) -> None:
 
     def batches() -> int:
         assert handle.exception is None, handle.exception
-        running = handle._scout._running
+        running = handle._trigger._running
         return 0 if running is None else running.batches
 
     goal = batches() + count
@@ -297,11 +297,11 @@ def test_query_that_fails_is_started_anew_with_a_recheck(
     listener = world.listener(COMMIT)
     handle = start(orders=listener)
     without_rechecks(handle)
-    running = handle._scout._running
+    running = handle._trigger._running
     assert running is not None
     monkeypatch.setattr(running, "_on_due", lambda *_: 1 / 0)
     ids = world.prepare(3, immunity_s=0.1)
-    wait_until(lambda: handle._scout._running is not running, "another query", PATIENCE_S)
+    wait_until(lambda: handle._trigger._running is not running, "another query", PATIENCE_S)
     wait_until(lambda: len(listener.asked()) >= 3, "three questions", PATIENCE_S)
 
     assert sorted(listener.asked()) == sorted(ids)
@@ -335,12 +335,12 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
     world.prepare(immunity_s=10_000.0)
     handle = start(orders=listener)
     without_rechecks(handle)
-    running = handle._scout._running
+    running = handle._trigger._running
     assert running is not None
     time_s = time.monotonic()
     wait_until(lambda: time.monotonic() > time_s + 3.0, "the deadline")
     monkeypatch.setattr(running, "has_dropped_rows", lambda: True)
-    wait_until(lambda: handle._scout._running is not running, "another query", PATIENCE_S)
+    wait_until(lambda: handle._trigger._running is not running, "another query", PATIENCE_S)
     wait_for_answers(world, ids)
 
     assert sorted(listener.asked()) == sorted(ids)

@@ -114,9 +114,9 @@ def test_look_that_took_long_is_followed_by_a_pause(
     handle.stop()
     world.prepare(immunity_s=10_000.0)
 
-    for look_s, pause_s in ((0.0, 0.05), (2.0, 20.0)):
-        handle._recheck.look_s = look_s
-        assert handle._scout.recheck_interval_s() == pytest.approx(pause_s)
+    for search_s, pause_s in ((0.0, 0.05), (2.0, 20.0)):
+        handle._recheck.search_s = search_s
+        assert handle._trigger.recheck_interval_s() == pytest.approx(pause_s)
 
 
 def test_listener_that_takes_long_does_not_delay_the_next_look(
@@ -131,7 +131,7 @@ def test_listener_that_takes_long_does_not_delay_the_next_look(
         wait_until(lambda: handle.checked.committed == 1, "an answer")
 
         # The question took half a second, and reading the logs some milliseconds.
-        assert handle._recheck.look_s < world.store.config.listener_timeout_s
+        assert handle._recheck.search_s < world.store.config.listener_timeout_s
     finally:
         hanging.set()
 
