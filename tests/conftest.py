@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.kit.books import Books
 from tests.kit.class_archive import use_archive
+from tests.kit.delay_world import DelayWorld
 from tests.kit.delayed import delayed_store
 from tests.kit.stores import HandMadeStore, clean_store, fresh_store
 from txmq.handles import ThreadHandle
@@ -115,6 +116,13 @@ def clock() -> ManualClock:
 def books(tmp_path: Path) -> Books:
     """Never in the store's own folder, as the business's own data are not."""
     return Books(tmp_path / "books.sqlite")
+
+
+@pytest.fixture
+def delay_world(tmp_path: Path) -> Iterator[DelayWorld]:
+    world = DelayWorld(tmp_path)
+    yield world
+    world.producer.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import psycopg
 import pymysql
+from sqlalchemy import create_engine
 
 PASSWORD = "correct horse"  # noqa: S105 - of a server that lives as long as a test
 HOST = "127.0.0.1"
@@ -177,3 +179,44 @@ def missing(dialect: str) -> str | None:
     """Why there is no server of this kind, or None."""
     is_there = postgres_folder() if dialect == "postgresql" else has_mariadb()
     return None if is_there else MISSING[dialect]
+
+
+KINDS = ("postgresql", "postgresql by SQLAlchemy", "mysql", "mysql by SQLAlchemy", "sqlite",
+         "sqlite by SQLAlchemy")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Database:
+    """One kind of database and of driver; `connect` opens a new connection."""
+
+    connect: Callable[[], Any]
+    parameter: str
+    by_sqlalchemy: bool
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.parameter == "?"
+
+    def run(self, connection: Any, statement: str, *values: Any) -> Any:
+        text = statement.replace("?", self.parameter)
+        if self.by_sqlalchemy:
+            return connection.exec_driver_sql(text, values)
+        cursor = connection.cursor()
+        cursor.execute(text, values)
+        return cursor
+
+
+@contextmanager
+def database(kind: str, servers: Callable[[str], Server], file: Path) -> Iterator[Database]:
+    """A database of one of KINDS; SQLite's is `file`."""
+    dialect, _, by = kind.partition(" by ")
+    if dialect == "sqlite":
+        url, connect = f"sqlite:///{file}", lambda: sqlite3.connect(file)
+    else:
+        server = servers(dialect)
+        url, connect = server.url(), server.connect
+    engine = create_engine(url) if by else None
+    parameter = "?" if dialect == "sqlite" else "%s"
+    yield Database(engine.connect if engine else connect, parameter, bool(by))
+    if engine:
+        engine.dispose()

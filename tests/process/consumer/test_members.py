@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +13,8 @@ import pytest
 
 from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
+from tests.kit.members import members
 from tests.kit.reading import wait_until
-from tests.kit.steps import REPOSITORY
 from txmq.consumer.lag import lag_of_group
 from txmq.message.message import Message
 
@@ -27,6 +23,7 @@ QUEUES = 6
 FEW, MANY = 20, 100
 NAMES = ("first", "second", "third")
 PAUSE_S, LEASE_S, WAIT_S = 0.005, 3.0, 120.0
+MEMBER = "tests.process.consumer.consumer_process"
 
 
 @dataclass(frozen=True)
@@ -54,35 +51,6 @@ def services(folder: Path, name: str) -> list[Service]:
             begin_s = begun.pop(place).begin_s
             ended.append(Service(name, *place, body, begin_s, float(moment)))
     return [*ended, *begun.values()]
-
-
-@contextmanager
-def members(location: str, folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Processes that have joined the group; stopped ones go on before they are told to end."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [
-        sys.executable,
-        "-m",
-        "tests.process.consumer.consumer_process",
-        location,
-        str(folder),
-    ]
-    running = {
-        name: subprocess.Popen([*command, name, str(PAUSE_S), str(LEASE_S)], env=environment)
-        for name in NAMES
-    }
-    try:
-        wait_until(lambda: all(folder.joinpath(f"{name}.ready").exists() for name in NAMES), WAIT_S)
-        yield running
-    finally:
-        folder.joinpath("stop").touch()
-        for process in running.values():
-            process.send_signal(signal.SIGCONT)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 @dataclass
@@ -121,7 +89,9 @@ def queues_served(folder: Path, name: str, since_s: float) -> set[int]:
 def test_every_message_is_handled_though_one_member_dies_and_one_sleeps(tmp_path: Path) -> None:
     world = ConsumerWorld(tmp_path, queues=QUEUES)
     orders = Orders(world)
-    with members(world.store.location, tmp_path) as running:
+    given = [world.store.location, str(tmp_path)]
+    arguments = {name: [*given, name, str(PAUSE_S), str(LEASE_S)] for name in NAMES}
+    with members(MEMBER, tmp_path, arguments) as running:
         orders.send_until(lambda: all(count(tmp_path, name) > 10 for name in NAMES))
         running["first"].send_signal(signal.SIGKILL)
         running["second"].send_signal(signal.SIGSTOP)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from tests.kit import databases
 from tests.kit.asked import answers, asked_about, prepared, states
 from tests.kit.check_world import CheckWorld
+from tests.kit.databases import Database
 from tests.kit.reading import bodies, publish
 from txmq.check.recheck import RecheckJob
 from txmq.errors import (
@@ -34,25 +34,11 @@ from txmq.testing import ManualClock
 from txmq.user_data.database_marker import MarkerTable, marker_table_ddl
 
 GROUP = "orders"
-KINDS = ("postgresql", "postgresql by SQLAlchemy", "mysql", "mysql by SQLAlchemy", "sqlite",
-         "sqlite by SQLAlchemy")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Database:
-    """Where orders and markers are; `connect` opens a new connection."""
-
-    connect: Callable[[], Any]
-    parameter: str
-    by_sqlalchemy: bool
-
-    def run(self, connection: Any, statement: str, *values: Any) -> Any:
-        text = statement.replace("?", self.parameter)
-        if self.by_sqlalchemy:
-            return connection.exec_driver_sql(text, values)
-        cursor = connection.cursor()
-        cursor.execute(text, values)
-        return cursor
+class Shop(Database):
+    """Where orders and markers are."""
 
     def pay(self, connection: Any, order: str) -> None:
         self.run(connection, "INSERT INTO orders (id) VALUES (?)", order)
@@ -65,35 +51,24 @@ class Database:
             connection.close()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=databases.KINDS)
 def database(
     request: pytest.FixtureRequest, servers: Callable[[str], databases.Server], tmp_path: Path
-) -> Iterator[Database]:
-    dialect, _, by = request.param.partition(" by ")
-    if dialect == "sqlite":
-        file = tmp_path / "orders.sqlite"
-        url, connect = f"sqlite:///{file}", lambda: sqlite3.connect(file)
-    else:
-        server = servers(dialect)
-        url, connect = server.url(), server.connect
-    engine = create_engine(url) if by else None
-    made = Database(
-        engine.connect if engine else connect, "?" if dialect == "sqlite" else "%s", bool(by)
-    )
-    connection = made.connect()
-    made.run(connection, "DROP TABLE IF EXISTS orders")
-    made.run(connection, "DROP TABLE IF EXISTS txmq_marker")
-    made.run(connection, "CREATE TABLE orders (id VARCHAR(64) PRIMARY KEY)")
-    connection.commit()
-    connection.close()
-    DatabaseListener(made.connect).create_marker_table()
-    yield made
-    if engine:
-        engine.dispose()
+) -> Iterator[Shop]:
+    with databases.database(request.param, servers, tmp_path / "orders.sqlite") as made:
+        shop = Shop(made.connect, made.parameter, made.by_sqlalchemy)
+        connection = shop.connect()
+        shop.run(connection, "DROP TABLE IF EXISTS orders")
+        shop.run(connection, "DROP TABLE IF EXISTS txmq_marker")
+        shop.run(connection, "CREATE TABLE orders (id VARCHAR(64) PRIMARY KEY)")
+        connection.commit()
+        connection.close()
+        DatabaseListener(shop.connect).create_marker_table()
+        yield shop
 
 
 @pytest.fixture
-def listener(database: Database) -> DatabaseListener:
+def listener(database: Shop) -> DatabaseListener:
     return DatabaseListener(database.connect)
 
 
@@ -103,7 +78,7 @@ def producer(store: Any, listener: DatabaseListener) -> Iterator[TransactionProd
         yield producer
 
 
-def pay(database: Database, transaction: Transaction) -> None:
+def pay(database: Shop, transaction: Transaction) -> None:
     """The local transaction as a user would write it."""
     connection = database.connect()
     try:
@@ -118,7 +93,7 @@ def pay(database: Database, transaction: Transaction) -> None:
 
 
 def test_marked_local_transaction_is_committed(
-    database: Database, listener: DatabaseListener, producer: TransactionProducer
+    database: Shop, listener: DatabaseListener, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
     pay(database, transaction)
@@ -130,7 +105,7 @@ def test_marked_local_transaction_is_committed(
 
 
 def test_local_transaction_that_was_rolled_back_is_rolled_back(
-    database: Database, listener: DatabaseListener, producer: TransactionProducer
+    database: Shop, listener: DatabaseListener, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
     connection = database.connect()
@@ -144,7 +119,7 @@ def test_local_transaction_that_was_rolled_back_is_rolled_back(
 
 
 def test_late_local_transaction_meets_the_fence(
-    database: Database, listener: DatabaseListener, producer: TransactionProducer
+    database: Shop, listener: DatabaseListener, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
     assert states(listener, transaction.id) == ["ROLLBACK"]
@@ -157,7 +132,7 @@ def test_late_local_transaction_meets_the_fence(
 
 
 def test_running_local_transaction_stays_unknown_and_holds_up_nobody(
-    database: Database, listener: DatabaseListener, producer: TransactionProducer
+    database: Shop, listener: DatabaseListener, producer: TransactionProducer
 ) -> None:
     running, done, never = (prepared(producer) for _ in range(3))
     pay(database, done)
@@ -171,11 +146,11 @@ def test_running_local_transaction_stays_unknown_and_holds_up_nobody(
     assert found[running.id] == ("UNKNOWN", "its local transaction is still running")
     assert found[done.id][0] == "COMMIT"
     # SQLite has one lock for all: while somebody writes, nobody can fence.
-    assert found[never.id][0] == ("UNKNOWN" if database.parameter == "?" else "ROLLBACK")
+    assert found[never.id][0] == ("UNKNOWN" if database.is_sqlite else "ROLLBACK")
     assert states(listener, running.id, never.id) == ["COMMIT", "ROLLBACK"]
 
 
-def test_young_transaction_is_not_fenced(database: Database, producer: TransactionProducer) -> None:
+def test_young_transaction_is_not_fenced(database: Shop, producer: TransactionProducer) -> None:
     clock = ManualClock(1_800_000_000_000)
     patient = DatabaseListener(database.connect, rollback_after_s=60.0, clock=clock)
     transaction = prepared(producer)
@@ -186,7 +161,7 @@ def test_young_transaction_is_not_fenced(database: Database, producer: Transacti
     assert patient.check_local_transactions_arrow(heads)["state"].to_pylist() == ["ROLLBACK"]
 
 
-def test_many_are_asked_at_once(database: Database, listener: DatabaseListener) -> None:
+def test_many_are_asked_at_once(database: Shop, listener: DatabaseListener) -> None:
     ids = [new_transaction_id(1_800_000_000_000 + number) for number in range(30_000)]
     connection = database.connect()
     for each in ids[:30]:
@@ -203,7 +178,7 @@ def test_many_are_asked_at_once(database: Database, listener: DatabaseListener) 
 
 
 def test_commit_before_the_databases_commit_is_refused(
-    database: Database, producer: TransactionProducer
+    database: Shop, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
     connection = database.connect()
@@ -220,9 +195,7 @@ def test_commit_before_the_databases_commit_is_refused(
     assert bodies(producer.store) == [transaction.id.encode()]
 
 
-def test_second_try_hears_that_it_is_done(
-    database: Database, producer: TransactionProducer
-) -> None:
+def test_second_try_hears_that_it_is_done(database: Shop, producer: TransactionProducer) -> None:
     transaction = prepared(producer)
     pay(database, transaction)
 
@@ -232,9 +205,7 @@ def test_second_try_hears_that_it_is_done(
     assert database.paid() == [transaction.id]
 
 
-def test_marker_before_prepare_is_refused(
-    database: Database, producer: TransactionProducer
-) -> None:
+def test_marker_before_prepare_is_refused(database: Shop, producer: TransactionProducer) -> None:
     connection = database.connect()
     with pytest.raises(NotPreparedError), producer.begin_transaction().database(connection):
         database.pay(connection, "1")
@@ -270,14 +241,14 @@ def test_connection_of_an_unknown_driver_is_refused() -> None:
         MarkerTable(object())
 
 
-def test_missing_marker_table_is_the_drivers_error(database: Database) -> None:
+def test_missing_marker_table_is_the_drivers_error(database: Shop) -> None:
     listener = DatabaseListener(database.connect, table="nowhere")
     with pytest.raises(Exception, match="nowhere"):
         states(listener, "1")
 
 
 def test_orm_session_carries_the_marker(
-    database: Database, listener: DatabaseListener, producer: TransactionProducer
+    database: Shop, listener: DatabaseListener, producer: TransactionProducer
 ) -> None:
     if not database.by_sqlalchemy:
         pytest.skip("a session is SQLAlchemy's")
@@ -365,11 +336,11 @@ def test_connection_and_url_exclude_each_other(monkeypatch: pytest.MonkeyPatch) 
         DatabaseListener()
 
 
-def test_autocommit_is_refused(database: Database, producer: TransactionProducer) -> None:
+def test_autocommit_is_refused(database: Shop, producer: TransactionProducer) -> None:
     transaction, connection = prepared(producer), database.connect()
     if database.by_sqlalchemy:
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-    elif database.parameter == "?":
+    elif database.is_sqlite:
         connection.isolation_level = None
     else:
         by_driver = getattr(connection, "set_autocommit", None) or connection.autocommit

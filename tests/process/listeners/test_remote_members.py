@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.kit.check_world import CheckWorld
+from tests.kit.members import members
 from tests.kit.reading import bodies, publish, wait_until
-from tests.kit.steps import REPOSITORY
 from txmq.check.recheck import RecheckJob
 from txmq.lifecycle import ClaimKind
 from txmq.listeners.remote_requests import requests_in
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
-from txmq.store.store import Store
 from txmq.verify import verify
 
 # In the first round, and in each round more until all members have been asked enough.
@@ -30,37 +25,8 @@ HALVES, MORE = 1_000, 200
 # Members are believed to be silent when the clock is an hour ahead.
 OPEN_ROUNDS_MAX = 25
 NAMES = ("first", "second", "third")
-WAIT_S = 120.0
-
-
-@contextmanager
-def members(
-    store: Store, folder: Path, names: tuple[str, ...], pause_s: float
-) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Producers that answer; stopped ones go on before they are told to end."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [
-        sys.executable,
-        "-m",
-        "tests.process.listeners.remote_member_process",
-        store.location,
-    ]
-    running = {
-        name: subprocess.Popen([*command, str(folder), name, "0", str(pause_s)], env=environment)
-        for name in names
-    }
-    try:
-        wait_until(lambda: all(folder.joinpath(f"{name}.ready").exists() for name in names), WAIT_S)
-        yield running
-    finally:
-        folder.joinpath("stop").touch()
-        for process in running.values():
-            process.send_signal(signal.SIGCONT)
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+WAIT_S, PAUSE_S = 120.0, 0.01
+MEMBER = "tests.process.listeners.remote_member_process"
 
 
 def asked(folder: Path, name: str) -> list[str]:
@@ -74,7 +40,9 @@ def test_thousand_questions_have_one_answer_each_whoever_dies(tmp_path: Path) ->
     ids = many_halves(world, range(HALVES))
     world.clock.advance(60)
     recheck = RecheckJob(world.store, clock=world.clock)
-    with members(world.store, tmp_path, NAMES, 0.01) as running:
+    given = [world.store.location, str(tmp_path)]
+    arguments = {name: [*given, name, "0", str(PAUSE_S)] for name in NAMES}
+    with members(MEMBER, tmp_path, arguments) as running:
         killing = Killing(tmp_path, running)
         killing.begin()
         open_rounds = 0

@@ -11,40 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from tests.kit import databases, handed_out
+from tests.kit.databases import Database
 from txmq.cli.app import app
 from txmq.errors import EnvironmentProblemError, InboxError, InvalidNameError
 from txmq.message.received import ReceivedMessage
 from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
 
 GROUP = "billing"
-KINDS = ("postgresql", "postgresql by SQLAlchemy", "mysql", "mysql by SQLAlchemy", "sqlite",
-         "sqlite by SQLAlchemy")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Shop:
-    """Where the effects are; `connect` opens a new connection."""
-
-    connect: Callable[[], Any]
-    parameter: str
-    by_sqlalchemy: bool
-
-    @property
-    def is_sqlite(self) -> bool:
-        return self.parameter == "?"
-
-    def run(self, connection: Any, statement: str, *values: Any) -> Any:
-        text = statement.replace("?", self.parameter)
-        if self.by_sqlalchemy:
-            return connection.exec_driver_sql(text, values)
-        cursor = connection.cursor()
-        cursor.execute(text, values)
-        return cursor
+class Shop(Database):
+    """Where the effects are."""
 
     def book(self, connection: Any, message: ReceivedMessage) -> None:
         self.run(connection, "INSERT INTO bookings (id) VALUES (?)", message.message_id)
@@ -54,30 +36,19 @@ class Shop:
             return sorted(str(row[0]) for row in self.run(connection, "SELECT id FROM bookings"))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=databases.KINDS)
 def shop(
     request: pytest.FixtureRequest, servers: Callable[[str], databases.Server], tmp_path: Path
 ) -> Iterator[Shop]:
-    dialect, _, by = request.param.partition(" by ")
-    if dialect == "sqlite":
-        file = tmp_path / "shop.sqlite"
-        url, connect = f"sqlite:///{file}", lambda: sqlite3.connect(file)
-    else:
-        server = servers(dialect)
-        url, connect = server.url(), server.connect
-    engine = create_engine(url) if by else None
-    made = Shop(
-        engine.connect if engine else connect, "?" if dialect == "sqlite" else "%s", bool(by)
-    )
-    with closing(made.connect()) as connection:
-        for table in ("bookings", "txmq_inbox"):
-            made.run(connection, f"DROP TABLE IF EXISTS {table}")
-        made.run(connection, "CREATE TABLE bookings (id VARCHAR(64))")
-        DatabaseInbox(GROUP).create_table(connection)
-        connection.commit()
-    yield made
-    if engine:
-        engine.dispose()
+    with databases.database(request.param, servers, tmp_path / "shop.sqlite") as made:
+        shop = Shop(made.connect, made.parameter, made.by_sqlalchemy)
+        with closing(shop.connect()) as connection:
+            for table in ("bookings", "txmq_inbox"):
+                shop.run(connection, f"DROP TABLE IF EXISTS {table}")
+            shop.run(connection, "CREATE TABLE bookings (id VARCHAR(64))")
+            DatabaseInbox(GROUP).create_table(connection)
+            connection.commit()
+        yield shop
 
 
 def message(number: int, origin: int | None = None) -> ReceivedMessage:

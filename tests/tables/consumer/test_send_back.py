@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,8 @@ DAY_S = 86_400
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[DelayWorld]:
-    made = DelayWorld(tmp_path)
-    yield made
-    made.producer.close()
+def world(delay_world: DelayWorld) -> DelayWorld:
+    return delay_world
 
 
 def sender(world: DelayWorld, group: str = GROUP) -> SendBack:

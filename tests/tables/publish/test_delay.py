@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -36,10 +35,8 @@ DAY_S = 86_400
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[DelayWorld]:
-    made = DelayWorld(tmp_path)
-    yield made
-    made.producer.close()
+def world(delay_world: DelayWorld) -> DelayWorld:
+    return delay_world
 
 
 # --- when ---------------------------------------------------------------------------------------

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.kit.delay_world import DelayWorld
@@ -16,10 +13,8 @@ DAY_S = 86_400
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[DelayWorld]:
-    made = DelayWorld(tmp_path)
-    yield made
-    made.producer.close()
+def world(delay_world: DelayWorld) -> DelayWorld:
+    return delay_world
 
 
 def assert_clean(world: DelayWorld, *, drained: bool = True) -> VerifyReport:
