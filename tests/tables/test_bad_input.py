@@ -51,6 +51,7 @@ from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, LocalTransactio
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store
+from txmq.verify import verify, verify_business
 
 MEBIBYTE = 1024 * 1024
 COMMIT, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.UNKNOWN
@@ -629,3 +630,49 @@ def test_any_producer_is_made_or_refused_with_an_error_of_ours(
         check_helps(error)
     else:
         assert (type(group), listener) == (str, None)
+
+
+# --- stores and their checker ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [{"half_queues": 2}, "conf/txmq.yaml", 0])
+def test_settings_that_are_no_config_are_refused_before_a_byte_is_written(
+    config: Any, tmp_path: Path
+) -> None:
+    location, kept = tmp_path / "store", Store.create(tmp_path / "kept")
+    calls: list[Callable[[], object]] = [
+        lambda: Store.create(location, config),
+        lambda: Store.open(kept.location, config),
+        lambda: kept.with_settings(config),
+    ]
+
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"config must be a Config, .*Config\.from_dict"):
+            call()
+    assert not location.exists()
+
+
+@pytest.mark.parametrize("location", [5, b"store", None, "", " "])
+def test_checker_refuses_a_location_that_is_no_path(location: Any) -> None:
+    with pytest.raises(ConfigError, match="location must be a path or a URI"):
+        verify(location)
+
+
+def test_checker_takes_a_path_as_a_store_does(tmp_path: Path) -> None:
+    Store.create(tmp_path / "store")
+
+    assert verify(tmp_path / "store").is_clean
+
+
+@pytest.mark.parametrize("business", ["orders", ["orders"]])
+def test_checker_refuses_marker_places_that_are_not_named_by_group(
+    business: Any, tmp_path: Path
+) -> None:
+    location = Store.create(tmp_path / "store").location
+
+    for check in (
+        lambda: verify(location, business=business),
+        lambda: verify_business(location, business),
+    ):
+        with pytest.raises(ConfigError, match="business must be a mapping from producer group"):
+            check()

@@ -81,7 +81,8 @@ class Store:
             StoreFullError: no space is left.
             StorageError: a table cannot be read or written for another reason.
         """
-        store = cls(plain_location(location), config or Config(), storage_options=storage_options)
+        chosen = Config() if config is None else _checked_config(config)
+        store = cls(plain_location(location), chosen, storage_options=storage_options)
         settings = store.tables.register("config")
         if store.tables.table_at("op").exists() and settings.exists and settings.read().revision:
             raise StoreExistsError(store.location, "holds a store already; open it")
@@ -194,7 +195,15 @@ def service_checkpoint_location(store: Store, start: str) -> str:
     return store.checkpoint_location(f"{SERVICE_CHECKPOINTS}/{start}")
 
 
-def _checked_fixed_keys(kept: Config, config: Config) -> Config:
+def _checked_config(config: object) -> Config:
+    if not isinstance(config, Config):
+        problem = f"config must be a Config, not {type(config).__name__}"
+        raise ConfigError([f"{problem}; make one with Config.from_dict or Config.from_yaml"])
+    return config
+
+
+def _checked_fixed_keys(kept: Config, given: Config) -> Config:
+    config = _checked_config(given)
     faults = [
         f"{key} is fixed at creation: the store has {getattr(kept, key)!r}, "
         f"not {getattr(config, key)!r}"

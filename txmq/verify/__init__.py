@@ -6,6 +6,7 @@ settles and publishes cannot hide in it. Each function loads that code when it i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from txmq.verify.business import BusinessReport, BusinessResult, BusinessViolation, Fault, Problem
@@ -33,7 +34,7 @@ __all__ = [
 
 
 def verify(
-    location: str,
+    location: str | os.PathLike[str],
     *,
     drained: bool = True,
     check_limits: Mapping[str, int] | None = None,
@@ -64,7 +65,8 @@ def verify(
         StoreNotFoundError: there is no store at `location`.
         StorageError: a table or a marker table cannot be read.
         EnvironmentProblemError: with `business`: a database driver or variable is missing.
-        ConfigError: with `business`: the store does not know the group.
+        ConfigError: the location is no path; with `business`: it is no mapping, or names a group
+            that the store does not know.
 
     Example:
         >>> verify(store.location).is_clean
@@ -84,7 +86,7 @@ def verify(
 
 
 def verify_business(
-    location: str,
+    location: str | os.PathLike[str],
     business: Mapping[str, MarkerPlace],
     *,
     storage_options: Mapping[str, str] | None = None,

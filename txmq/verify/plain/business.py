@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, shown
 from txmq.verify.business import (
     FAULT_OF_SOURCE,
     BusinessReport,
@@ -66,6 +66,9 @@ class Business:
         Raises: StorageError, EnvironmentProblemError; ConfigError, also for a group that the store
             lacks.
         """
+        if not isinstance(places, Mapping):
+            problem = "business must be a mapping from producer group to markers"
+            raise ConfigError([f"{problem}, not {shown(places)}"])
         self._markers = {group: _opened(group, place) for group, place in places.items()}
         _refuse_unknown(places, pinned)
         self._totals = {group: _GroupTotals(group, str(place)) for group, place in places.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 
@@ -14,13 +15,13 @@ from txmq.verify.plain.logs import LogChecks
 from txmq.verify.plain.picture import Picture
 from txmq.verify.plain.queues import QueueChecks
 from txmq.verify.plain.range_checks import RangeChecks
-from txmq.verify.plain.store import PinnedStore, plain_location
+from txmq.verify.plain.store import PinnedStore, checked_location, plain_location
 from txmq.verify.plain.totals import COUNTS, Totals
 from txmq.verify.report import VerifyReport
 
 
 def check_store(
-    location: str,
+    given: str | os.PathLike[str],
     *,
     drained: bool,
     check_limits: Mapping[str, int] | None,
@@ -29,6 +30,7 @@ def check_store(
 ) -> VerifyReport:
     """Every check of a store; see `txmq.verify.verify`."""
     start_s = time.monotonic()
+    location = checked_location(given)
     pinned = PinnedStore.open(plain_location(location), storage_options, check_limits)
     # After the store, so that what it shows as ended has its marker.
     markers = Business(business, pinned) if business else None
@@ -42,10 +44,13 @@ def check_store(
 
 
 def compare_business(
-    location: str, business: Mapping[str, MarkerPlace], *, storage_options: Mapping[str, str]
+    given: str | os.PathLike[str],
+    business: Mapping[str, MarkerPlace],
+    *,
+    storage_options: Mapping[str, str],
 ) -> BusinessReport:
     """Local transactions alone; see `txmq.verify.verify_business`."""
-    pinned = PinnedStore.open(plain_location(location), storage_options)
+    pinned = PinnedStore.open(plain_location(checked_location(given)), storage_options)
     markers, findings = Business(business, pinned), Findings()
     for ids in pinned.id_ranges():
         markers.compare(Picture.of(pinned.within(ids), findings, drained=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import StoreNotFoundError
+from txmq.errors import ConfigError, StoreNotFoundError, shown
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify.plain import id_ranges
 from txmq.verify.plain.arrays import UNSAID
@@ -150,6 +151,14 @@ class PinnedStore:
         older = pc.less(transaction_ids, _first_id_of(self.forgotten_before_date))
         flags = pc.and_(older, pc.match_substring_regex(transaction_ids, _WELL_FORMED_ID))
         return pc.fill_null(flags, False)  # noqa: FBT003
+
+
+def checked_location(location: object) -> str:
+    """The location as text. Raises: ConfigError where it is no path and no URI."""
+    text: object = os.fspath(location) if isinstance(location, str | os.PathLike) else None
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
+    return text
 
 
 def plain_location(location: str) -> str:
