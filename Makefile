@@ -24,11 +24,14 @@ help: ## show this list
 demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
 
-test: lint all-tests ## check the code and run all tests, three at a time
+test: lint all-tests ## check the code and run the tests, three at a time; `make long` runs the longest
 
 # Three workers on a few cores: threads of delta-rs for each would only take turns.
 all-tests: archive $(COMPILED)
-	TOKIO_WORKER_THREADS=1 $(BIN)/pytest -n 3 --dist loadgroup
+	TOKIO_WORKER_THREADS=1 $(BIN)/pytest -n 3 --dist loadgroup -m "not long"
+
+long: archive ## run the tests that take longest: notebooks, killed jobs, the checker against its oracle
+	TOKIO_WORKER_THREADS=1 $(BIN)/pytest -n 3 --dist loadgroup -m long
 
 # Once, for else each of the workers compiles every module that tests import.
 $(COMPILED): $(PACKAGES)
@@ -87,4 +90,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests quick lint bench slices wheel endurance ready archive clean
+.PHONY: help demo test all-tests long quick lint bench slices wheel endurance ready archive clean

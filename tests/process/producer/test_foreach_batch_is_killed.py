@@ -37,7 +37,11 @@ from txmq.verify import verify
 KILLS = int(os.environ.get("FOREACH_BATCH_KILLS", "2"))
 SEED = int(os.environ.get("FOREACH_BATCH_SEED", "1"))
 LIMIT_S = 240
-pytestmark = [pytest.mark.needs_spark, pytest.mark.timeout(LIMIT_S * (KILLS + 2))]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.needs_spark,
+    pytest.mark.timeout(LIMIT_S * (KILLS + 2)),
+]
 POINTS = (
     FailPoint.FRAMES_COMMITTED, FailPoint.END_READY, FailPoint.FRAMES_WRITTEN,
     FailPoint.END_COMMITTED, FailPoint.END_CONFIRMED,
