@@ -73,10 +73,10 @@ def check_readable_topic(name: object) -> str:
 
 def check_stored_topic(name: object) -> str:
     """The stored name of a topic that users may send to, in a namespace or not."""
-    found = _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
-    for part in found.split(NAMESPACE_SEPARATOR):
+    name_text = _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
+    for part in name_text.split(NAMESPACE_SEPARATOR):
         _not_reserved("topic", part)
-    return found
+    return name_text
 
 
 def check_group(name: object, kind: str = "producer_group") -> str:
@@ -86,10 +86,10 @@ def check_group(name: object, kind: str = "producer_group") -> str:
 
 def check_stored_group(name: object, kind: str = "producer_group") -> str:
     """The stored name of a group, in a namespace or not, or InvalidNameError."""
-    found = _well_formed(kind, name, MAX_GROUP_CHARACTERS, _STORED)
-    for part in found.split(NAMESPACE_SEPARATOR):
+    name_text = _well_formed(kind, name, MAX_GROUP_CHARACTERS, _STORED)
+    for part in name_text.split(NAMESPACE_SEPARATOR):
         _not_reserved(kind, part)
-    return found
+    return name_text
 
 
 def check_namespace(name: object) -> str:
@@ -135,11 +135,11 @@ def unwrapped(name: str, namespace: str | None = None) -> str:
     """The name without its namespace; with `namespace`, only where it is that one."""
     if NAMESPACE_SEPARATOR not in name:
         return name
-    found = namespace_of(name)
-    if found is None or namespace not in (None, found):
+    namespace = namespace_of(name)
+    if namespace is None or namespace not in (None, namespace):
         return name
     prefix, bare = _parts(name, _SHOWN_PREFIXES)
-    return prefix + bare.removeprefix(f"{found}{NAMESPACE_SEPARATOR}")
+    return prefix + bare.removeprefix(f"{namespace}{NAMESPACE_SEPARATOR}")
 
 
 def namespace_of(name: str) -> str | None:

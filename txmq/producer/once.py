@@ -93,7 +93,7 @@ class OnceSender:
                     pause(attempt)
                     continue
                 if self._committed(plan.open_ids, operator_reason):
-                    return [message_id(each, 0) for each in plan.ids]
+                    return [message_id(transaction_id, 0) for transaction_id in plan.ids]
         raise CommitConflictError("half", f"other senders of {self._scope} won all the time")
 
     # --- looking ------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class OnceSender:
     def _append(self, plan: _SendPlan) -> None:
         """The new ones. Raises CommitRefusedError where another of this scope was faster."""
         if plan.new:
-            rows = half_table([self._half_of(*each) for each in plan.new.items()])
+            rows = half_table([self._half_of(*new) for new in plan.new.items()])
             reached(FailPoint.HALF_READY)
             self._half.append(rows)
             reached(FailPoint.HALF_COMMITTED)

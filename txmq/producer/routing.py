@@ -144,8 +144,8 @@ class MessageRouter:
     ) -> list[RoutedMessage]:
         """As `accept`, for several; all are checked before `queue_selector` is called."""
         now_ms = self._clock.now_ms()
-        checked = [_checked_message(each, self._store.config, now_ms) for each in messages]
-        stored = [each.to_stored_topic(self._stored_topic(each.topic)) for each in checked]
+        checked = [_checked_message(message, self._store.config, now_ms) for message in messages]
+        stored = [message.to_stored_topic(self._stored_topic(message.topic)) for message in checked]
         for message in stored:
             self._check_taken(message, is_transactional=is_transactional)
         return [self._routed(message, queue_id, queue_selector) for message in stored]
@@ -209,7 +209,7 @@ class MessageRouter:
     def queues_of(self, routed: Sequence[RoutedMessage], *, in_turn: bool) -> list[int]:
         """As chosen, else by sharding key, else in turn or by the place among these messages."""
         turns = self._turn if in_turn else itertools.count()
-        return [self._queue_of(each, turns) for each in routed]
+        return [self._queue_of(message, turns) for message in routed]
 
     def _queue_of(self, routed: RoutedMessage, turns: Iterator[int]) -> int:
         if routed.queue_id is not None:

@@ -143,8 +143,10 @@ class VerifyReport:
             return dict(NOT_CHECKED)
         others = {name: why for name, why in NOT_CHECKED.items() if name != INVARIANT}
         unnamed = ", ".join(self.business.unnamed_groups)
-        told = {INVARIANT: f"for {unnamed}, which --business does not name"} if unnamed else {}
-        return {**others, **told}
+        rule_notes = (
+            {INVARIANT: f"for {unnamed}, which --business does not name"} if unnamed else {}
+        )
+        return {**others, **rule_notes}
 
     @property
     def broken(self) -> tuple[str, ...]:

@@ -212,16 +212,14 @@ class _Group:
 
     def _ends(self, numbers: Integers) -> dict[int, _End]:
         facts = self._picture.fates.facts
-        own = facts.filter(pc.is_in(facts["transaction"], value_set=pa.array(numbers)))
+        facts_of_ends = facts.filter(pc.is_in(facts["transaction"], value_set=pa.array(numbers)))
         # Sorted, so the last one of a transaction stays.
-        last = {row["transaction"]: row for row in own.to_pylist()}
+        last = {row["transaction"]: row for row in facts_of_ends.to_pylist()}
         ids = self._ids(np.array([*last], dtype=np.int64))
         return {
-            number: (
-                each, row["op_version"], row["ordinal"], _KIND_OF_STATE[STATES[row["state"]]]
-            )
-            for each, (number, row) in zip(ids, last.items(), strict=True)
-        }  # fmt: skip
+            number: (name, row["op_version"], row["ordinal"], _KIND_OF_STATE[STATES[row["state"]]])
+            for name, (number, row) in zip(ids, last.items(), strict=True)
+        }
 
     def _sources(self, transaction_ids: Sequence[str]) -> dict[_End, str]:
         """By the claims; by the settled log where retention or clean-up took those."""

@@ -55,18 +55,18 @@ class DeadLetterChecks:
 
     def _check_complete(self, place: Integers, lives: Integers) -> None:
         """I19, I13: each message of a discarded life has its dead letter, or none has yet."""
-        found = pa.table({"message": place, "life": lives})
+        letters = pa.table({"message": place, "life": lives})
         keys = ["message", "life"]
         wanted = self._messages_with(DISCARDED)
-        missing = wanted.join(found, keys=keys, join_type="left anti")
-        there = wanted.join(found, keys=keys, join_type="left semi")
+        missing = wanted.join(letters, keys=keys, join_type="left anti")
+        there = wanted.join(letters, keys=keys, join_type="left semi")
         taken = self._may_lack(missing)
         self._note_dead(pa.concat_tables([there, missing.filter(pa.array(taken))]))
         missing = missing.filter(pa.array(~taken))
         self._check_torn(missing, there)
         # What expired may be among the dead letters since an earlier life.
         expired = self._messages_with(EXPIRED)
-        expired = expired.join(found, keys=["message"], join_type="left anti")
+        expired = expired.join(letters, keys=["message"], join_type="left anti")
         self._report_missing(missing)
         self._report_missing(expired.filter(pa.array(~self._may_lack(expired))))
 

@@ -66,9 +66,9 @@ def deliveries_of(
     claims = claims.filter(pc.is_in(claims["kind"], value_set=pa.array(list(DELIVERIES))))
     numbers = halves.numbers_of(claims["transaction_id"])
     known = claims.filter(pa.array(numbers != ABSENT))
-    own = of_right_group(known, numbers[numbers != ABSENT], halves)
+    claims_of_group = of_right_group(known, numbers[numbers != ABSENT], halves)
     believed = _believed(settled, halves, readable_from)
-    asked = pa.concat_tables([believed, _asked(own)])
+    asked = pa.concat_tables([believed, _asked(claims_of_group)])
     claim, message = _winners(*_pairs(asked, halves, fates))
     columns = {name: asked[name].to_numpy()[claim] for name in _ASKED if name != "sequences"}
     effective = len(np.unique(claim[claim >= believed.num_rows]))

@@ -88,10 +88,10 @@ def fates_of(  # noqa: PLR0913, PLR0917 - each of them decides
     # What the schedule stands for was committed, whatever claims are left.
     judged = (numbers != ABSENT) & ~np.append(halves.by_schedule, [False])[numbers]
     known = claims.filter(pa.array(judged))
-    own = of_right_group(known, numbers[judged], halves)
+    claims_of_group = of_right_group(known, numbers[judged], halves)
     believed = _believed(settled, halves, readable_from)
     repaired, starts = _repaired(settled, halves, half), _starts(believed)
-    plain, others = _split(own, [*repaired, *starts])
+    plain, others = _split(claims_of_group, [*repaired, *starts])
     folded = _folded(others, halves, repaired, starts)
     facts = pa.concat_tables([believed, _plain_facts(plain, halves), folded])
     facts = facts.take(pa.array(_order(facts)))
@@ -220,17 +220,19 @@ def _plain_facts(claims: pa.Table, halves: Halves) -> pa.Table:
 
 
 def _folded(claims: pa.Table, halves: Halves, repaired: Places, starts: Starts) -> pa.Table:
-    found: list[tuple[int, int, int, int, int]] = []
-    for number, own in _by_transaction(claims):
+    fact_rows: list[tuple[int, int, int, int, int]] = []
+    for number, claims_of_one in _by_transaction(claims):
         facts = facts_of(
-            own,
+            claims_of_one,
             halves.groups[number].as_py(),
             complete=bool(halves.complete[number]),
             incomplete_at=repaired.get(number, ()),
             start=starts.get(number, (PENDING, 0)),
         )
-        found += [(number, f.op_version, f.ordinal, _STATE_NUMBERS[f.state], f.life) for f in facts]
-    columns = zip(*found, strict=True) if found else [[]] * len(FACT_KEY)
+        fact_rows += [
+            (number, f.op_version, f.ordinal, _STATE_NUMBERS[f.state], f.life) for f in facts
+        ]
+    columns = zip(*fact_rows, strict=True) if fact_rows else [[]] * len(FACT_KEY)
     return pa.table([pa.array(c, pa.int64()) for c in columns], names=list(FACT_KEY))
 
 
@@ -303,11 +305,13 @@ def _repaired(
 def _newest_commits(half: PinnedTable, halves: Halves, numbers: Integers) -> dict[int, int]:
     """When the last row of each of these transactions was appended, in milliseconds."""
     rows = half.appended(["transaction_id", "_commit_version"])
-    found = halves.numbers_of(rows["transaction_id"])
-    wanted = np.isin(found, numbers)
+    transactions = halves.numbers_of(rows["transaction_id"])
+    wanted = np.isin(transactions, numbers)
     versions: Any = rows["_commit_version"].to_numpy()
     newest: dict[int, int] = {}
-    for number, version in zip(found[wanted].tolist(), versions[wanted].tolist(), strict=True):
+    for number, version in zip(
+        transactions[wanted].tolist(), versions[wanted].tolist(), strict=True
+    ):
         moment = half.history.commits[version].moment_ms
         newest[number] = max(moment, newest.get(number, moment))
     return newest

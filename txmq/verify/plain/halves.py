@@ -116,8 +116,8 @@ def halves_of(rows: pa.Table, stand_ins: pa.Table) -> Halves:
 
 
 def _delayed(rows: pa.Table) -> Flags:
-    told = pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
-    flags: Flags = told.to_numpy()
+    has_delay = pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
+    flags: Flags = has_delay.to_numpy()
     return flags
 
 
@@ -151,10 +151,10 @@ def _ranks(rows: pa.Table) -> list[Integers]:
 
 def _groups(rows: pa.Table, numbers: Integers, count: int) -> tuple[Flags, pa.Array]:
     """The smallest group that rows of each transaction name, and whether they name several."""
-    found = pc.fill_null(rows["producer_group"], "")
-    names = pc.unique(found)
+    group_of_rows = pc.fill_null(rows["producer_group"], "")
+    names = pc.unique(group_of_rows)
     names = names.take(pc.array_sort_indices(names))
-    group_of_row = positions(found, names)
+    group_of_row = positions(group_of_rows, names)
     first, last = np.full(count, len(names)), np.full(count, ABSENT)
     np.minimum.at(first, numbers, group_of_row)
     np.maximum.at(last, numbers, group_of_row)

@@ -87,8 +87,8 @@ class History:
 
 def read_history(filesystem: pa_fs.FileSystem, version: int) -> History:
     """List a table once and read its commits up to `version`."""
-    found = filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
-    files = [info for info in found if info.type is pa_fs.FileType.File]
+    infos = filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
+    files = [info for info in infos if info.type is pa_fs.FileType.File]
     sizes = {info.path: int(info.size) for info in files if not info.path.startswith(_LOG)}
     return History(dict(_commits(filesystem, files, version)), sizes)
 

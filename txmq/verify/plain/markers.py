@@ -79,10 +79,10 @@ class DeltaMarkerLog:
     def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, int]:
         """DONE or FENCED of those that have either."""
         with _by_kind(self._name):
-            found = self._of_log(pa.array(transaction_ids, pa.string()))
-            if found is None:
-                found = self._one_by_one(transaction_ids)
-        return {each: number for each, number in found.items() if number in (DONE, FENCED)}
+            marks = self._of_log(pa.array(transaction_ids, pa.string()))
+            if marks is None:
+                marks = self._one_by_one(transaction_ids)
+        return {mark_id: mark for mark_id, mark in marks.items() if mark in (DONE, FENCED)}
 
     def _of_log(self, wanted: pa.Array) -> dict[str, int] | None:
         """From the newest checkpoint and the commits after it; None where the log has gaps."""
@@ -93,18 +93,18 @@ class DeltaMarkerLog:
         commits = [f"{at:020d}.json" for at in range(base + 1, version + 1)]
         if not set(commits) <= set(names):
             return None
-        found: dict[str, int] = {}
+        marks: dict[str, int] = {}
         try:
             for name in (*checkpoint, *commits):
-                found.update(_marks(filesystem, f"{_LOG}/{name}", wanted))
+                marks.update(_marks(filesystem, f"{_LOG}/{name}", wanted))
         except FileNotFoundError:
             # Cleaned away while it was read.
             return None
-        return found
+        return marks
 
     def _one_by_one(self, transaction_ids: Sequence[str]) -> dict[str, int]:
-        marks = {each: self._handle.transaction_version(each) for each in transaction_ids}
-        return {each: int(mark) for each, mark in marks.items() if mark is not None}
+        marks = {mark_id: self._handle.transaction_version(mark_id) for mark_id in transaction_ids}
+        return {mark_id: int(mark) for mark_id, mark in marks.items() if mark is not None}
 
     def _filesystem(self) -> pa_fs.FileSystem:
         if "://" not in self._location:

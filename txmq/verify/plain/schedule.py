@@ -55,10 +55,10 @@ def commits_of(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.
         none = {"transaction_id": pa.string(), "op_version": pa.int64(), "life": pa.int64()}
         return pa.schema(list(none.items())).empty_table()
     rows = _without_half(schedule, halves, pinned)
-    found = rows.group_by("transaction_id").aggregate([("op_version", "min"), ("life", "min")])
-    numbers = [pc.fill_null(found[name], -1) for name in ("op_version_min", "life_min")]
+    firsts = rows.group_by("transaction_id").aggregate([("op_version", "min"), ("life", "min")])
+    numbers = [pc.fill_null(firsts[name], -1) for name in ("op_version_min", "life_min")]
     return pa.table(
-        [found["transaction_id"], *numbers], names=["transaction_id", "op_version", "life"]
+        [firsts["transaction_id"], *numbers], names=["transaction_id", "op_version", "life"]
     )
 
 
@@ -70,9 +70,9 @@ def committed_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
     moments = microseconds(rows["settled_timestamp"])
     same &= (numbers >= 0) & (moments != UNSAID)
     latest = np.iinfo(np.int64).max
-    found = np.full(len(halves.ids) + 1, latest, dtype=np.int64)
-    np.minimum.at(found, numbers[same], moments[same])
-    return np.where(found == latest, UNSAID, found)
+    first_us = np.full(len(halves.ids) + 1, latest, dtype=np.int64)
+    np.minimum.at(first_us, numbers[same], moments[same])
+    return np.where(first_us == latest, UNSAID, first_us)
 
 
 def asked_due_us(halves: Halves, committed: Integers) -> Integers:
@@ -92,12 +92,12 @@ def due_us(asked: Integers, schedule: pa.Table, halves: Halves) -> Integers:
     if not unknown.any() or not schedule.num_rows:
         return asked
     latest = np.iinfo(np.int64).max
-    told = np.full(len(asked) + 1, latest, dtype=np.int64)
+    first_us = np.full(len(asked) + 1, latest, dtype=np.int64)
     moments = microseconds(schedule["deliver_timestamp"])
     place = messages_of(schedule, halves)
-    np.minimum.at(told, place, np.where(moments == UNSAID, latest, moments))
-    told = np.where(told == latest, UNSAID, told)[:-1]
-    return np.where(unknown, told, asked)
+    np.minimum.at(first_us, place, np.where(moments == UNSAID, latest, moments))
+    first_us = np.where(first_us == latest, UNSAID, first_us)[:-1]
+    return np.where(unknown, first_us, asked)
 
 
 def messages_of(rows: pa.Table, halves: Halves) -> Integers:

@@ -279,8 +279,8 @@ def table_names(location: str, folder: str, options: Mapping[str, str]) -> list[
         filesystem: pa_fs.FileSystem = pa_fs.PyFileSystem(handler)
     else:
         filesystem = pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
-    found = filesystem.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
-    names = sorted(info.base_name for info in found)
+    infos = filesystem.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True))
+    names = sorted(info.base_name for info in infos)
     return [
         name
         for name in names

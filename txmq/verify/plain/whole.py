@@ -137,13 +137,13 @@ class WholeChecks:
         shown = np.where(delayed, self._topics.scheduled > 0, self._topics.visible > 0)[judged]
         waiting = np.where(delayed, self.not_scheduled_yet, self.waiting)[judged]
         expected = np.bincount(pair_of, minlength=len(pairs))
-        found = np.bincount(pair_of, weights=shown, minlength=len(pairs))
+        shown_counts = np.bincount(pair_of, weights=shown, minlength=len(pairs))
         due = np.bincount(pair_of, weights=~waiting, minlength=len(pairs)) > 0
         owner = pairs // width
         shown_somewhere = np.zeros(len(self._halves.ids), dtype=bool)
-        shown_somewhere[owner[found > 0]] = True
-        torn = (found > 0) & (found < expected)
-        behind = (found == 0) & due & shown_somewhere[owner]
+        shown_somewhere[owner[shown_counts > 0]] = True
+        torn = (shown_counts > 0) & (shown_counts < expected)
+        behind = (shown_counts == 0) & due & shown_somewhere[owner]
         ids = ids_in(
             pc.binary_join_element_wise(
                 self._halves.ids.take(pa.array(owner)), names.take(pa.array(pairs % width)), " in "
