@@ -1,6 +1,7 @@
 """A broker's process without Spark: `python -m tests.process.publish.follower store folder name`.
 
-It publishes until a file named `stop` appears in the folder, then writes what it did.
+It publishes until a file named `stop` appears in the folder, then writes what it did. Its file
+`NAME.worked` says that it has made a commit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def follow(store: Store, folder: Path, name: str) -> None:
     publisher = Publisher(store, name=name)
     folder.joinpath(f"{name}.ready").touch()
     while not folder.joinpath("stop").exists():
-        publisher.run_once()
+        if publisher.run_once().settled_commits:
+            folder.joinpath(f"{name}.worked").touch()
     publisher.run_once()
     folder.joinpath(f"{name}.json").write_text(json.dumps(asdict(publisher.total)))
 
