@@ -404,7 +404,16 @@ class SourceRestoredError(StorageError):
 
 
 class PayloadMissingError(StorageError):
-    """Committed halves cannot be found, so the topic is parked and nothing is skipped."""
+    """Committed messages cannot be found; their transactions wait and nothing is skipped."""
+
+
+class UnreadableFileError(StorageError):
+    """A data file is empty, damaged or gone; `path` is its place in the table."""
+
+    def __init__(self, table: str, path: str, problem: str) -> None:
+        """`problem` is the type of the failure, never a value."""
+        self.path = path
+        super().__init__(table, f"{path} cannot be read ({problem}); restore it")
 
 
 class CheckpointCorruptError(StorageError):

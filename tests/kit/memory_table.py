@@ -275,6 +275,9 @@ class MemoryTable(Table):
         commits = self._log.commits
         return commits[version].content if version < len(commits) else None
 
+    def commit_problem(self, version: int) -> str | None:
+        return None if version < len(self._log.commits) else "is not there"
+
     def commit_times_ms(self) -> dict[int, int]:
         return {version: commit.time_ms for version, commit in enumerate(self._log.commits)}
 
@@ -282,7 +285,11 @@ class MemoryTable(Table):
         return self._log.files[file.path].select(stored)
 
     def batches(
-        self, file: DataFile, columns: Sequence[str], rows: int
+        self,
+        file: DataFile,
+        columns: Sequence[str],
+        rows: int,
+        batch_bytes: int = 0,  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
         stored = [name for name in columns if name not in self.schema.partition_by]
         yield from self._stored(file, stored).to_batches(max_chunksize=rows)
@@ -307,6 +314,9 @@ class _MemoryTables(StoreTables):
     def table(self, schema: TableSchema, path: str) -> Table:
         location, attempts = f"{self.location}/{path}", self._config.commit_attempts
         return MemoryTable(location, schema, self.disk, commit_attempts=attempts)
+
+    def topic_folders(self) -> list[str]:
+        return self.topic_names()
 
     def topic_names(self) -> list[str]:
         folder = f"{self.location}/topics/"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.settle import settle
 from txmq.results import Plain
+from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
 
 if TYPE_CHECKING:
@@ -74,6 +76,16 @@ class ParkedTopicStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAsideStatus:
+    """A transaction that waits because messages of it cannot be read."""
+
+    transaction_id: str
+    problem: str
+    since: datetime
+    is_given_up: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Status(Plain):
     """A store at one moment.
 
@@ -87,6 +99,8 @@ class Status(Plain):
         op_version: the newest commit of the op log.
         settled, published: how far settling and publishing are behind the op log.
         parked: the topics that could not be written.
+        set_aside: the transactions that wait because messages of them cannot be read.
+        unreadable: the files of half that cannot be read; the counts leave them out.
         members: how many live producers answer checks, by producer group.
     """
 
@@ -107,6 +121,8 @@ class Status(Plain):
     settled: Lag
     published: Lag
     parked: tuple[ParkedTopicStatus, ...]
+    set_aside: tuple[SetAsideStatus, ...]
+    unreadable: tuple[str, ...]
     members: Mapping[str, int]
 
 
@@ -141,7 +157,7 @@ class Admin:
         op, settled = logs.op, logs.settled
         op_version, op_table_id = op.table.version, op.table.table_id
         states = _states(logs, now_ms)
-        halves = _open_halves(logs.half, states)
+        halves, unreadable = _open_halves(logs.half, states)
         checks = StandingReader(self._store.tables.logs(), self._store.config).of(halves, now_ms)
         published = progress.get("low_water_version", NOTHING)
         return Status(
@@ -158,6 +174,8 @@ class Admin:
             settled=_lag(op, settled.mark, now_ms),
             published=_lag(op, published, now_ms),
             parked=_parked(progress.get("parked", {})),
+            set_aside=_set_aside(self._store),
+            unreadable=unreadable,
             members=_members(self._store, now_ms),
         )
 
@@ -228,14 +246,22 @@ def _states(logs: Logs, now_ms: int) -> pa.Table:
     return last_facts(without_deliveries(all_facts))
 
 
-def _open_halves(half: HalfLog, states: pa.Table) -> pa.Table:
-    """transaction_id and producer_group of the PENDING transactions."""
-    rows = half.table.read(half.table.files(), ("transaction_id", "producer_group"))
+def _open_halves(half: HalfLog, states: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
+    """transaction_id and producer_group of the PENDING transactions; the files left out."""
+    columns = ("transaction_id", "producer_group")
+    parts, problems = [half.table.read([], columns)], []
+    for file in half.table.files():
+        rows, problem = half.table.readable(file, partial(half.table.read, [file], columns))
+        if rows is None:
+            problems.append(problem)
+        else:
+            parts.append(rows)
+    rows = pa.concat_tables(parts)
     is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
     ended = states.filter(pc.invert(is_pending))["transaction_id"]
     rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
     _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
-    return rows.take(pa.array(first))
+    return rows.take(pa.array(first)), tuple(problems)
 
 
 def _unasked(standings: pa.Table) -> dict[str, int]:
@@ -294,4 +320,14 @@ def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus,
             entry["attempts"],
         )
         for topic, entry in sorted(parked.items())
+    )
+
+
+def _set_aside(store: Store) -> tuple[SetAsideStatus, ...]:
+    entries = read_set_aside(store.tables).transactions
+    return tuple(
+        SetAsideStatus(
+            name, entry.problem, timestamp(entry.since_ms), is_given_up=entry.giver_up is not None
+        )
+        for name, entry in sorted(entries.items())
     )

@@ -10,10 +10,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from txmq.admin.status import Admin, Lag, Status
+from txmq.admin.status import Admin, Lag, SetAsideStatus, Status
 from txmq.cli.shared import AsJson, Location, console, moment, print_json, titled_pairs
 from txmq.message.names import shown_name
 from txmq.store.opening import open_store
+
+SHOWN_SET_ASIDE = 20
 
 
 def add_status_command(app: typer.Typer) -> None:
@@ -76,7 +78,24 @@ def _status_view(status: Status) -> RenderableType:
         )
         for parked in status.parked
     ]
+    parts += [
+        Text(f"transaction {waiting.transaction_id} is set aside: {_waiting(waiting)}", style="red")
+        for waiting in status.set_aside[:SHOWN_SET_ASIDE]
+    ]
+    if len(status.set_aside) > SHOWN_SET_ASIDE:
+        count = len(status.set_aside) - SHOWN_SET_ASIDE
+        parts.append(Text(f"and {count:,} more transactions are set aside", style="red"))
+    parts += [Text(f"half cannot be read: {file}", style="red") for file in status.unreadable]
     return Group(*parts)
+
+
+def _waiting(waiting: SetAsideStatus) -> str:
+    cure = (
+        "it is given up with the next round of the publisher"
+        if waiting.is_given_up
+        else "restore the file, or give it up: txmq resolve ID --give-up"
+    )
+    return f"{waiting.problem}; {cure}"
 
 
 def _transactions(status: Status) -> dict[str, str]:

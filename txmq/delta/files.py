@@ -133,3 +133,21 @@ def with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Tabl
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreadableFile:
+    """A live file that cannot be read, and the range of a column in it; None where unknown."""
+
+    file: DataFile
+    low: Any
+    high: Any
+    problem: str
+
+    def covers(self, values: pa.Array) -> np.ndarray[Any, Any]:
+        """Which of the values may be in the file."""
+        if self.low is None or self.high is None:
+            return np.ones(len(values), dtype=bool)
+        inside = pc.and_(pc.greater_equal(values, self.low), pc.less_equal(values, self.high))
+        covered: np.ndarray[Any, Any] = inside.to_numpy(zero_copy_only=False)
+        return covered

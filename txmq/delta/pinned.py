@@ -35,6 +35,7 @@ from txmq.errors import (
     StorageError,
     StoreFullError,
     StoreNotFoundError,
+    TxmqError,
 )
 
 READ_ATTEMPTS = 8
@@ -240,6 +241,23 @@ class PinnedTable:
         except FileNotFoundError:
             return None
 
+    def commit_problem(self, version: int) -> str | None:
+        """Why the commit file of a version cannot be used; None where it can."""
+        content = self.commit_bytes(version)
+        if content is None:
+            return "is not there"
+        try:
+            actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+        except ValueError:
+            return "is damaged"
+        is_whole = bool(actions) and all(isinstance(action, dict) for action in actions)
+        return None if is_whole else "is empty"
+
+    def newest_commit(self) -> int:
+        """The version of the newest commit file, whether or not it can be read; -1 without one."""
+        names = (info.base_name for info in self.log_folder())
+        return max((int(name[:20]) for name in names if _COMMIT_FILE.fullmatch(name)), default=-1)
+
     def commit_times_ms(self) -> dict[int, int]:
         """The modification time of each commit file in the log, by version.
 
@@ -336,7 +354,7 @@ def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -
         except (DeltaError, OSError, pa.ArrowException) as error:
             failure = error
             pause(attempt)
-    raise StorageError(table, f"cannot be read ({_in_one_line(failure)})") from failure
+    raise StorageError(table, f"cannot be read ({problem_of(failure)})") from failure
 
 
 @contextmanager
@@ -353,7 +371,7 @@ def translated(table: str) -> Iterator[None]:
 def _storage_error(table: str, error: Exception) -> StorageError:
     if _CLEANED_BEHIND.search(str(error)):
         return CommitRefusedError(table, "the log was cleaned since it was opened; opening again")
-    problem = f"cannot be written ({_in_one_line(error)})"
+    problem = f"cannot be written ({problem_of(error)})"
     return disk_error(table, error) or StorageError(table, problem)
 
 
@@ -367,7 +385,9 @@ def disk_error(table: str, error: Exception) -> StorageError | None:
     return None
 
 
-def _in_one_line(error: Exception) -> str:
-    """The first line of the text, without the Rust backtrace that may follow."""
+def problem_of(error: BaseException) -> str:
+    """The type of an error; with the first line of its text where that cannot hold a value."""
+    if not isinstance(error, TxmqError | DeltaError | OSError):
+        return type(error).__name__
     first = (str(error).splitlines() or [""])[0]
     return f"{type(error).__name__}: {first[:SHOWN_CHARACTERS_OF_A_CAUSE]}"

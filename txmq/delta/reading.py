@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from txmq.delta.files import (
     DataFile,
     FilePart,
     FileRange,
+    UnreadableFile,
     above,
     covering,
     not_above,
@@ -25,11 +29,21 @@ from txmq.delta.files import (
     with_partition,
 )
 from txmq.delta.parquet import row_group_ranges
-from txmq.delta.pinned import PinnedTable, Result, read_again, translated
+from txmq.delta.pinned import PinnedTable, Result, problem_of, read_again, translated
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.errors import IncompatibleVersionError, StorageError, StoreFormatError
 
 READ_BUFFER_BYTES = 1 << 20
+# A batch of rows that is in memory at once, where its caller names no other limit.
+BATCH_BYTES = 16 * 1024 * 1024
+# Above this size a file is filtered batch by batch and never held whole.
+WHOLE_FILE_BYTES = 64 * 1024 * 1024
+# Within a row group that is larger than a batch the large rows may stand together.
+UNEVEN_ROWS = 64
+UNEVEN_PARTS = 8
+# A file that could not be read is not tried again sooner.
+UNREADABLE_PAUSE_S = 10.0
+MOVED_ATTEMPTS = 3
 _INSERT = "insert"
 
 
@@ -45,6 +59,8 @@ class ReadTable(PinnedTable):
         """Open nothing yet; the first use does."""
         super().__init__(schema.name, location, storage_options)
         self.schema = schema
+        # When each file was found unreadable, by this process, and why.
+        self._unreadable: dict[str, tuple[float, str]] = {}
 
     def exists(self) -> bool:
         """Whether there is a Delta table at the location. Raises: StorageError."""
@@ -188,12 +204,98 @@ class ReadTable(PinnedTable):
         """All rows whose `column` is one of `values`; reads only the files that may hold them."""
         read_columns = columns if column in columns else [column, *columns]
         files = [f for f in self.files_holding(column, values) if self._holds(f, column, values)]
-        rows = self.read(files, read_columns)
+        if any(file.size_bytes > WHOLE_FILE_BYTES for file in files):
+            parts = [self._matching(file, column, values, read_columns) for file in files]
+            rows = pa.concat_tables([self.read([], read_columns), *parts])
+        else:
+            rows = self.read(files, read_columns)
         is_match = pc.is_in(rows[column], value_set=values)
         # A large transaction fills whole files, and a filter would copy them.
         if not pc.all(is_match, min_count=0).as_py():
             rows = rows.filter(is_match)
         return rows.select(list(columns))
+
+    def _matching(
+        self, file: DataFile, column: str, values: pa.Array, columns: Sequence[str]
+    ) -> pa.Table:
+        """The rows of one file whose `column` is one of `values`; holds one batch and them."""
+        schema = self._columns_of(columns)
+        parts = [schema.empty_table()]
+        for batch in self.batches(file, columns, LARGE_FILE_ROWS):
+            rows = with_partition(pa.table(batch), file, schema)
+            parts.append(rows.filter(pc.is_in(rows[column], value_set=values)))
+        return pa.concat_tables(parts)
+
+    # --- files that cannot be read -----------------------------------------------------------
+
+    def readable_rows_of(
+        self, column: str, values: pa.Array, columns: Sequence[str]
+    ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
+        """As `rows_of`, but files that cannot be read are set aside, and returned.
+
+        A file that another process has replaced is none of them: the newest version is read then.
+        """
+        for _ in range(MOVED_ATTEMPTS):
+            rows, unreadable = self._readable_rows_of(column, values, columns)
+            if not unreadable or not self.has_replaced(unreadable):
+                break
+        return rows, unreadable
+
+    def _readable_rows_of(
+        self, column: str, values: pa.Array, columns: Sequence[str]
+    ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
+        if not self._unreadable:
+            try:
+                return self.rows_of(column, values, columns), ()
+            except Exception:  # noqa: BLE001, S110 - read again, file by file
+                pass
+        read_columns = columns if column in columns else [column, *columns]
+        parts, unreadable = [self.read([], read_columns)], []
+        for span in self.ranges_holding(column, values):
+            read = partial(self._matching, span.file, column, values, read_columns)
+            rows, problem = self.readable(span.file, read)
+            if rows is None:
+                unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
+            else:
+                parts.append(rows)
+        return pa.concat_tables(parts).select(list(columns)), tuple(unreadable)
+
+    def readable(
+        self, file: DataFile, read: Callable[[], pa.Table]
+    ) -> tuple[pa.Table | None, str]:
+        """What `read` gives, or why the file cannot be read; it is not tried again at once."""
+        tried_s, problem = self._unreadable.get(file.path, (-math.inf, ""))
+        if time.monotonic() - tried_s < UNREADABLE_PAUSE_S:
+            return None, problem
+        try:
+            rows = read_again(self.name, read)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a damaged file leads to
+            problem = f"{file.path}: {problem_of(error.__cause__ or error)}"
+            self._unreadable[file.path] = (time.monotonic(), problem)
+            return None, problem
+        self._unreadable.pop(file.path, None)
+        return rows, ""
+
+    def forget_unreadable(self) -> None:
+        """Try each file again at its next use."""
+        self._unreadable.clear()
+
+    def has_replaced(self, unreadable: Sequence[UnreadableFile]) -> bool:
+        """Whether another process has replaced one of the files; pins the newest version."""
+        live = {file.path for file in self.reopen().files()}
+        return any(one.file.path not in live for one in unreadable)
+
+    def ranges_holding(self, column: str, values: pa.Array) -> list[FileRange]:
+        """As `files_holding`, each file with its smallest and largest value of `column`."""
+        if len(values) == 0:
+            return []
+        actions = self._actions()
+        chosen = actions.filter(pa.array(covering(actions, column, values)))
+        bounds = zip(*value_bounds(chosen, column), strict=True)
+        files = self._as_files(chosen)
+        return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
 
     def _holds(self, file: DataFile, column: str, values: pa.Array) -> bool:
         """Statistics are only a range, so this column of a large file is read before the others."""
@@ -239,9 +341,16 @@ class ReadTable(PinnedTable):
             return parquet.read_row_group(row_group, stored, use_threads=use_threads)
 
     def batches(
-        self, file: DataFile, columns: Sequence[str], rows: int
+        self,
+        file: DataFile,
+        columns: Sequence[str],
+        rows: int,
+        batch_bytes: int = BATCH_BYTES,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one file in their order, `rows` at a time, with bounded memory."""
+        """The rows of one file in their order, with bounded memory.
+
+        A batch has up to `rows` rows, and fewer where they would be more than `batch_bytes`.
+        """
         stored = [name for name in columns if name not in self.schema.partition_by]
         with self.filesystem.open_input_file(file.path) as source:
             # Without a buffer size, memory holds a whole column of a row group.
@@ -251,4 +360,25 @@ class ReadTable(PinnedTable):
                 buffer_size=READ_BUFFER_BYTES,
                 coerce_int96_timestamp_unit="us",
             )
-            yield from reader.iter_batches(rows, columns=stored, use_threads=False)
+            for group in range(reader.metadata.num_row_groups):
+                size = batch_rows(reader.metadata.row_group(group), stored, rows, batch_bytes)
+                yield from reader.iter_batches(
+                    size, row_groups=[group], columns=stored, use_threads=False
+                )
+
+
+def batch_rows(
+    group: pq.RowGroupMetaData, columns: Sequence[str], rows: int, batch_bytes: int
+) -> int:
+    """How many rows of a row group to hold at once."""
+    names = set(columns)
+    chunks = (group.column(index) for index in range(group.num_columns))
+    size_bytes = sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if chunk.path_in_schema.partition(".")[0] in names
+    )
+    if size_bytes <= batch_bytes or not group.num_rows:
+        return rows
+    even = max(1, batch_bytes * group.num_rows // size_bytes)
+    return min(rows, even, max(UNEVEN_ROWS, even // UNEVEN_PARTS))

@@ -9,6 +9,8 @@ from txmq.errors import InvalidReasonError
 
 MAX_REASON_CHARACTERS = 500
 MAX_USER_CHARACTERS = 64
+# Before the reason of an operator who no longer waits for messages that cannot be read.
+GIVE_UP = "GIVE_UP "
 # Control characters, lone surrogates, line ends: they break a terminal, or cannot be stored.
 _REFUSED_CATEGORIES = frozenset(["Cc", "Cs", "Zl", "Zp"])
 

@@ -13,27 +13,43 @@ import pyarrow.compute as pc
 
 from txmq.clock import timestamp
 from txmq.delta.parquet import NewFile, write_file, write_partitions
-from txmq.delta.pinned import disk_error
+from txmq.delta.pinned import disk_error, problem_of
+from txmq.delta.reading import BATCH_BYTES
 from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.delta.storage import Table
+from txmq.errors import UnreadableFileError
 from txmq.publish.plan import BATCH_ROWS, COPIED, GIVEN, Plan, PlanFile
 from txmq.store.typed import body_schema_in, typed_columns, with_body_columns
 
 READ_AHEAD_BATCHES = 3
+# One batch is read, READ_AHEAD_BATCHES wait, and one is written, as messages and as rows.
+BATCHES_OF_A_TOPIC = READ_AHEAD_BATCHES + 3
+
+
+def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
+    """The size of one batch, so that all topics together hold `publish_batch_bytes`."""
+    return max(1, publish_batch_bytes // (threads * BATCHES_OF_A_TOPIC))
 
 
 class ArrowEngine:
     """Streams the files through this process into one new file; holds a few record batches."""
 
+    def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
+        """`batch_bytes` bounds each of the batches, see `batch_bytes_of`."""
+        self._batch_bytes = batch_bytes
+
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """See PayloadEngine."""
         numbered = plan.rows.append_column("queue_offset", offsets)
-        tables = copied(plan.files, numbered, topic.schema.columns, now_ms)
+        tables = copied(
+            plan.files, numbered, topic.schema.columns, now_ms, batch_bytes=self._batch_bytes
+        )
         columns, body = topic.schema.columns, body_schema_in(topic)
         if body is not None:
             tables, columns = with_body_columns(tables, body), typed_columns(body)
         try:
-            return _written(_read_ahead(tables), topic, columns)
+            joined = _joined(tables, self._batch_bytes)
+            return _written(_read_ahead(joined), topic, columns)
         except OSError as error:
             full_or_read_only = disk_error(topic.schema.name, error)
             if full_or_read_only is None:
@@ -49,7 +65,12 @@ def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> li
 
 
 def copied(
-    files: Sequence[PlanFile], rows: pa.Table, schema: pa.Schema, now_ms: int
+    files: Sequence[PlanFile],
+    rows: pa.Table,
+    schema: pa.Schema,
+    now_ms: int,
+    *,
+    batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[pa.Table]:
     """The rows of a topic, in the order of the files, a few thousand at a time.
 
@@ -59,21 +80,27 @@ def copied(
             store_timestamp replaces `now_ms`.
         schema: the columns of the topic.
         now_ms: the store_timestamp of the rows.
+        batch_bytes: what is read of a file at once.
+
+    Raises: UnreadableFileError.
     """
     by_file = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
     numbers = by_file["file"].to_numpy()
     for number in pc.unique(rows["file"]).to_pylist():
         first, last = np.searchsorted(numbers, [number, number + 1])
-        for messages, plan_rows in _messages_in(files[number], by_file.slice(first, last - first)):
+        file_rows = by_file.slice(first, last - first)
+        for messages, plan_rows in _messages_in(files[number], file_rows, batch_bytes):
             yield _topic_rows(messages, plan_rows, schema, now_ms)
 
 
-def _messages_in(file: PlanFile, rows: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+def _messages_in(
+    file: PlanFile, rows: pa.Table, batch_bytes: int
+) -> Iterator[tuple[pa.Table, pa.Table]]:
     """The planned messages of a file, with a topic's column names, and their rows of the plan."""
     row_numbers = rows["row"].to_numpy()
     sources = _source_columns(file.table)
     start = 0
-    for batch in file.table.batches(file.file, list(sources.values()), BATCH_ROWS):
+    for batch in _batches(file, list(sources.values()), batch_bytes):
         first, last = np.searchsorted(row_numbers, [start, start + batch.num_rows])
         if last > first:
             messages, numbers = batch, row_numbers[first:last] - start
@@ -82,6 +109,33 @@ def _messages_in(file: PlanFile, rows: pa.Table) -> Iterator[tuple[pa.Table, pa.
                 messages = batch.take(pa.array(numbers))
             yield _renamed(messages, sources), rows.slice(first, last - first)
         start += batch.num_rows
+
+
+def _batches(
+    file: PlanFile, columns: Sequence[str], batch_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
+    try:
+        yield from file.table.batches(file.file, columns, BATCH_ROWS, batch_bytes)
+    except MemoryError:
+        raise
+    except Exception as error:
+        problem = problem_of(error)
+        raise UnreadableFileError(file.table.schema.name, file.file.path, problem) from error
+
+
+def _joined(tables: Iterator[pa.Table], batch_bytes: int) -> Iterator[pa.Table]:
+    """Small tables as fewer ones, because each becomes a row group of the new file."""
+    waiting: list[pa.Table] = []
+    rows = size_bytes = 0
+    for table in tables:
+        waiting.append(table)
+        rows, size_bytes = rows + table.num_rows, size_bytes + table.nbytes
+        if rows >= BATCH_ROWS or size_bytes >= batch_bytes:
+            yield pa.concat_tables(waiting)
+            waiting, rows, size_bytes = [], 0, 0
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def _source_columns(table: Table) -> dict[str, str]:

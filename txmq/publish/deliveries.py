@@ -5,6 +5,7 @@ A claim names messages of one transaction. Of several claims about one message t
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,10 +24,11 @@ from txmq.columns import (
     integers,
     list_items,
 )
+from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.lifecycle import DELIVERY_STATES, TransactionState
 from txmq.store.half import HalfLog
-from txmq.store.schedule import ScheduleLog, delayed_messages
+from txmq.store.schedule import ScheduleLog, readable_delayed_messages
 from txmq.store.settled import SettledLog
 
 _KINDS = pa.array([kind.value for kind in DELIVERY_STATES])
@@ -102,22 +104,65 @@ def settle_deliveries(
     ends: pa.Table,
     logs: tuple[HalfLog, ScheduleLog | None, SettledLog],
     now_ms: int,
-) -> pa.Table:
-    """The facts, as SETTLED, of DELIVER and RECALL claims.
+    given_up: Collection[str] = (),
+) -> tuple[pa.Table, dict[str, str]]:
+    """The facts, as SETTLED, of DELIVER and RECALL claims, and what cannot be decided.
 
     Args:
         claims: CLAIM_COLUMNS and `_commit_version`, of these two kinds only.
         ends: the facts about whole transactions of the same range of claims.
         logs: half, schedule and settled, pinned; half is not older than the range.
         now_ms: the settled_timestamp of the facts.
+        given_up: transactions whose unreadable messages count as missing.
+
+    Returns: the facts, and by transaction why its claims must wait: a file that may hold messages
+        that they name cannot be read.
 
     Reads: half, the schedule, settled. Commits: 0.
     """
     if claims.num_rows == 0:
-        return SETTLED.columns.empty_table()
+        return SETTLED.columns.empty_table(), {}
     half, schedule, settled = logs
+    ids = pc.unique(claims["transaction_id"])
+    messages, unreadable = readable_delayed_messages(half, schedule, ids)
+    problems = _undecidable(claims, messages, unreadable, given_up)
+    if problems:
+        waiting = pa.array(list(problems), pa.string())
+        claims, messages = (
+            rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=waiting)))
+            for rows in (claims, messages)
+        )
+    return _delivered(claims, messages, ends, settled, now_ms), problems
+
+
+def _undecidable(
+    claims: pa.Table,
+    messages: pa.Table,
+    unreadable: Sequence[UnreadableFile],
+    given_up: Collection[str],
+) -> dict[str, str]:
+    """The transactions of which a claim names messages that only an unreadable file may hold."""
+    problems: dict[str, str] = {}
+    if not unreadable:
+        return problems
     by_id = Groups.of(claims["transaction_id"])
-    messages = delayed_messages(half, schedule, by_id.keys)
+    claim, sequence = list_items(claims["sequences"])
+    row = find_pairs((by_id.place[claim], sequence), _addresses(messages, by_id.keys))
+    lacks = flags(pc.is_null(claims["sequences"])).copy()
+    lacks[claim[row == NOT_FOUND]] = True
+    ids = pc.unique(claims["transaction_id"].filter(pa.array(lacks)))
+    for file in unreadable:
+        covered = ids.filter(pa.array(file.covers(ids))).to_pylist()
+        problems |= {name: file.problem for name in covered if name not in given_up}
+    return problems
+
+
+def _delivered(
+    claims: pa.Table, messages: pa.Table, ends: pa.Table, settled: SettledLog, now_ms: int
+) -> pa.Table:
+    if claims.num_rows == 0:
+        return SETTLED.columns.empty_table()
+    by_id = Groups.of(claims["transaction_id"])
     commits = _commits(by_id.keys, ends, settled)
     addresses = _addresses(messages, by_id.keys)
     named = _named(claims, by_id, addresses)

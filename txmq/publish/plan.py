@@ -7,11 +7,12 @@ row number, without a sort (decision 0002).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,7 +21,6 @@ from txmq.columns import (
     Integers,
     equal_pairs,
     find_pairs,
-    first_of_each,
     flags,
     integers,
     list_items,
@@ -32,12 +32,11 @@ from txmq.delta.storage import Table
 from txmq.errors import PayloadMissingError
 from txmq.lifecycle import DeliveryState, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.publish.readable_rows import FILE_AND_ROW, ReadableRows, readable_rows
 from txmq.store.half import DELAY_COLUMNS, HalfLog, is_delayed
 from txmq.store.schedule import ScheduleLog
 
 BATCH_ROWS = 8192
-# The narrow columns of about this many halves are in memory before the needed rows are picked.
-ROWS_READ_AT_ONCE = 200_000
 DEAD_STATES = (TransactionState.DISCARDED.value, TransactionState.EXPIRED.value)
 SHOWN_STATES = (TransactionState.COMMITTED.value, *DEAD_STATES)
 DELIVERED = DeliveryState.DELIVERED.value
@@ -53,8 +52,7 @@ _PLAN = pa.schema(
         ("ordinal", pa.int64()),
         ("life", pa.int32()),
         ("deliver_timestamp", MICROSECONDS_UTC),
-        ("file", pa.int32()),
-        ("row", pa.int64()),
+        *FILE_AND_ROW,
     ]
 )
 # A column of a topic, and the column of the half log that it is copied from.
@@ -90,10 +88,12 @@ class Plan:
 
     `rows`: topic, queue_id, op_version, ordinal, life, deliver_timestamp (for the schedule only),
     file (the number of the file in `files`), row (the number of the row in the file).
+    `missing`: transactions that are not in the plan, because messages of them cannot be read.
     """
 
     files: Sequence[PlanFile]
     rows: pa.Table
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def topics(self) -> list[str]:
         """The names of the topics that get messages."""
@@ -106,7 +106,20 @@ class Plan:
         )
         if pc.all(is_missing).as_py():
             return self
-        return Plan(self.files, self.rows.filter(is_missing))
+        return self.only(is_missing)
+
+    def only(self, chosen: Any) -> Plan:
+        """The plan with some of its rows."""
+        return Plan(self.files, self.rows.filter(chosen), self.missing)
+
+    def owners(self, facts: pa.Table) -> pa.ChunkedArray:
+        """The transaction of each row; `facts` are those that the plan was made of."""
+        columns = ("op_version", "ordinal")
+        rows, table = (
+            tuple(integers(t[name], -1) for name in columns) for t in (self.rows, facts)
+        )
+        fact = find_pairs((rows[0], rows[1]), (table[0], table[1]))
+        return facts["transaction_id"].take(pa.array(fact, mask=fact < 0))
 
     def used_files(self) -> list[PlanFile]:
         """The files that hold at least one of the messages."""
@@ -126,35 +139,64 @@ class PayloadEngine(Protocol):
 
 
 def make_plan(half: HalfLog, facts: pa.Table, schedule: ScheduleLog | None = None) -> Plan:
+    """As `readable_plan`, where every message must be there.
+
+    Raises:
+        PayloadMissingError: a committed transaction has fewer halves than it was settled with, or
+            a delivered message is in neither table. No message is skipped.
+    """
+    plan = readable_plan(half, facts, schedule)
+    if plan.missing:
+        first, problem = next(iter(plan.missing.items()))
+        count = f"messages of {len(plan.missing):,} committed transactions cannot be read"
+        next_step = f"restore them, first those of {first} ({problem}); no message is skipped"
+        raise PayloadMissingError("half", f"{count}; {next_step}")
+    return plan
+
+
+def readable_plan(
+    half: HalfLog,
+    facts: pa.Table,
+    schedule: ScheduleLog | None = None,
+    given_up: Collection[str] = (),
+) -> Plan:
     """Plan the messages that COMMITTED, DISCARDED, EXPIRED and DELIVERED facts make visible.
 
     Args:
         half: holds the bodies; its handle must not be older than the facts.
         facts: SHOWN_COLUMNS, in any order.
         schedule: holds the bodies of DELIVERED messages; it is refreshed if there are any.
+        given_up: transactions of which only the messages are planned that can be read.
+
+    Returns: the plan; transactions that cannot be read as a whole are `missing` in it.
 
     Reads: half and the schedule, without bodies. Commits: 0.
-
-    Raises:
-        PayloadMissingError: a committed transaction has fewer halves than it was settled with, or
-            a delivered message is in neither table. No message is skipped.
     """
     ranked = facts.append_column("rank", pa.array(_rank(facts)))
     shown = ranked.filter(pc.is_in(ranked["state"], value_set=pa.array(SHOWN_STATES)))
-    plan = _plan_of_transactions(half.table, shown)
+    plan = _plan_of_transactions(half.table, shown, given_up)
     delivered = ranked.filter(pc.equal(ranked["state"], DELIVERED))
-    if not delivered.num_rows:
-        return Plan(plan.files, plan.rows.select(_PLAN.names))
-    return _merged([plan, *_plans_of_deliveries(half, schedule, delivered)])
+    if delivered.num_rows:
+        plan = _merged([plan, *_plans_of_deliveries(half, schedule, delivered, given_up)])
+    return Plan(plan.files, _without(plan, ranked).select(_PLAN.names), plan.missing)
 
 
-def _plan_of_transactions(table: Table, facts: pa.Table) -> Plan:
+def _without(plan: Plan, ranked: pa.Table) -> pa.Table:
+    """The rows without those of missing transactions, which wait as a whole."""
+    if not plan.missing:
+        return plan.rows
+    missing = pa.array(list(plan.missing), pa.string())
+    ranks = ranked.filter(pc.is_in(ranked["transaction_id"], value_set=missing))["rank"]
+    return plan.rows.filter(pc.invert(pc.is_in(plan.rows["rank"], value_set=ranks)))
+
+
+def _plan_of_transactions(table: Table, facts: pa.Table, given_up: Collection[str]) -> Plan:
     """The plan of facts about whole transactions: all their halves that hold a message."""
     by_id = Groups.of(facts["transaction_id"])
-    files = table.files_holding("transaction_id", by_id.keys)
-    halves, place = _messages_of(table, files, by_id.keys, _HALF_COLUMNS)
-    _check_complete(facts, by_id, halves, place)
-    return Plan([PlanFile(table, file) for file in files], _ordered(halves, place, facts, by_id))
+    messages = readable_rows(table, by_id.keys, _HALF_COLUMNS)
+    missing = _missing(facts, by_id, messages, given_up)
+    rows = _ordered(messages.rows, messages.place, facts, by_id)
+    return Plan([PlanFile(table, file) for file in messages.files], rows, missing)
 
 
 def _merged(plans: Sequence[Plan]) -> Plan:
@@ -168,65 +210,33 @@ def _merged(plans: Sequence[Plan]) -> Plan:
     rows = pa.concat_tables(tables)
     order = np.lexsort((integers(rows["sequence"], -1), integers(rows["rank"], 0)))
     files = [file for plan in plans for file in plan.files]
-    return Plan(files, rows.take(pa.array(order)).select(_PLAN.names))
+    missing = {name: problem for plan in plans for name, problem in plan.missing.items()}
+    return Plan(files, rows.take(pa.array(order)), missing)
 
 
-def _messages_of(
-    table: Table, files: Sequence[DataFile], ids: pa.Array, columns: Sequence[str]
-) -> tuple[pa.Table, Integers]:
-    """The messages of these transactions, once each, and the number in `ids` of each message."""
-    groups = _file_groups(files, len(ids))
-    parts = [_rows_of(table, files, group, ids, columns) for group in groups]
-    fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
-    empty = pa.schema([*fields, _PLAN.field("file"), _PLAN.field("row")]).empty_table()
-    rows = pa.concat_tables([empty, *(rows for rows, _ in parts)])
-    place = np.concatenate([np.arange(0, dtype=np.int64), *(place for _, place in parts)])
-    first = first_of_each(place, integers(rows["sequence"], -1))
-    return (rows, place) if first.all() else (rows.filter(pa.array(first)), place[first])
+def _missing(
+    facts: pa.Table, by_id: Groups, messages: ReadableRows, given_up: Collection[str]
+) -> dict[str, str]:
+    """The transactions that lack messages, and why.
 
-
-def _file_groups(files: Sequence[DataFile], ids: int) -> Iterator[range]:
-    """The numbers of the files to read together: few rows, but one hash of `ids` for many rows."""
-    start, rows = 0, 0
-    for number, file in enumerate(files):
-        rows += file.num_records
-        if rows >= max(ROWS_READ_AT_ONCE, ids) or number == len(files) - 1:
-            yield range(start, number + 1)
-            start, rows = number + 1, 0
-
-
-def _rows_of(
-    table: Table, files: Sequence[DataFile], group: range, ids: pa.Array, columns: Sequence[str]
-) -> tuple[pa.Table, Integers]:
-    """The rows of these transactions in some files, with file and row, and without the id."""
-    lengths = [files[number].num_records for number in group]
-    rows = table.read([files[number] for number in group], columns)
-    place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
-    file_numbers = np.repeat(np.array(group, dtype=np.int32), lengths)
-    row_numbers = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
-    numbered = (
-        rows.drop_columns(["transaction_id"])
-        .append_column("file", pa.array(file_numbers))
-        .append_column("row", pa.array(row_numbers))
-    )
-    is_needed = place >= 0
-    if is_needed.all():
-        return numbered, place
-    return numbered.filter(pa.array(is_needed)), place[is_needed]
-
-
-def _check_complete(facts: pa.Table, by_id: Groups, halves: pa.Table, place: Integers) -> None:
-    """Raise PayloadMissingError if a committed transaction lacks halves."""
-    halves_by_id = Groups(by_id.keys, place)
-    count = halves_by_id.count(flags(pc.is_valid(halves["real_topic"])))
-    message_count = halves_by_id.largest(integers(halves["message_count"], -1), -1)
+    A dead letter need not be complete, but what an unreadable file may hold of it is waited for.
+    """
+    halves_by_id = Groups(by_id.keys, messages.place)
+    count = halves_by_id.count(flags(pc.is_valid(messages.rows["real_topic"])))
+    message_count = halves_by_id.largest(integers(messages.rows["message_count"], -1), -1)
+    is_short = count != message_count
     is_committed = flags(pc.equal(facts["state"], TransactionState.COMMITTED.value))
-    is_short = (count != message_count)[by_id.place]
-    missing = facts.filter(pa.array(is_committed & is_short))["transaction_id"]
-    if len(missing):
-        problem = f"halves of {len(missing):,} committed transactions are missing"
-        next_step = f"restore them, first those of {missing[0]}; no message is skipped"
-        raise PayloadMissingError("half", f"{problem}; {next_step}")
+    lacking = np.zeros(len(by_id.keys), dtype=bool)
+    lacking[by_id.place[is_committed]] = True
+    problems = dict.fromkeys(_names(by_id.keys, lacking & is_short), "its halves are not there")
+    for file in messages.unreadable:
+        covered = is_short & file.covers(by_id.keys)
+        problems |= dict.fromkeys(_names(by_id.keys, covered), file.problem)
+    return {name: problem for name, problem in problems.items() if name not in given_up}
+
+
+def _names(ids: pa.Array, chosen: npt.NDArray[np.bool_]) -> list[str]:
+    return list(ids.filter(pa.array(chosen)).to_pylist())
 
 
 def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) -> pa.Table:
@@ -276,30 +286,32 @@ def _rank(facts: pa.Table) -> Integers:
 
 
 def _plans_of_deliveries(
-    half: HalfLog, schedule: ScheduleLog | None, facts: pa.Table
+    half: HalfLog, schedule: ScheduleLog | None, facts: pa.Table, given_up: Collection[str]
 ) -> Iterator[Plan]:
     """The plans of DELIVERED facts: first from the schedule, then from half what it lacks."""
     fact, sequence = list_items(facts["sequences"])
     by_id = Groups.of(facts["transaction_id"])
-    missing = np.arange(len(fact))
+    missing, unreadable = np.arange(len(fact)), []
     sources: list[tuple[Table, Sequence[str]]] = [(half.table, _HALF_COLUMNS)]
     if schedule is not None and schedule.refresh().is_there:
         sources.insert(0, (schedule.table, _SCHEDULE_COLUMNS))
     for table, columns in sources:
-        files = table.files_holding("transaction_id", by_id.keys) if len(missing) else []
-        rows, place = _messages_of(table, files, by_id.keys, columns)
+        ids = by_id.keys if len(missing) else by_id.keys.slice(0, 0)
+        messages = readable_rows(table, ids, columns)
+        unreadable += messages.unreadable
         addresses = (by_id.place[fact[missing]], sequence[missing])
-        row = find_pairs(addresses, (place, integers(rows["sequence"], -1)))
+        row = find_pairs(addresses, (messages.place, integers(messages.rows["sequence"], -1)))
         is_there = row >= 0
-        messages = rows.take(pa.array(row[is_there]))
-        plan_rows = _delivered_rows(messages, facts, fact[missing[is_there]])
-        yield Plan([PlanFile(table, file) for file in files], plan_rows)
+        rows = messages.rows.take(pa.array(row[is_there]))
+        plan_rows = _delivered_rows(rows, facts, fact[missing[is_there]])
+        yield Plan([PlanFile(table, file) for file in messages.files], plan_rows)
         missing = missing[~is_there]
-    if len(missing):
-        first = facts["transaction_id"][int(fact[missing[0]])]
-        problem = f"lacks {len(missing):,} delivered messages"
-        next_step = f"restore them, first those of {first}; no message is skipped"
-        raise PayloadMissingError("schedule", f"{problem}; {next_step}")
+    ids = pc.unique(facts["transaction_id"].take(pa.array(fact[missing])))
+    problems = dict.fromkeys(ids.to_pylist(), "a delivered message is not there")
+    for file in unreadable:
+        problems |= dict.fromkeys(_names(ids, file.covers(ids)), file.problem)
+    left = {name: problem for name, problem in problems.items() if name not in given_up}
+    yield Plan([], _delivered_rows(rows.slice(0, 0), facts, fact[:0]), left)
 
 
 def _delivered_rows(messages: pa.Table, facts: pa.Table, fact: Integers) -> pa.Table:

@@ -11,23 +11,20 @@ from txmq.delta.storage import Table
 from txmq.errors import SourceRestoredError
 from txmq.store.settled import NOTHING, SettledLog
 
-MAX_DOUBLINGS = 5
 FINGERPRINT_HEX_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedTopic:
-    """A topic that could not be written; it lacks messages after `from_version` of the op log."""
+    """A topic that could not be written; it lacks messages after `from_version` of the op log.
+
+    `since_ms` is the clock of the publisher that parked it, for display only.
+    """
 
     from_version: int
     reason: str
     since_ms: int
     attempts: int
-
-    def is_due(self, now_ms: int, retry_interval_s: float) -> bool:
-        """Whether to try again; the pause doubles with each attempt, up to 32 intervals."""
-        pause_ms = retry_interval_s * 1000 * (1 << min(self.attempts - 1, MAX_DOUBLINGS))
-        return now_ms >= self.since_ms + pause_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +76,13 @@ class PublishProgress:
     def check_source(self, op: Table) -> None:
         """Raise SourceRestoredError if the op log was restored or made anew."""
         if self.op_table_id != op.table_id:
-            raise SourceRestoredError("op", "was made anew; " + _RESTORED)
+            raise SourceRestoredError("op", "was made anew; " + RESTORED)
         if self.low_water_version > op.version:
-            raise SourceRestoredError("op", f"ends at version {op.version}; " + _RESTORED)
+            raise SourceRestoredError("op", f"ends at version {op.version}; " + RESTORED)
         sha256 = commit_sha256(op, self.low_water_version)
         if sha256 is not None and self.op_commit_sha256 not in (None, sha256):
             problem = f"has another commit {self.low_water_version}; "
-            raise SourceRestoredError("op", problem + _RESTORED)
+            raise SourceRestoredError("op", problem + RESTORED)
 
     def advanced(self, version: int, op: Table) -> PublishProgress:
         """The progress with a higher low-water mark; a lower one changes nothing."""
@@ -104,7 +101,7 @@ class PublishProgress:
         return replace(self, parked=parked)
 
 
-_RESTORED = "stop, then restore the topics and the settled log too, or make a new store"
+RESTORED = "stop, then restore the topics and the settled log too, or make a new store"
 
 
 def check_followed(op: Table, settled: SettledLog) -> None:
@@ -113,10 +110,10 @@ def check_followed(op: Table, settled: SettledLog) -> None:
     Both handles must be fresh. Reads: the op log's commit at the settled log's mark. Commits: 0.
     """
     if settled.mark > op.version:
-        raise SourceRestoredError("op", f"ends at {op.version}, but more was settled; {_RESTORED}")
+        raise SourceRestoredError("op", f"ends at {op.version}, but more was settled; {RESTORED}")
     fingerprint = commit_fingerprint(op, settled.mark)
     if fingerprint is not None and settled.fingerprint not in (None, fingerprint):
-        raise SourceRestoredError("op", f"has another commit {settled.mark}; {_RESTORED}")
+        raise SourceRestoredError("op", f"has another commit {settled.mark}; {RESTORED}")
 
 
 def commit_fingerprint(op: Table, version: int) -> int | None:

@@ -192,8 +192,4 @@ class Publisher:
         return self._round
 
     def _engines(self) -> EngineChoice:
-        return EngineChoice(
-            self.store.config.payload_engine,
-            self.store.config.payload_engine_spark_bytes,
-            self._spark,
-        )
+        return EngineChoice(self.store.config, self._spark)

@@ -6,29 +6,29 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.clock import Clock
-from txmq.delta.storage import Table
-from txmq.errors import CommitConflictError, CommitRefusedError, TopicConflictError, TxmqError
+from txmq.columns import integers
+from txmq.delta.pinned import problem_of
+from txmq.errors import CommitConflictError, CommitRefusedError, SourceRestoredError
 from txmq.fail_points import FailPoint, reached
-from txmq.publish.arrow_engine import ArrowEngine
-from txmq.publish.plan import PayloadEngine, Plan, make_plan
+from txmq.publish.culprits import NOBODYS_FAULT, culprits
+from txmq.publish.pauses import RetryPauses
+from txmq.publish.plan import Plan, readable_plan
 from txmq.publish.progress import ParkedTopic, PublishProgress, check_followed, commit_fingerprint
-from txmq.publish.settle import settle
-from txmq.publish.spark_engine import SparkEngine, suits_spark
-from txmq.results import Sum
-from txmq.store.topic import TopicLog, offsets_in_order
-from txmq.store.typed import body_schema_in
+from txmq.publish.settle import Settlement, Waiting, settle
+from txmq.publish.topic_writer import EngineChoice, Goal, PublishResult, TopicWriter
+from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -40,47 +40,6 @@ RIVAL_PAUSE_MAX_S = 0.1
 LARGE_ROUND_ROWS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class PublishResult(Sum):
-    """The counts of one call.
-
-    Attributes:
-        settled: new facts.
-        published: messages that were appended to topics, the schedule or the dead letters.
-        settled_commits: commits to the settled log.
-        topic_commits: commits to topics.
-        refused: commits that were refused because another publisher was faster.
-        parked: topics that could not be written.
-    """
-
-    settled: int = 0
-    published: int = 0
-    settled_commits: int = 0
-    topic_commits: int = 0
-    refused: int = 0
-    parked: int = 0
-
-
-class EngineChoice:
-    """Chooses the engine that copies a plan."""
-
-    def __init__(self, setting: str, spark_bytes: int, spark: SparkSession | None) -> None:
-        """`setting` is `payload_engine`; with auto, Spark copies plans of `spark_bytes` or more."""
-        self._arrow = ArrowEngine()
-        self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
-        self._setting, self._spark_bytes = setting, spark_bytes
-
-    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
-        """The engine for the rows of one topic."""
-        # Only the Arrow engine can turn bodies into columns.
-        suits = suits_spark(plan) and body_schema_in(topic) is None
-        if self._spark is None or self._setting == "arrow" or not suits:
-            return self._arrow
-        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
-            return self._spark
-        return self._arrow
-
-
 class PublishRound:
     """The table handles and the progress of one publisher. Not safe for several threads."""
 
@@ -89,17 +48,22 @@ class PublishRound:
         self._store, self._clock, self._engines, self._name = store, clock, engines, name
         self._logs = store.tables.logs()
         self._half, self._op = self._logs.half, self._logs.op
+        # The progress may refer to newer commits than an older handle of the op log would show.
+        self._op.refresh()
         self._settled, self._schedule = self._logs.settled, self._logs.schedule
         self._register = store.tables.register("publisher")
-        self._topics: dict[str, TopicLog] = {}
         self._span = FIRST_SPAN_VERSIONS
         self._lost_in_a_row = 0
         self._published_s = 0.0
         self._kept = self._register.read()
-        # The progress may refer to newer commits than this handle of the op log shows.
-        self._op.table.refresh()
+        self._op.refresh()
         self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
         self._kept_at_s = time.monotonic()
+        self._pauses = RetryPauses(store.config.park_retry_interval_s)
+        self._waiting = WaitingTransactions(store, self._logs, clock)
+        self._topics = TopicWriter(
+            store, self._op, clock, engines, self._waiting.keep_problems
+        )
         self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
 
     # --- the op log ---------------------------------------------------------------------------
@@ -117,6 +81,9 @@ class PublishRound:
         self._progress.check_source(self._op.table)
         check_followed(self._op.table, self._settled)
         latest = self._op.table.version
+        if self._op.table.has_news():
+            # A newest commit that delta-rs cannot read must not look like the end of the log.
+            self._op.check_commits(latest, latest + 1)
         result = self._publish()
         while self._settled.mark < latest and not stopping.is_set():
             settled = self._settle(latest)
@@ -124,26 +91,56 @@ class PublishRound:
                 self._pause_after_refusal(stopping)
             result = result + settled + self._publish()
         self._retry_parked()
-        return result
+        return result + self._retry_waiting()
 
     def _settle(self, latest: int) -> PublishResult:
+        self._waiting.follow()
         after = self._settled.mark
         end = min(latest, after + self._span)
+        if end <= after:
+            return PublishResult()
+        self._op.check_commits(after, end)
         claims = self._op.between(after, end)
         reached(FailPoint.CLAIMS_READ)
         self._half.table.refresh()
-        now_ms = self._clock.now_ms()
-        settlement = settle(claims, self._half, self._settled, now_ms, self._schedule)
+        settlement = self._decided(claims)
+        count = self._waiting.keep(settlement, after)
         self._adapt_span(claims.num_rows, end - after)
         reached(FailPoint.FACTS_DECIDED)
+        fingerprint = commit_fingerprint(self._op.table, end)
         try:
-            self._settled.swap(settlement.facts, end, commit_fingerprint(self._op.table, end))
+            self._settled.swap(settlement.facts, end, fingerprint, count)
         except CommitRefusedError as error:
             self._settled.table.refresh()
             self._check_that_mark_moves(after, error)
             return PublishResult(refused=1)
         reached(FailPoint.FACTS_COMMITTED)
-        return PublishResult(settled=settlement.facts.num_rows, settled_commits=1)
+        return PublishResult(
+            settled=settlement.facts.num_rows,
+            settled_commits=1,
+            set_aside=len(settlement.problems),
+        )
+
+    def _decided(self, claims: pa.Table) -> Settlement:
+        """Settle the claims; transactions that make this fail are set aside."""
+        held = self._waiting.held
+
+        def decide(held: Collection[str]) -> Settlement:
+            now_ms, waiting = self._clock.now_ms(), Waiting(held)
+            tables = (claims, self._half, self._settled)
+            return settle(*tables, now_ms, self._schedule, waiting)
+
+        try:
+            return decide(held)
+        except NOBODYS_FAULT:
+            raise
+        except Exception:
+            ids = pc.unique(claims["transaction_id"]).to_pylist()
+            problems = culprits(ids, lambda part: decide({*ids, *held} - {*part}))
+            if not problems:
+                raise
+            settlement = decide({*held, *problems})
+            return replace(settlement, problems={**problems, **settlement.problems})
 
     def _pause_after_refusal(self, stopping: threading.Event) -> None:
         """Pause for a random part of the last publish time.
@@ -176,17 +173,33 @@ class PublishRound:
     def _publish(self) -> PublishResult:
         """Bring every topic from the low-water mark to the mark of the settled log."""
         mark, low = self._settled.mark, self._progress.low_water_version
-        if mark <= low:
-            return PublishResult()
+        result = PublishResult()
+        if mark > low:
+            for step in self._steps(low, mark):
+                result += self._publish_step(step)
+        return result
+
+    def _steps(self, after: int, through: int) -> list[int]:
+        """Op versions up to `through`, with about `publish_batch_rows` facts between two."""
+        if through - after <= FIRST_SPAN_VERSIONS:
+            return [through]
+        facts = self._settled.between(after, through, ("op_version",))
+        versions = np.sort(integers(facts["op_version"], after))
+        rows = self._store.config.publish_batch_rows
+        ends = np.unique(versions[rows - 1 :: rows])
+        return [*ends[ends < through].tolist(), through]
+
+    def _publish_step(self, mark: int) -> PublishResult:
+        low = self._progress.low_water_version
         facts = self._settled.to_show(low, mark)
         result = PublishResult()
         if facts.num_rows:
             self._half.table.refresh()
             begun_s = time.monotonic()
-            plan = make_plan(self._half, facts, self._schedule)
+            goal = self._goal(facts, low, mark)
             reached(FailPoint.PLAN_MADE)
-            names = [name for name in plan.topics() if name not in self._progress.parked]
-            result = self._write_topics(names, plan, mark)
+            names = [name for name in goal.plan.topics() if name not in self._progress.parked]
+            result = self._write_topics(names, goal)
             self._published_s = time.monotonic() - begun_s
             reached(FailPoint.TOPICS_DONE)
         if facts.num_rows + result.published >= LARGE_ROUND_ROWS:
@@ -196,98 +209,112 @@ class PublishRound:
         self._keep_progress_sometimes(urgent=result.parked > 0)
         return result
 
-    def _write_topics(self, names: Iterable[str], plan: Plan, mark: int) -> PublishResult:
-        low = self._progress.low_water_version
-        tasks = {
-            name: self._writers.submit(self._write_topic, name, plan, low, mark) for name in names
-        }
-        result = PublishResult()
+    def _goal(self, facts: pa.Table, after: int, mark: int) -> Goal:
+        """The plan of these facts; transactions that cannot be read are set aside first."""
+        plan, facts = self._plan(facts, after)
+        if plan.missing:
+            self._waiting.keep_problems(plan.missing, after)
+        fingerprint = (
+            self._settled.fingerprint
+            if mark == self._settled.mark
+            else commit_fingerprint(self._op.table, mark)
+        )
+        return Goal(plan, facts, after, mark, fingerprint)
+
+    def _plan(self, facts: pa.Table, after: int) -> tuple[Plan, pa.Table]:
+        """The plan, and its facts: those of transactions that make planning fail are left out."""
+        try:
+            return readable_plan(self._half, facts, self._schedule), facts
+        except NOBODYS_FAULT:
+            raise
+        except Exception:
+
+            def plan_part(part: Collection[str]) -> Plan:
+                return readable_plan(self._half, facts_about(facts, part), self._schedule)
+
+            ids = pc.unique(facts["transaction_id"]).to_pylist()
+            problems = culprits(ids, plan_part)
+            if not problems:
+                raise
+            self._waiting.keep_problems(problems, after)
+            facts = facts_about(facts, {*ids} - problems.keys())
+            return readable_plan(self._half, facts, self._schedule), facts
+
+    def _write_topics(self, names: Sequence[str], goal: Goal) -> PublishResult:
+        self._topics.expect(names)
+        tasks = {name: self._writers.submit(self._topics.write, name, goal) for name in names}
+        result = PublishResult(set_aside=len(goal.plan.missing))
+        restored: SourceRestoredError | None = None
         for name, task in tasks.items():
             try:
-                result = result + task.result()
-            except (TxmqError, OSError, pa.ArrowException) as error:
-                self._park(name, low, error)
-                result = result + PublishResult(parked=1)
+                result += task.result()
+            except SourceRestoredError as error:
+                restored = error
+            except Exception as error:  # noqa: BLE001 - one topic must not stop the others
+                self._park(name, goal.after, error)
+                result += PublishResult(parked=1)
+        if restored is not None:
+            raise restored
         return result
-
-    def _write_topic(self, name: str, plan: Plan, after: int, mark: int) -> PublishResult:
-        """Append the missing messages to a topic exactly once, also beside other publishers."""
-        topic = self._topic(name)
-        refused = 0
-        for _ in range(self._store.config.commit_attempts):
-            topic.table.refresh()
-            missing = plan.of_topic(name, max(after, topic.mark))
-            if mark <= topic.mark or missing.rows.num_rows == 0:
-                return PublishResult(refused=refused)
-            try:
-                self._append(topic, missing, mark)
-            except CommitRefusedError:
-                refused += 1
-            else:
-                count = missing.rows.num_rows
-                return PublishResult(published=count, topic_commits=1, refused=refused)
-        raise CommitConflictError(name, f"other publishers were faster {refused} times")
-
-    def _append(self, topic: TopicLog, missing: Plan, mark: int) -> None:
-        queues = missing.rows["queue_id"]
-        begin = topic.next_offsets(pa.compute.unique(queues).to_pylist())
-        offsets, next_offsets = offsets_in_order(queues, begin)
-        engine = self._engines.engine_for(missing, topic.table)
-        files = engine.write(topic.table, missing, pa.array(offsets), self._clock.now_ms())
-        reached(FailPoint.PAYLOAD_WRITTEN)
-        topic.swap_files(files, mark, next_offsets)
-        reached(FailPoint.TOPIC_COMMITTED)
-
-    def _topic(self, name: str) -> TopicLog:
-        if name not in self._topics:
-            self._check_case(name)
-            topic = self._store.tables.topic_log(name, self._op.table.table_id)
-            if not topic.table.exists():
-                self._store.tables.create_topic(name)
-                reached(FailPoint.TOPIC_CREATED)
-            self._topics[name] = topic
-        return self._topics[name]
-
-    def _check_case(self, name: str) -> None:
-        for other in self._store.topics():
-            if other != name and other.lower() == name.lower():
-                raise TopicConflictError("topic", name, f"the topic {other} differs only in case")
 
     # --- parked topics ------------------------------------------------------------------------
 
     def _park(self, name: str, from_version: int, error: Exception) -> None:
-        before = self._progress.parked.get(name)
+        before, now_ms = self._progress.parked.get(name), self._clock.now_ms()
         parked = ParkedTopic(
             before.from_version if before else from_version,
-            f"{type(error).__name__}: {error}"[:500],
-            self._clock.now_ms(),
+            reason_of(error),
+            now_ms,
             before.attempts + 1 if before else 1,
         )
         logger.error("topic %s is parked: %s", name, parked.reason)
-        self._topics.pop(name, None)
+        self._pauses.tried(name, now_ms)
+        self._topics.forget(name)
         self._progress = self._progress.with_parked(name, parked)
         reached(FailPoint.TOPIC_PARKED)
 
     def _retry_parked(self) -> None:
         """Let parked topics catch up from the version at which they were parked."""
-        now_ms, interval_s = self._clock.now_ms(), self._store.config.park_retry_interval_s
+        now_ms = self._clock.now_ms()
         for name, parked in list(self._progress.parked.items()):
-            if parked.is_due(now_ms, interval_s):
+            if self._pauses.is_due(name, parked.attempts, now_ms):
                 self._catch_up(name, parked)
                 self.keep_progress()
 
     def _catch_up(self, name: str, parked: ParkedTopic) -> None:
         mark = min(self._settled.mark, self._progress.low_water_version)
         try:
-            facts = self._settled.to_show(parked.from_version, mark)
-            self._half.table.refresh()
-            plan = make_plan(self._half, facts, self._schedule)
-            self._write_topic(name, plan, parked.from_version, mark)
-        except (TxmqError, OSError, pa.ArrowException) as error:
+            self._topics.expect([name])
+            for step in self._steps(parked.from_version, mark):
+                facts = self._settled.to_show(parked.from_version, step)
+                self._half.table.refresh()
+                self._topics.write(name, self._goal(facts, parked.from_version, step))
+                parked = replace(parked, from_version=max(parked.from_version, step))
+                self._progress = self._progress.with_parked(name, parked)
+        except SourceRestoredError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one topic must not stop the others
             self._park(name, parked.from_version, error)
         else:
-            logger.info("topic %s caught up and is not parked any more", name)
-            self._progress = self._progress.without_parked(name)
+            self._end_parking(name, mark)
+
+    def _end_parking(self, name: str, mark: int) -> None:
+        """Let the topic go on with the others, if it is where they are."""
+        self._pauses.forget(name)
+        if mark < self._progress.low_water_version:
+            # Another publisher is further: between the two marks this topic still lacks messages.
+            return
+        logger.info("topic %s caught up and is not parked any more", name)
+        self._progress = self._progress.without_parked(name)
+
+    # --- transactions that are set aside ------------------------------------------------------
+
+    def _retry_waiting(self) -> PublishResult:
+        """Settle and publish the transactions that were set aside and can be read again."""
+        low = self._progress.low_water_version
+        if self._settled.mark > low:
+            return PublishResult()
+        return self._waiting.retry(self._topics, low, self._progress.parked)
 
     # --- progress -----------------------------------------------------------------------------
 
@@ -309,6 +336,11 @@ class PublishRound:
             self._progress = merged_progress(self._progress, self._kept.value, self._op.table)
         reached(FailPoint.PROGRESS_KEPT)
         self._kept_at_s = time.monotonic()
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a topic is parked; an error of Arrow may quote a body, so only its type is kept."""
+    return problem_of(error)
 
 
 def merged_progress(progress: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:

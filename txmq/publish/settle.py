@@ -2,20 +2,23 @@
 
 The common case is one COMMIT or ROLLBACK, the first and only claim about a complete transaction.
 Vectorised Arrow code handles it; all other claims go through `lifecycle.fold`. A property test
-checks that both agree.
+checks that both agree. A transaction whose halves cannot be read is not decided (decision 0027).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
 from txmq.columns import Groups, flags
+from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
-from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, TransactionState, fold
+from txmq.errors import TxmqError
+from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, Halves, TransactionState, fold
 from txmq.publish.deliveries import is_about_delivery, settle_deliveries
 from txmq.store.half import HalfLog, grouped_summaries
 from txmq.store.op import claims_of_table
@@ -30,19 +33,43 @@ _PLAIN_ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The facts of one range of claims, and how many claims had no effect."""
+    """The facts of one range of claims, and how many claims had no effect.
+
+    Attributes:
+        undecided: the claims that wait, because their transaction cannot be decided now.
+        problems: why, by transaction.
+    """
 
     facts: pa.Table
     claims: int
     without_effect: int
+    undecided: pa.Table
+    problems: Mapping[str, str]
 
 
-def settle(
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The transactions that are set aside.
+
+    Attributes:
+        held: those whose claims are not folded, because earlier claims about them wait.
+        given_up: those whose unreadable halves count as missing, each with its producer group.
+    """
+
+    held: Collection[str] = ()
+    given_up: Mapping[str, str] = field(default_factory=dict)
+
+
+NOBODY_WAITS = Waiting()
+
+
+def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     claims: pa.Table,
     half: HalfLog,
     settled: SettledLog,
     now_ms: int,
     schedule: ScheduleLog | None = None,
+    waiting: Waiting = NOBODY_WAITS,
 ) -> Settlement:
     """Decide which claims take effect.
 
@@ -52,31 +79,69 @@ def settle(
         settled: pinned to the version that the facts will be appended to.
         now_ms: the settled_timestamp of the facts.
         schedule: holds delayed messages whose halves are gone.
+        waiting: transactions that are set aside.
 
-    Returns: the facts, as SETTLED, in the order of the claims.
+    Returns: the facts, as SETTLED, in the order of the claims, and the claims that must wait.
 
     Reads: half, settled and, for DELIVER and RECALL, the schedule. Commits: 0.
     """
-    is_delivery = flags(is_about_delivery(claims))
-    if not is_delivery.any():
-        facts = _ends(claims, half, settled, now_ms)
-    else:
-        facts = _ends(claims.filter(pa.array(~is_delivery)), half, settled, now_ms)
-        deliveries = claims.filter(pa.array(is_delivery))
+    # An UNKNOWN counts a check and changes no state.
+    rows = claims.filter(pc.not_equal(claims["kind"], ClaimKind.UNKNOWN.value))
+    is_held = flags(_is_about(rows, waiting.held))
+    is_delivery = flags(is_about_delivery(rows))
+    active = rows.filter(pa.array(~is_held & ~is_delivery))
+    facts, problems = _ends(active, half, settled, now_ms, waiting.given_up)
+    is_held |= flags(_is_about(rows, problems))
+    if is_delivery.any():
+        deliveries = rows.filter(pa.array(is_delivery & ~is_held))
         logs = (half, schedule, settled)
-        facts = pa.concat_tables([facts, settle_deliveries(deliveries, facts, logs, now_ms)])
+        delivered, late = settle_deliveries(deliveries, facts, logs, now_ms, waiting.given_up)
+        is_held |= is_delivery & flags(_is_about(rows, late))
+        facts, problems = pa.concat_tables([facts, delivered]), {**problems, **late}
     ordered = facts.sort_by([("op_version", "ascending"), ("ordinal", "ascending")])
-    return Settlement(ordered, claims.num_rows, claims.num_rows - facts.num_rows)
+    undecided = rows.filter(pa.array(is_held))
+    without_effect = claims.num_rows - facts.num_rows - undecided.num_rows
+    return Settlement(ordered, claims.num_rows, without_effect, undecided, problems)
 
 
-def _ends(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
-    """The facts about whole transactions: of all claims but DELIVER and RECALL."""
+def _is_about(claims: pa.Table, transaction_ids: Iterable[str]) -> pa.ChunkedArray:
+    value_set = pa.array(list(transaction_ids), pa.string())
+    return pc.is_in(claims["transaction_id"], value_set=value_set)
+
+
+def _ends(
+    claims: pa.Table,
+    half: HalfLog,
+    settled: SettledLog,
+    now_ms: int,
+    given_up: Mapping[str, str],
+) -> tuple[pa.Table, dict[str, str]]:
+    """The facts about whole transactions, of all claims but DELIVER and RECALL, and the problems."""
     if claims.num_rows == 0:
-        return SETTLED.columns.empty_table()
+        return SETTLED.columns.empty_table(), {}
     ids = pc.unique(claims["transaction_id"])
     with_facts = pc.unique(settled.facts_of(ids)["transaction_id"])
-    plain, others = _split(claims, half.summaries(ids), with_facts)
-    return pa.concat_tables([_plain_facts(plain, now_ms), _folded(others, half, settled, now_ms)])
+    summaries, unreadable = half.readable_summaries(ids)
+    complete = complete_groups(summaries)
+    is_open = pc.invert(pc.is_in(ids, value_set=complete["transaction_id"].combine_chunks()))
+    problems = undecidable(ids.filter(is_open), unreadable, given_up)
+    if problems:
+        claims = claims.filter(pc.invert(_is_about(claims, problems)))
+    plain, others = _split(claims, complete, with_facts)
+    halves, more = _halves(others, half, summaries, given_up)
+    folded = _folded(others, halves, settled, now_ms)
+    return pa.concat_tables([_plain_facts(plain, now_ms), folded]), {**problems, **more}
+
+
+def undecidable(
+    transaction_ids: pa.Array, unreadable: Sequence[UnreadableFile], given_up: Collection[str]
+) -> dict[str, str]:
+    """Of transactions that lack rows those that a file may hold that cannot be read, and why."""
+    problems: dict[str, str] = {}
+    for file in unreadable:
+        covered = transaction_ids.filter(pa.array(file.covers(transaction_ids)))
+        problems |= dict.fromkeys(covered.to_pylist(), file.problem)
+    return {name: problem for name, problem in problems.items() if name not in given_up}
 
 
 def complete_groups(summaries: pa.Table) -> pa.Table:
@@ -100,11 +165,10 @@ def complete_groups(summaries: pa.Table) -> pa.Table:
 
 
 def _split(
-    claims: pa.Table, summaries: pa.Table, with_facts: pa.Array
+    claims: pa.Table, complete: pa.Table, with_facts: pa.Array
 ) -> tuple[pa.Table, pa.Table]:
     """The claims that columns can decide, and the rest; claims of one transaction stay together."""
     by_id = Groups.of(claims["transaction_id"])
-    complete = complete_groups(summaries)
     row = pc.index_in(by_id.keys, value_set=complete["transaction_id"])
     half_group = pc.take(complete["first_group"].combine_chunks(), row).take(by_id.place)
     conditions = [
@@ -146,13 +210,48 @@ def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
     return pa.table(columns, schema=SETTLED.columns)
 
 
-def _folded(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
+def _halves(
+    claims: pa.Table, half: HalfLog, summaries: pa.Table, given_up: Mapping[str, str]
+) -> tuple[dict[str, Halves], dict[str, str]]:
+    """The halves of the transactions of these claims; and those that cannot be compared, and why."""
+    halves = {name: Halves(group, None, 0) for name, group in given_up.items()}
+    if claims.num_rows == 0:
+        return halves, {}
+    ids = pc.unique(claims["transaction_id"])
+    summaries = summaries.filter(pc.is_in(summaries["transaction_id"], value_set=ids))
+    try:
+        return {**halves, **half.readable_halves_of(summaries)}, {}
+    except (TxmqError, OSError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001 - one strange row must not stop the others
+        return _halves_one_by_one(ids, half, summaries, halves)
+
+
+def _halves_one_by_one(
+    ids: pa.Array, half: HalfLog, summaries: pa.Table, halves: dict[str, Halves]
+) -> tuple[dict[str, Halves], dict[str, str]]:
+    problems: dict[str, str] = {}
+    for transaction_id in ids.to_pylist():
+        rows = summaries.filter(pc.equal(summaries["transaction_id"], transaction_id))
+        try:
+            halves |= half.readable_halves_of(rows)
+        except (TxmqError, OSError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - kept as the problem of this transaction
+            if transaction_id not in halves:
+                kind = type(error).__name__
+                problems[transaction_id] = f"its halves cannot be compared ({kind})"
+    return {name: one for name, one in halves.items() if name not in problems}, problems
+
+
+def _folded(
+    claims: pa.Table, halves: Mapping[str, Halves], settled: SettledLog, now_ms: int
+) -> pa.Table:
     """The facts that the fold makes of these claims."""
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table()
     ids = pc.unique(claims["transaction_id"])
     standings = settled.standings(ids)
-    halves = half.halves_of(ids.to_pylist())
     facts: list[Fact] = []
     for transaction_id, claims_of_one in _by_transaction(claims).items():
         # Claims about a transaction without any half have no effect.

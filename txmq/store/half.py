@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import timestamp
 from txmq.columns import Groups, Integers, first_of_each, flags, integers
+from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import HALF, HEAD_SEQUENCE
 from txmq.delta.storage import Table
 from txmq.lifecycle import Halves
@@ -29,6 +30,8 @@ DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
 DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
 
 NO_SEQUENCE = -1
+# The bodies of about so many doubled halves are compared at once.
+COMPARED_ROWS = 256
 _DAY_MS = 86_400_000
 # Shared by all rows: a list for each message costs the garbage collector much work.
 _NO_PROPERTIES: list[tuple[str, str]] = []
@@ -188,18 +191,29 @@ class HalfLog:
         """SUMMARY_COLUMNS of all rows of these transactions, duplicates included."""
         return self.table.rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
 
+    def readable_summaries(
+        self, transaction_ids: pa.Array
+    ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
+        """As `summaries`, without the files that cannot be read, which are returned."""
+        return self.table.readable_rows_of("transaction_id", transaction_ids, SUMMARY_COLUMNS)
+
     def rows(self, transaction_ids: pa.Array) -> pa.Table:
         """All columns of all rows of these transactions, duplicates included."""
         return self.table.rows_of("transaction_id", transaction_ids, HALF.columns.names)
 
-    def delayed_of(self, transaction_ids: pa.Array) -> pa.Table:
-        """transaction_id, sequence, producer_group of their delayed messages, once each."""
+    def readable_delayed_of(
+        self, transaction_ids: pa.Array
+    ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
+        """transaction_id, sequence, producer_group of their delayed messages, once each.
+
+        Files that cannot be read are left out, and returned.
+        """
         columns = (*DELAYED_COLUMNS, *DELAY_COLUMNS)
-        rows = self.table.rows_of("transaction_id", transaction_ids, columns)
+        rows, unreadable = self.table.readable_rows_of("transaction_id", transaction_ids, columns)
         rows = rows.filter(is_delayed(rows)).select(list(DELAYED_COLUMNS))
         places = Groups.of(rows["transaction_id"]).place
         first = first_of_each(places, integers(rows["sequence"], NO_SEQUENCE))
-        return rows if first.all() else rows.filter(pa.array(first))
+        return (rows if first.all() else rows.filter(pa.array(first))), unreadable
 
     def halves(self, transaction_id: str) -> Halves | None:
         """The durable halves of one transaction; None without any; 0 commits."""
@@ -210,7 +224,20 @@ class HalfLog:
 
         Bodies are read only if a sequence appears twice, to tell a retried append from a conflict.
         """
-        grouped = grouped_summaries(self.summaries(pa.array(transaction_ids, pa.string())))
+        return self._halves(self.summaries(pa.array(transaction_ids, pa.string())), self.rows)
+
+    def readable_halves_of(self, summaries: pa.Table) -> dict[str, Halves]:
+        """As `halves_of`, from summaries that are read already, by the files that can be read."""
+        return self._halves(summaries, self._readable_rows)
+
+    def _readable_rows(self, transaction_ids: pa.Array) -> pa.Table:
+        names = HALF.columns.names
+        return self.table.readable_rows_of("transaction_id", transaction_ids, names)[0]
+
+    def _halves(
+        self, summaries: pa.Table, rows_of: Callable[[pa.Array], pa.Table]
+    ) -> dict[str, Halves]:
+        grouped = grouped_summaries(summaries)
         once = pc.and_(
             pc.equal(grouped["rows"], grouped["places"]),
             pc.equal(grouped["first_group"], grouped["last_group"]),
@@ -219,8 +246,18 @@ class HalfLog:
             row["transaction_id"]: Halves(row["first_group"], row["message_count"], row["messages"])
             for row in grouped.filter(once).to_pylist()
         }
-        doubled = grouped.filter(pc.invert(once))["transaction_id"].combine_chunks()
-        return halves | (halves_by_id(self.rows(doubled)) if len(doubled) else {})
+        doubled = grouped.filter(pc.invert(once))
+        for ids in _chunks(doubled):
+            halves |= halves_by_id(rows_of(ids))
+        return halves
+
+
+def _chunks(grouped: pa.Table) -> Iterator[pa.Array]:
+    """The transactions in their order, few rows at a time, because their bodies are compared."""
+    ends = np.cumsum(integers(grouped["rows"], 0)) // COMPARED_ROWS
+    ids = grouped["transaction_id"].combine_chunks()
+    for number in np.unique(ends):
+        yield ids.filter(pa.array(ends == number))
 
 
 def is_delayed(rows: pa.Table) -> pa.ChunkedArray:

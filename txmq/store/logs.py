@@ -35,7 +35,7 @@ class Logs:
     @cached_property
     def settled(self) -> SettledLog:
         """The settled log with its mark for this op log."""
-        return SettledLog(self._settled_table, self.op.table.table_id)
+        return SettledLog(self._settled_table, self.op.table_id)
 
     def refresh(self) -> None:
         """Move to the newest versions, to read the states of given transactions.
@@ -52,7 +52,7 @@ class Logs:
         each part of the range. Readers that need no halves call it too.
         """
         self.settled.table.refresh()
-        self.op.table.refresh()
+        self.op.refresh()
 
     def refresh_after_half(self) -> None:
         """Move half first, then settled and op, to list all transactions without an end.

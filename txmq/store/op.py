@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import milliseconds, timestamp
-from txmq.delta.schemas import OP
+from txmq.delta.pinned import commit_path
+from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.delta.storage import Table
+from txmq.errors import StorageError, StoreNotFoundError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource
 
 CLAIM_COLUMNS = (
@@ -19,6 +23,10 @@ CLAIM_COLUMNS = (
     "next_check_timestamp", "reason", "op_timestamp", "sequences",
 )  # fmt: skip
 _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
+# Times that Python can represent; a column may hold others.
+_TIMES = ("op_timestamp", "next_check_timestamp")
+_FIRST_TIME = pa.scalar(datetime.min.replace(tzinfo=UTC), MICROSECONDS_UTC)
+_LAST_TIME = pa.scalar(datetime.max.replace(tzinfo=UTC), MICROSECONDS_UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,45 @@ class OpLog:
         """Open nothing yet; `table` is not shared."""
         self.table = table
 
+    def refresh(self) -> OpLog:
+        """Move to the newest version and return this object.
+
+        Raises: StorageError; it names the newest commit file where that is what cannot be read.
+        """
+        with self._naming_the_file():
+            self.table.refresh()
+        return self
+
+    @property
+    def table_id(self) -> str:
+        """The id of the op log. Raises: as `refresh`."""
+        with self._naming_the_file():
+            return self.table.table_id
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreNotFoundError:
+            raise
+        except StorageError:
+            newest = self.table.newest_commit()
+            self.check_commits(newest - 1, newest)
+            raise
+
+    def check_commits(self, after: int, through: int) -> None:
+        """Check that the commit files after `after` up to `through` are whole; 0 commits.
+
+        A file that lost its content reads as a commit without claims, and they would be skipped.
+
+        Raises: StorageError; it names the file.
+        """
+        for version in range(after + 1, through + 1):
+            problem = self.table.commit_problem(version)
+            if problem is not None:
+                cure = "restore this file; until then nothing is settled and nothing is skipped"
+                raise StorageError("op", f"{commit_path(version)} {problem}: {cure}")
+
     def between(self, after: int, through: int) -> pa.Table:
         """CLAIM_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
 
@@ -164,6 +211,11 @@ def _well_formed(rows: pa.Table) -> pa.Table:
     )
     for column in _REQUIRED_COLUMNS:
         is_well_formed = pc.and_(is_well_formed, pc.is_valid(rows[column]))
+    for column in _TIMES:
+        is_time = pc.and_(
+            pc.greater_equal(rows[column], _FIRST_TIME), pc.less_equal(rows[column], _LAST_TIME)
+        )
+        is_well_formed = pc.and_(is_well_formed, pc.fill_null(is_time, True))  # noqa: FBT003
     return rows.filter(is_well_formed)
 
 

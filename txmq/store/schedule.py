@@ -8,12 +8,15 @@ from datetime import date
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.files import DataFile
+from txmq.columns import Groups, first_of_each, flags, integers
+from txmq.delta.files import DataFile, UnreadableFile
 from txmq.delta.schemas import SCHEDULE
 from txmq.delta.storage import Table
-from txmq.store.half import HalfLog
+from txmq.errors import StorageError
+from txmq.store.half import NO_SEQUENCE, HalfLog
 
 MESSAGE_COLUMNS = ("transaction_id", "sequence", "producer_group")
+_NO_MESSAGES = pa.schema([SCHEDULE.columns.field(name) for name in MESSAGE_COLUMNS]).empty_table()
 
 
 class ScheduleLog:
@@ -43,10 +46,19 @@ class ScheduleLog:
     def messages_of(self, transaction_ids: pa.Array) -> pa.Table:
         """MESSAGE_COLUMNS of all messages of these transactions; 0 commits."""
         if not self.is_there:
-            return pa.schema(
-                [SCHEDULE.columns.field(name) for name in MESSAGE_COLUMNS]
-            ).empty_table()
+            return _NO_MESSAGES
         return self.table.rows_of("transaction_id", transaction_ids, MESSAGE_COLUMNS)
+
+    def readable_messages_of(
+        self, transaction_ids: pa.Array
+    ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
+        """MESSAGE_COLUMNS of all messages of these transactions; 0 commits.
+
+        Files that cannot be read are left out, and returned.
+        """
+        if not self.is_there:
+            return _NO_MESSAGES, ()
+        return self.table.readable_rows_of("transaction_id", transaction_ids, MESSAGE_COLUMNS)
 
     def due_dates(self) -> set[date]:
         """The due dates of all messages in the schedule; reads no rows."""
@@ -81,12 +93,31 @@ def delayed_messages(
 
     Retention removes halves before the rows of the schedule, so a message that is in neither
     cannot be delivered any more.
+
+    Raises: StorageError where a file that may hold them cannot be read.
     """
-    of_half = half.delayed_of(transaction_ids)
+    messages, unreadable = readable_delayed_messages(half, schedule, transaction_ids)
+    if unreadable:
+        raise StorageError("half", f"{unreadable[0].problem}; restore this file, then try again")
+    return messages
+
+
+def readable_delayed_messages(
+    half: HalfLog, schedule: ScheduleLog | None, transaction_ids: pa.Array
+) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
+    """As `delayed_messages`, without the files that cannot be read, which are returned."""
+    of_half, unreadable = half.readable_delayed_of(transaction_ids)
     if schedule is None:
-        return of_half
+        return of_half, unreadable
     is_in_half = pc.is_in(transaction_ids, value_set=pc.unique(of_half["transaction_id"]))
-    remaining = transaction_ids.filter(pc.invert(is_in_half))
+    is_whole = flags(is_in_half)
+    for file in unreadable:
+        is_whole = is_whole & ~file.covers(transaction_ids)
+    remaining = transaction_ids.filter(pa.array(~is_whole))
     if not len(remaining):
-        return of_half
-    return pa.concat_tables([of_half, schedule.refresh().messages_of(remaining)])
+        return of_half, unreadable
+    of_schedule, also_unreadable = schedule.refresh().readable_messages_of(remaining)
+    messages = pa.concat_tables([of_half, of_schedule])
+    places = Groups.of(messages["transaction_id"]).place
+    first = first_of_each(places, integers(messages["sequence"], NO_SEQUENCE))
+    return messages.filter(pa.array(first)), (*unreadable, *also_unreadable)

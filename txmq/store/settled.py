@@ -13,6 +13,7 @@ from txmq.delta.storage import Table
 from txmq.lifecycle import DeliveryState, Fact, Standing, TransactionState
 
 NOTHING = -1
+SET_ASIDE_MARK = "txmq-set-aside"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp")
 DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
@@ -73,6 +74,11 @@ class SettledLog:
         """The fingerprint of the op log's commit at the mark; a restored op log has another."""
         return self.table.mark(self._fingerprint_id)
 
+    @property
+    def set_aside_count(self) -> int:
+        """How often transactions were set aside or settled late; see `store.set_aside`."""
+        return self.table.mark(SET_ASIDE_MARK) or 0
+
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
         """FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""
         rows = self.table.rows_of("transaction_id", transaction_ids, FACT_COLUMNS)
@@ -102,7 +108,14 @@ class SettledLog:
 
         A life that was DISCARDED before it EXPIRED is left out: its messages are dead letters.
         """
-        facts = self.between(after, through, SHOWN_COLUMNS)
+        return self._to_show(self.between(after, through, SHOWN_COLUMNS))
+
+    def to_show_of(self, transaction_ids: pa.Array, through: int) -> pa.Table:
+        """As `to_show`, of some transactions, however old their facts are."""
+        rows = self.table.rows_of("transaction_id", transaction_ids, SHOWN_COLUMNS)
+        return self._to_show(rows.filter(pc.less_equal(rows["op_version"], through)))
+
+    def _to_show(self, facts: pa.Table) -> pa.Table:
         expired = facts.filter(pc.equal(facts["state"], TransactionState.EXPIRED.value))
         if not expired.num_rows:
             return facts
@@ -112,13 +125,29 @@ class SettledLog:
         is_expired = pc.equal(facts["state"], TransactionState.EXPIRED.value)
         return facts.filter(pc.invert(pc.and_(is_expired, shown_before)))
 
-    def swap(self, rows: pa.Table, mark: int, fingerprint: int | None = None) -> None:
+    def swap(
+        self,
+        rows: pa.Table,
+        mark: int,
+        fingerprint: int | None = None,
+        set_aside_count: int | None = None,
+    ) -> None:
         """Append facts and set the mark, in one commit, also without rows.
+
+        `set_aside_count` is given where claims of the range wait (decision 0027).
 
         Raises: CommitRefusedError if another publisher was faster.
         """
-        fingerprints = {} if fingerprint is None else {self._fingerprint_id: fingerprint}
-        self.table.swap(rows, {self.mark_id: mark, **fingerprints})
+        marks = {self._fingerprint_id: fingerprint, SET_ASIDE_MARK: set_aside_count}
+        more = {name: number for name, number in marks.items() if number is not None}
+        self.table.swap(rows, {self.mark_id: mark, **more})
+
+    def add(self, rows: pa.Table, set_aside_count: int) -> None:
+        """Append the facts of transactions that waited, in one commit; the mark stays.
+
+        Raises: CommitRefusedError if another publisher set transactions aside or settled them.
+        """
+        self.table.swap(rows, {SET_ASIDE_MARK: set_aside_count})
 
 
 def without_deliveries(facts: pa.Table) -> pa.Table:

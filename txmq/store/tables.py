@@ -35,7 +35,7 @@ from txmq.store.typed import BODY_SCHEMA_PROPERTY, check_body_schema, set_body_s
 # Made with the store.
 REGISTERS = ("config", "publisher", "check_lease", "maintenance")
 # Made with their first value.
-OPTIONAL_REGISTERS = ("delay", "topics")
+OPTIONAL_REGISTERS = ("delay", "set_aside", "topics")
 # Prefixes: one register for each group, made with its first value.
 REMOTE, CONSUMER_GROUP, DEAD_LETTERS = "remote_", "group_", "dead_letters_"
 _OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)
@@ -107,6 +107,10 @@ class StoreTables:
         table = self._topic_table(topic)
         if table.exists():
             check_body_schema(table, topic, body)
+
+    def topic_folders(self) -> list[str]:
+        """The names in the folder of the topics, listed once; a folder may lack its table."""
+        return self._folders("topics")
 
     def topic_names(self) -> list[str]:
         """The topics that have a table, including deleted ones."""

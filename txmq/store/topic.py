@@ -11,10 +11,11 @@ import pyarrow.compute as pc
 
 from txmq.delta.parquet import NewFile
 from txmq.delta.storage import Table
-from txmq.store.settled import NOTHING
+from txmq.store.settled import NOTHING, fingerprint_id
 
 OFFSET_MARK = "txmq-offset/"
 REBUILD_MARK = "txmq-rebuild"
+UNKNOWN_FINGERPRINT = 0
 
 
 class TopicLog:
@@ -25,12 +26,18 @@ class TopicLog:
         self.name = name
         self.table = table
         self.mark_id = mark_id
+        self._fingerprint_id = fingerprint_id(mark_id.partition("/")[2])
 
     @property
     def mark(self) -> int:
         """The op version up to which this handle's messages are complete."""
         version = self.table.mark(self.mark_id)
         return NOTHING if version is None else version
+
+    @property
+    def fingerprint(self) -> int | None:
+        """The fingerprint of the op log's commit at the mark; None where it is not known."""
+        return self.table.mark(self._fingerprint_id) or None
 
     def next_offsets(self, queue_ids: Sequence[int]) -> dict[int, int]:
         """The offset of the next message of each queue; retention does not change it."""
@@ -44,10 +51,21 @@ class TopicLog:
         self.table.swap(rows, self._marks(mark, next_offsets))
 
     def swap_files(
-        self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
+        self,
+        files: Sequence[NewFile],
+        mark: int,
+        next_offsets: Mapping[int, int],
+        fingerprint: int | None = None,
     ) -> None:
-        """As `swap`, for files that are already written."""
-        self.table.swap_files(files, self._marks(mark, next_offsets))
+        """As `swap`, for files that are already written; `fingerprint` is of the op log at `mark`."""
+        self.table.swap_files(files, self._marks(mark, next_offsets, fingerprint))
+
+    def add_files(self, files: Sequence[NewFile], next_offsets: Mapping[int, int]) -> None:
+        """Append messages whose claims lie before the mark, which stays, in one commit.
+
+        Raises: CommitRefusedError if another publisher wrote to one of these queues.
+        """
+        self.table.swap_files(files, _offset_marks(next_offsets))
 
     def replace_files(
         self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
@@ -57,9 +75,16 @@ class TopicLog:
         marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
         self.table.replace_files(files, marks)
 
-    def _marks(self, mark: int, next_offsets: Mapping[int, int]) -> dict[str, int]:
-        offsets = {f"{OFFSET_MARK}{queue}": offset for queue, offset in next_offsets.items()}
-        return {self.mark_id: mark, **offsets}
+    def _marks(
+        self, mark: int, next_offsets: Mapping[int, int], fingerprint: int | None = None
+    ) -> dict[str, int]:
+        # Always written, so that none stays that belongs to an older mark.
+        fingerprints = {self._fingerprint_id: fingerprint or UNKNOWN_FINGERPRINT}
+        return {self.mark_id: mark, **fingerprints, **_offset_marks(next_offsets)}
+
+
+def _offset_marks(next_offsets: Mapping[int, int]) -> dict[str, int]:
+    return {f"{OFFSET_MARK}{queue}": offset for queue, offset in next_offsets.items()}
 
 
 def offsets_in_order(

@@ -45,7 +45,7 @@ KINDS = [
 
 
 class MemoryTable:
-    """The one way in which settle reads half and settled, over rows in memory."""
+    """The ways in which settle reads half and settled, over rows in memory."""
 
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows
@@ -53,6 +53,11 @@ class MemoryTable:
     def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
         wanted = pc.is_in(self.rows[column], value_set=values)
         return self.rows.filter(wanted).select(list(columns))
+
+    def readable_rows_of(
+        self, column: str, values: pa.Array, columns: Sequence[str]
+    ) -> tuple[pa.Table, tuple[()]]:
+        return self.rows_of(column, values, columns), ()
 
 
 def half_log(rows: Sequence[pa.Table]) -> HalfLog:

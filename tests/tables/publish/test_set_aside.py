@@ -1,0 +1,231 @@
+"""One file that cannot be read holds up the transactions in it, and nobody else."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.kit.reading import bodies, topic_rows
+from txmq.admin.status import Admin
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.set_aside import read_set_aside
+from txmq.store.store import Store
+from txmq.testing import ManualClock
+from txmq.verify import verify
+
+GROUP = "orders"
+DAMAGES = ("emptied", "garbage", "gone")
+
+
+class World:
+    """A store of two topics; each transaction has a half file of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.clock = store, ManualClock()
+        self.publisher = Publisher(store, clock=self.clock)
+
+    def send(self, body: bytes, *topics: str, commit: bool = True) -> tuple[str, Path]:
+        """One transaction: its id, and its half file."""
+        half = Path(self.store.location, "half")
+        before = set(half.rglob("*.parquet"))
+        with TransactionProducer(self.store, producer_group=GROUP, clock=self.clock) as producer:
+            transaction = producer.begin_transaction()
+            for topic in topics or ("a",):
+                transaction.send(Message(topic, body))
+            transaction.prepare()
+            if commit:
+                transaction.commit()
+            else:
+                transaction.rollback()
+        (file,) = set(half.rglob("*.parquet")) - before
+        return transaction.id, file
+
+    def later(self, publisher: Publisher | None = None) -> None:
+        """After the pause of what is set aside and parked."""
+        self.clock.advance(self.store.config.park_retry_interval_s * 40)
+        (publisher or self.publisher).run_once()
+
+
+@pytest.fixture
+def world(store: Store) -> World:
+    return World(store)
+
+
+def damage(file: Path, how: str) -> bytes:
+    content = file.read_bytes()
+    if how == "emptied":
+        file.write_bytes(b"")
+    elif how == "garbage":
+        file.write_bytes(b"x" * len(content))
+    else:
+        file.unlink()
+    return content
+
+
+# --- settle -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_half_file_holds_up_its_own_transaction_only(world: World, how: str) -> None:
+    lost, file = world.send(b"lost")
+    damage(file, how)
+    world.send(b"next")
+    world.send(b"other", "b")
+
+    result = world.publisher.run_once()
+
+    assert bodies(world.store, "a") == [b"next"]
+    assert bodies(world.store, "b") == [b"other"]
+    assert result.set_aside == 1
+    (name,) = read_set_aside(world.store.tables).transactions
+    assert name == lost
+
+
+def test_it_is_said_which_file_which_transaction_and_what_to_do(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost, file = world.send(b"lost")
+    damage(file, "emptied")
+
+    with caplog.at_level(logging.ERROR):
+        world.publisher.run_once()
+
+    assert lost in caplog.text
+    assert file.name in caplog.text
+    assert "txmq resolve" in caplog.text
+
+
+@pytest.mark.parametrize("publisher_is_new", [False, True])
+def test_it_is_published_once_when_the_file_is_back(
+    world: World, *, publisher_is_new: bool
+) -> None:
+    _, file = world.send(b"late", "a", "b")
+    content = damage(file, "emptied")
+    world.send(b"next")
+    world.publisher.run_once()
+    file.write_bytes(content)
+
+    again = Publisher(world.store, clock=world.clock) if publisher_is_new else world.publisher
+    world.later(again)
+    world.later(again)
+
+    assert bodies(world.store, "a") == [b"late", b"next"]
+    assert bodies(world.store, "b") == [b"late"]
+    assert not read_set_aside(world.store.tables).transactions
+    assert verify(world.store.location).is_clean
+
+
+def test_the_first_end_wins_also_where_it_was_set_aside(world: World) -> None:
+    late, file = world.send(b"late")
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    file.write_bytes(content)
+    claim_rollback(world, late)
+
+    world.publisher.run_once()
+    world.later()
+
+    assert bodies(world.store) == []
+    assert bodies(world.store, "a") == [b"late"]
+
+
+def test_a_rollback_waits_like_a_commit_and_shows_nothing(world: World) -> None:
+    _, file = world.send(b"never", commit=False)
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    file.write_bytes(content)
+
+    world.later()
+
+    assert topic_rows(world.store, "a") == []
+    assert Admin(world.store, clock=world.clock).status().rolled_back == 1
+
+
+def test_a_second_publisher_does_not_settle_later_claims_about_it_alone(world: World) -> None:
+    other = Publisher(world.store, clock=world.clock)
+    other.run_once()
+    late, file = world.send(b"late")
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    file.write_bytes(content)
+    claim_rollback(world, late)
+
+    # It can read the file, and has never heard of the claim before.
+    other.run_once()
+    world.later(other)
+    world.later()
+
+    assert bodies(world.store, "a") == [b"late"]
+    assert Admin(world.store, clock=world.clock).status().rolled_back == 0
+
+
+def test_a_publisher_that_dies_after_it_set_a_transaction_aside_loses_nothing(
+    world: World,
+) -> None:
+    from txmq.testing import failing_commits
+
+    _, file = world.send(b"late")
+    content = damage(file, "emptied")
+    with failing_commits(1, error=OSError(5, "dies"), table="settled"), pytest.raises(Exception):
+        world.publisher.run_once()
+    file.write_bytes(content)
+
+    # The claims are in the register and in the op log too.
+    fresh = Publisher(world.store, clock=world.clock)
+    fresh.run_once()
+    world.later(fresh)
+
+    assert bodies(world.store, "a") == [b"late"]
+    assert not read_set_aside(world.store.tables).transactions
+
+
+# --- publish ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_file_that_is_damaged_after_it_was_settled_holds_up_nobody_else(
+    world: World, how: str
+) -> None:
+    _, file = world.send(b"late", "a", "b")
+    rounds = world.publisher._rounds()
+    rounds._logs.refresh_claims()
+    rounds._settle(rounds._op.table.version)
+    content = damage(file, how)
+    world.send(b"next")
+
+    world.publisher.run_once()
+    assert bodies(world.store, "a") == [b"next"]
+    file.write_bytes(content)
+    world.later()
+
+    assert bodies(world.store, "a") == [b"late", b"next"]
+    assert bodies(world.store, "b") == [b"late"]
+    assert not read_set_aside(world.store.tables).transactions
+
+
+def test_status_lives_with_it_and_shows_it(world: World) -> None:
+    lost, file = world.send(b"lost")
+    damage(file, "emptied")
+    world.publisher.run_once()
+
+    status = Admin(world.store, clock=world.clock).status()
+
+    assert [waiting.transaction_id for waiting in status.set_aside] == [lost]
+    assert file.name in status.set_aside[0].problem
+    assert file.name in status.unreadable[0]
+
+
+def claim_rollback(world: World, transaction_id: str) -> None:
+    """What any process of the group may write."""
+    from txmq.lifecycle import ClaimKind, ClaimSource
+    from txmq.store.claim_writer import ClaimWriter
+    from txmq.store.op import OpRow
+
+    row = OpRow(
+        transaction_id, ClaimKind.ROLLBACK, GROUP, ClaimSource.PRODUCER, world.clock.now_ms()
+    )
+    ClaimWriter(world.store.tables.op_log(), "test", 4).append([row])

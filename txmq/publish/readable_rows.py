@@ -1,0 +1,102 @@
+"""Finds the rows of transactions in the half log or the schedule, without their bodies.
+
+A file that cannot be read is named and left out; it may hold rows of some of the transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.columns import Integers, first_of_each, integers
+from txmq.delta.files import DataFile, FileRange, UnreadableFile
+from txmq.delta.reading import MOVED_ATTEMPTS
+from txmq.delta.storage import Table
+
+# The narrow columns of about this many halves are in memory before the needed rows are picked.
+ROWS_READ_AT_ONCE = 200_000
+FILE_AND_ROW = (pa.field("file", pa.int32()), pa.field("row", pa.int64()))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableRows:
+    """Messages of some transactions, once each.
+
+    Attributes:
+        files: all files that may hold them.
+        rows: the messages, each with the number of its file and of its row in it.
+        place: for each message the number of its transaction.
+        unreadable: the files that could not be read.
+    """
+
+    files: Sequence[DataFile]
+    rows: pa.Table
+    place: Integers
+    unreadable: Sequence[UnreadableFile]
+
+
+def readable_rows(table: Table, ids: pa.Array, columns: Sequence[str]) -> ReadableRows:
+    """The messages of these transactions that can be read."""
+    for _ in range(MOVED_ATTEMPTS):
+        messages = _rows_now(table, table.ranges_holding("transaction_id", ids), ids, columns)
+        if not messages.unreadable or not table.has_replaced(messages.unreadable):
+            break
+    return messages
+
+
+def _rows_now(
+    table: Table, spans: Sequence[FileRange], ids: pa.Array, columns: Sequence[str]
+) -> ReadableRows:
+    fields = [table.schema.columns.field(name) for name in columns if name != "transaction_id"]
+    parts = [pa.schema([*fields, *FILE_AND_ROW]).empty_table()]
+    places, unreadable = [np.arange(0, dtype=np.int64)], []
+    for group in _file_groups(spans, len(ids)):
+        numbered = []
+        for number in group:
+            file = spans[number].file
+            rows, problem = table.readable(file, partial(table.read, [file], columns))
+            if rows is None:
+                span = spans[number]
+                unreadable.append(UnreadableFile(file, span.low, span.high, problem))
+            else:
+                numbered.append(_numbered(rows, number))
+        if numbered:
+            rows, place = _needed(pa.concat_tables(numbered), ids)
+            parts.append(rows)
+            places.append(place)
+    rows, place = pa.concat_tables(parts), np.concatenate(places)
+    first = first_of_each(place, integers(rows["sequence"], -1))
+    if not first.all():
+        rows, place = rows.filter(pa.array(first)), place[first]
+    return ReadableRows([span.file for span in spans], rows, place, unreadable)
+
+
+def _file_groups(spans: Sequence[FileRange], ids: int) -> Iterator[range]:
+    """The numbers of the files to read together: few rows, but one hash of `ids` for many rows."""
+    start, rows = 0, 0
+    for number, span in enumerate(spans):
+        rows += span.file.num_records
+        if rows >= max(ROWS_READ_AT_ONCE, ids) or number == len(spans) - 1:
+            yield range(start, number + 1)
+            start, rows = number + 1, 0
+
+
+def _numbered(rows: pa.Table, number: int) -> pa.Table:
+    """The rows of a file, each with the number of the file and its own."""
+    files = pa.array(np.full(rows.num_rows, number, dtype=np.int32))
+    row_numbers = pa.array(np.arange(rows.num_rows, dtype=np.int64))
+    return rows.append_column("file", files).append_column("row", row_numbers)
+
+
+def _needed(rows: pa.Table, ids: pa.Array) -> tuple[pa.Table, Integers]:
+    """The rows of these transactions, without the id, and the place of each in `ids`."""
+    place = integers(pc.index_in(rows["transaction_id"], value_set=ids), -1)
+    rows, is_needed = rows.drop_columns(["transaction_id"]), place >= 0
+    if is_needed.all():
+        return rows, place
+    return rows.filter(pa.array(is_needed)), place[is_needed]

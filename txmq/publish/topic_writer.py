@@ -1,0 +1,320 @@
+"""Appends messages to topics, exactly once, also beside other publishers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.clock import Clock
+from txmq.columns import flags
+from txmq.delta.files import UnreadableFile
+from txmq.delta.log import delete_files
+from txmq.delta.storage import Table
+from txmq.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    SourceRestoredError,
+    TopicConflictError,
+    UnreadableFileError,
+)
+from txmq.fail_points import FailPoint, reached
+from txmq.publish.arrow_engine import ArrowEngine, batch_bytes_of
+from txmq.publish.culprits import NOBODYS_FAULT, culprits
+from txmq.publish.plan import PayloadEngine, Plan
+from txmq.publish.progress import RESTORED, commit_fingerprint
+from txmq.publish.spark_engine import SparkEngine, suits_spark
+from txmq.results import Sum
+from txmq.store.settled import NOTHING
+from txmq.store.topic import TopicLog, offsets_in_order
+from txmq.store.typed import body_schema_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from txmq.store.config import Config
+    from txmq.store.op import OpLog
+    from txmq.store.store import Store
+
+SetAside = Callable[[Mapping[str, str], int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult(Sum):
+    """The counts of one call.
+
+    Attributes:
+        settled: new facts.
+        published: messages that were appended to topics, the schedule or the dead letters.
+        settled_commits: commits to the settled log.
+        topic_commits: commits to topics.
+        refused: commits that were refused because another publisher was faster.
+        parked: topics that could not be written.
+        set_aside: transactions that were set aside, because messages of them cannot be read.
+    """
+
+    settled: int = 0
+    published: int = 0
+    settled_commits: int = 0
+    topic_commits: int = 0
+    refused: int = 0
+    parked: int = 0
+    set_aside: int = 0
+
+
+class EngineChoice:
+    """Chooses the engine that copies a plan."""
+
+    def __init__(self, config: Config, spark: SparkSession | None) -> None:
+        """With `payload_engine` auto, Spark copies plans of `payload_engine_spark_bytes` or more."""
+        setting = config.payload_engine
+        batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
+        self._arrow = ArrowEngine(batch_bytes)
+        self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
+        self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
+
+    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
+        """The engine for the rows of one topic."""
+        # Only the Arrow engine can turn bodies into columns.
+        suits = suits_spark(plan) and body_schema_in(topic) is None
+        if self._spark is None or self._setting == "arrow" or not suits:
+            return self._arrow
+        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
+            return self._spark
+        return self._arrow
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a topic shall have: the plan's messages of `facts` in the op versions up to `mark`.
+
+    Attributes:
+        after: the topic has all messages up to this version.
+        fingerprint: of the op log's commit at `mark`.
+    """
+
+    plan: Plan
+    facts: pa.Table
+    after: int
+    mark: int
+    fingerprint: int | None
+
+
+class TopicWriter:
+    """The handles of a publisher on topics. `write` is safe for several threads, one each topic."""
+
+    def __init__(
+        self, store: Store, op: OpLog, clock: Clock, engines: EngineChoice, set_aside: SetAside
+    ) -> None:
+        """Open nothing yet; `set_aside` keeps transactions that cannot be written, and why."""
+        self._store, self._op, self._clock = store, op, clock
+        self._engines, self._set_aside = engines, set_aside
+        self._topics: dict[str, TopicLog] = {}
+        self._clashes: dict[str, str] = {}
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Look once which of the new topics differ from others in case alone; before `write`."""
+        new = [name for name in names if name not in self._topics]
+        self._clashes = clashing_names(self._store, new) if new else {}
+
+    def forget(self, name: str) -> None:
+        """Open the topic anew at its next use."""
+        self._topics.pop(name, None)
+
+    def write(self, name: str, goal: Goal) -> PublishResult:
+        """Append the missing messages to a topic in one commit, or none.
+
+        Raises: CommitConflictError, SourceRestoredError, and what the engine raises.
+        """
+        topic, plan, refused = self._topic(name), goal.plan, 0
+        for _ in range(self._store.config.commit_attempts):
+            topic.table.refresh()
+            self._check_not_ahead(topic, goal.mark)
+            missing = plan.of_topic(name, max(goal.after, topic.mark))
+            if goal.mark <= topic.mark or missing.rows.num_rows == 0:
+                return PublishResult(refused=refused)
+            try:
+                self._append(topic, missing, goal)
+            except CommitRefusedError:
+                refused += 1
+            except Exception as error:
+                plan = self._without_culprits(topic, missing, goal, error)
+            else:
+                count = missing.rows.num_rows
+                return PublishResult(published=count, topic_commits=1, refused=refused)
+        raise CommitConflictError(name, f"other publishers were faster {refused} times")
+
+    def write_late(self, name: str, goal: Goal, given_up: Collection[str]) -> PublishResult:
+        """Append messages that the topic has passed without them, each once.
+
+        Args:
+            name: a topic that has all other messages up to `goal.mark`.
+            goal: the messages; its facts may be anywhere before `goal.mark`.
+            given_up: transactions whose messages are left out where they cannot be written.
+
+        Raises: as `write`.
+        """
+        topic, plan, refused = self._topic(name), goal.plan.of_topic(name, NOTHING), 0
+        for _ in range(self._store.config.commit_attempts):
+            topic.table.refresh()
+            missing = plan.only(pa.array(~_is_shown(topic, plan, goal.facts)))
+            if missing.rows.num_rows == 0:
+                return PublishResult(refused=refused)
+            try:
+                self._append(topic, missing, goal)
+            except CommitRefusedError:
+                refused += 1
+            except Exception as error:
+                problems = self._culprits(topic, missing, goal.facts, error)
+                if not problems or not problems.keys() <= set(given_up):
+                    raise
+                plan = _without(plan, goal.facts, problems)
+            else:
+                count = missing.rows.num_rows
+                return PublishResult(published=count, topic_commits=1, refused=refused)
+        raise CommitConflictError(name, f"other publishers were faster {refused} times")
+
+    def _append(self, topic: TopicLog, missing: Plan, goal: Goal) -> None:
+        begin = topic.next_offsets(pc.unique(missing.rows["queue_id"]).to_pylist())
+        offsets, next_offsets = offsets_in_order(missing.rows["queue_id"], begin)
+        engine = self._engines.engine_for(missing, topic.table)
+        files = engine.write(topic.table, missing, pa.array(offsets), self._clock.now_ms())
+        reached(FailPoint.PAYLOAD_WRITTEN)
+        if goal.mark > topic.mark:
+            topic.swap_files(files, goal.mark, next_offsets, goal.fingerprint)
+        else:
+            topic.add_files(files, next_offsets)
+        reached(FailPoint.TOPIC_COMMITTED)
+
+    # --- transactions that cannot be written -----------------------------------------------------
+
+    def _without_culprits(
+        self, topic: TopicLog, missing: Plan, goal: Goal, error: Exception
+    ) -> Plan:
+        """The plan without the transactions that cannot be written, which are set aside first."""
+        problems = self._culprits(topic, missing, goal.facts, error)
+        if not problems:
+            raise error
+        self._set_aside(problems, goal.after)
+        return _without(missing, goal.facts, problems)
+
+    def _culprits(
+        self, topic: TopicLog, missing: Plan, facts: pa.Table, error: Exception
+    ) -> dict[str, str]:
+        if isinstance(error, UnreadableFileError):
+            return _owners_of_file(missing, facts, error)
+        if isinstance(error, NOBODYS_FAULT):
+            return {}
+        owners = missing.owners(facts)
+        ids = pc.unique(owners).drop_null().to_pylist()
+        return culprits(ids, partial(self._try, topic, missing, owners))
+
+    def _try(
+        self,
+        topic: TopicLog,
+        missing: Plan,
+        owners: pa.ChunkedArray,
+        transaction_ids: Sequence[str],
+    ) -> None:
+        """Write the messages of some transactions into files that no commit names."""
+        chosen = pa.array(transaction_ids, pa.string())
+        part = missing.only(pc.is_in(owners, value_set=chosen))
+        offsets = pa.array(np.zeros(part.rows.num_rows, dtype=np.int64))
+        engine = self._engines.engine_for(part, topic.table)
+        files = engine.write(topic.table, part, offsets, self._clock.now_ms())
+        delete_files(topic.table, [file.path for file in files])
+
+    # --- opening ---------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> TopicLog:
+        if name not in self._topics:
+            if name in self._clashes:
+                problem = f"the topic {self._clashes[name]} differs only in case"
+                raise TopicConflictError("topic", name, problem)
+            topic = self._store.tables.topic_log(name, self._op.table.table_id)
+            if not topic.table.exists():
+                self._store.tables.create_topic(name)
+                reached(FailPoint.TOPIC_CREATED)
+            self._check_followed(topic)
+            self._topics[name] = topic
+        return self._topics[name]
+
+    def _check_followed(self, topic: TopicLog) -> None:
+        """Raise SourceRestoredError if the topic follows another op log than this one."""
+        fingerprint = topic.fingerprint
+        if fingerprint is None:
+            return
+        kept = commit_fingerprint(self._op.table, topic.mark)
+        if kept not in (None, fingerprint):
+            problem = f"follows another commit {topic.mark} of the op log"
+            raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
+
+    def _check_not_ahead(self, topic: TopicLog, mark: int) -> None:
+        """Raise SourceRestoredError if the topic has more than was ever settled.
+
+        What is sent now would count as published already.
+        """
+        if topic.mark <= mark:
+            return
+        # Another publisher may have settled more.
+        settled = self._store.tables.settled_log(self._op.table.table_id).mark
+        if topic.mark > settled:
+            problem = f"is published up to {topic.mark}, but only {settled} is settled"
+            raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
+
+
+def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:
+    """Each of these topics that differs in case alone from another one, and that one."""
+    folders: dict[str, list[str]] = {}
+    for folder in store.tables.topic_folders():
+        folders.setdefault(folder.lower(), []).append(folder)
+    chosen: dict[str, str] = {}
+    clashes: dict[str, str] = {}
+    for name in sorted(names):
+        others = [other for other in folders.get(name.lower(), []) if other != name]
+        # A topic that was deleted, or whose table was never made, stands in nobody's way.
+        others = [other for other in others if other in store.topics()] if others else []
+        others += [chosen[name.lower()]] if name.lower() in chosen else []
+        if others:
+            clashes[name] = others[0]
+        else:
+            chosen[name.lower()] = name
+    return clashes
+
+
+def _without(plan: Plan, facts: pa.Table, transaction_ids: Iterable[str]) -> Plan:
+    gone = pa.array(list(transaction_ids), pa.string())
+    return plan.only(pc.invert(pc.is_in(plan.owners(facts), value_set=gone)))
+
+
+def _owners_of_file(plan: Plan, facts: pa.Table, error: UnreadableFileError) -> dict[str, str]:
+    """The transactions with messages in the file; none if another process has replaced it."""
+    numbers = [n for n, source in enumerate(plan.files) if source.file.path == error.path]
+    sources = [plan.files[number] for number in numbers]
+    problem = str(error)
+    files = [UnreadableFile(source.file, None, None, problem) for source in sources]
+    if any(s.table.has_replaced([f]) for s, f in zip(sources, files, strict=True)):
+        return {}
+    is_in_file = pc.is_in(plan.rows["file"], value_set=pa.array(numbers, pa.int32()))
+    owners = pc.unique(plan.owners(facts).filter(is_in_file)).drop_null()
+    return dict.fromkeys(owners.to_pylist(), problem)
+
+
+def _is_shown(
+    topic: TopicLog, plan: Plan, facts: pa.Table
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which messages the topic has already; one commit appends all messages of a fact."""
+    owners = plan.owners(facts)
+    ids = pc.unique(owners).drop_null()
+    rows = topic.table.rows_of("transaction_id", ids, ("transaction_id", "op_version"))
+    return flags(pc.is_in(_key(owners, plan.rows), value_set=_key(rows["transaction_id"], rows)))
+
+
+def _key(transaction_ids: pa.ChunkedArray, rows: pa.Table) -> pa.ChunkedArray:
+    version = rows["op_version"].cast(pa.string())
+    return pc.binary_join_element_wise(transaction_ids, version, "/")

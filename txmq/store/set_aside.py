@@ -1,0 +1,196 @@
+"""Transactions that are set aside, because messages of them cannot be read (decision 0027).
+
+Their claims are kept here and folded later, and their messages are published later. All others go
+on. A transaction is registered here before the commit that leaves it out, so it is never lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.delta.schemas import OP
+from txmq.errors import PayloadMissingError
+from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.reasons import GIVE_UP
+from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.register import SharedValue
+
+if TYPE_CHECKING:
+    from txmq.store.tables import StoreTables
+
+REGISTER = "set_aside"
+# With more of them the store has lost whole tables, and to go on would do more harm than good.
+MAX_TRANSACTIONS = 50_000
+_VERSION = "_commit_version"
+_TIMES = ("op_timestamp", "next_check_timestamp")
+_CLAIMS = pa.schema(
+    [*(OP.columns.field(name) for name in CLAIM_COLUMNS), pa.field(_VERSION, pa.int64())]
+)
+_PLAIN_CLAIMS = pa.schema(
+    [pa.field(column.name, pa.int64()) if column.name in _TIMES else column for column in _CLAIMS]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A transaction that waits.
+
+    Attributes:
+        from_version: its facts beyond this version of the op log may not be published yet.
+        problem: what cannot be read, and why.
+        since_ms: when it was set aside, by the publisher's clock; for display only.
+        claims: the claims that are not folded yet, as rows of JSON.
+    """
+
+    from_version: int
+    problem: str
+    since_ms: int
+    claims: tuple[str, ...] = ()
+
+    @property
+    def giver_up(self) -> str | None:
+        """The producer group in the claim of an operator who gave the transaction up."""
+        for claim in map(json.loads, self.claims):
+            is_end = claim["kind"] == ClaimKind.ROLLBACK and claim["source"] == ClaimSource.OPERATOR
+            if is_end and (claim["reason"] or "").startswith(GIVE_UP):
+                return str(claim["producer_group"])
+        return None
+
+    @property
+    def producer_group(self) -> str | None:
+        """The group of the first claim that waits; None where none does."""
+        claims = map(json.loads, self.claims)
+        return next((str(claim["producer_group"]) for claim in claims), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideTransactions:
+    """The value of the register.
+
+    Attributes:
+        transactions: those that wait, by id.
+        late: those that waited once; their messages may lie behind later ones.
+    """
+
+    transactions: Mapping[str, SetAside] = field(default_factory=dict)
+    late: tuple[str, ...] = ()
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Any]) -> SetAsideTransactions:
+        """The inverse of `to_value`; an empty value is a store where nothing was set aside."""
+        transactions = {
+            name: SetAside(
+                entry["from_version"], entry["problem"], entry["since_ms"], tuple(entry["claims"])
+            )
+            for name, entry in value.get("transactions", {}).items()
+        }
+        return cls(transactions, tuple(value.get("late", ())))
+
+    def to_value(self) -> dict[str, Any]:
+        """The value for the register."""
+        transactions = {
+            name: {
+                "from_version": entry.from_version,
+                "problem": entry.problem,
+                "since_ms": entry.since_ms,
+                "claims": list(entry.claims),
+            }
+            for name, entry in self.transactions.items()
+        }
+        return {"transactions": transactions, "late": list(self.late)}
+
+    def with_problems(
+        self, problems: Mapping[str, str], from_version: int, now_ms: int
+    ) -> SetAsideTransactions:
+        """These transactions too; one that waits already keeps its place.
+
+        Raises: PayloadMissingError for more than MAX_TRANSACTIONS.
+        """
+        entries = dict(self.transactions)
+        for name, problem in problems.items():
+            entry = entries.get(name, SetAside(from_version, problem, now_ms))
+            first = min(entry.from_version, from_version)
+            entries[name] = replace(entry, from_version=first)
+        if len(entries) > MAX_TRANSACTIONS:
+            problem = next(iter(problems.values()))
+            count = f"{len(entries):,} transactions cannot be read, the last because of {problem}"
+            limit = f"the limit is {MAX_TRANSACTIONS:,}; restore the files, nothing is skipped"
+            raise PayloadMissingError("half", f"{count}; {limit}")
+        return replace(self, transactions=entries)
+
+    def with_claims(
+        self, claims: pa.Table, problems: Mapping[str, str], from_version: int, now_ms: int
+    ) -> SetAsideTransactions:
+        """Claims that wait: of these transactions, and of those that wait already."""
+        rows = claim_rows(claims)
+        new = {name: problems.get(name, "") for name in rows if name not in self.transactions}
+        value = self.with_problems(new, from_version, now_ms)
+        changed = {
+            name: replace(entry, claims=_united(entry.claims, rows[name]))
+            for name, entry in value.transactions.items()
+            if name in rows
+        }
+        return replace(value, transactions={**value.transactions, **changed})
+
+    def without(self, done: Mapping[str, SetAside]) -> SetAsideTransactions:
+        """Without those that are done, but for any that changed meanwhile."""
+        gone = {name for name, entry in done.items() if self.transactions.get(name) == entry}
+        left = {name: entry for name, entry in self.transactions.items() if name not in gone}
+        late = dict.fromkeys([*self.late, *sorted(gone)])
+        return SetAsideTransactions(left, tuple(late)[-MAX_TRANSACTIONS:])
+
+
+def set_aside_register(tables: StoreTables, *, create: bool = False) -> SharedValue[Any]:
+    """The register as a shared value; `create` makes its table if there is none (one commit)."""
+    return SharedValue(
+        tables.register(REGISTER, create=create),
+        f"state/{REGISTER}",
+        SetAsideTransactions.from_value,
+        SetAsideTransactions.to_value,
+    )
+
+
+def read_set_aside(tables: StoreTables) -> SetAsideTransactions:
+    """The newest value; empty where nothing was ever set aside; 0 commits."""
+    register = set_aside_register(tables)
+    value: SetAsideTransactions = register.read() if register.exists else SetAsideTransactions()
+    return value
+
+
+def claim_rows(claims: pa.Table) -> dict[str, tuple[str, ...]]:
+    """Claims as rows of JSON, by transaction, in the order of their commits."""
+    plain = claims.select(_CLAIMS.names)
+    for name in _TIMES:
+        column = plain[name].cast(pa.int64())
+        plain = plain.set_column(plain.schema.get_field_index(name), name, column)
+    rows: dict[str, list[str]] = {}
+    for row in plain.to_pylist():
+        rows.setdefault(row["transaction_id"], []).append(json.dumps(row, sort_keys=True))
+    return {name: tuple(texts) for name, texts in rows.items()}
+
+
+def waiting_claims(entries: Iterable[SetAside]) -> pa.Table:
+    """All claims of these transactions, as CLAIM_COLUMNS and `_commit_version`."""
+    rows = [json.loads(text) for entry in entries for text in entry.claims]
+    return pa.Table.from_pylist(rows, schema=_PLAIN_CLAIMS).cast(_CLAIMS)
+
+
+def after_their_facts(claims: pa.Table, facts: pa.Table) -> pa.Table:
+    """The claims that come after the last fact of their transaction; the others were folded."""
+    row = pc.index_in(claims["transaction_id"], value_set=facts["transaction_id"].combine_chunks())
+    version, ordinal = (facts[name].take(row) for name in ("op_version", "ordinal"))
+    is_later = pc.or_(
+        pc.greater(claims[_VERSION], version),
+        pc.and_(pc.equal(claims[_VERSION], version), pc.greater(claims["ordinal"], ordinal)),
+    )
+    return claims.filter(pc.fill_null(is_later, True))  # noqa: FBT003
+
+
+def _united(claims: Collection[str], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([*claims, *more]))
