@@ -33,12 +33,14 @@ from txmq.lifecycle import (
 )
 from txmq.message.ids import check_transaction_id
 from txmq.message.message import LocalTransactionState
-from txmq.message.reasons import signed_reason
+from txmq.message.reasons import GIVE_UP, signed_reason
 from txmq.results import plain
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfLog
 from txmq.store.op import OpRow
 from txmq.store.resolution import EndReader
+from txmq.store.set_aside import read_set_aside
+from txmq.store.settled import last_facts
 from txmq.store.store import Store
 
 _ENDS = {
@@ -58,7 +60,8 @@ class OperatorResult:
         life: how often the transaction has been resumed after the claim.
         source: who wrote the claim that led to `state_after`.
         messages: how many messages the transaction has in each topic.
-        problem: MISSING or CONFLICT where the half messages must be repaired first.
+        problem: MISSING or CONFLICT where the half messages must be repaired first; of a
+            transaction that is given up, the file that cannot be read.
         is_needed: false where the transaction already has this end; then nothing is written.
         op_version: the commit that holds the row; None where none was written.
     """
@@ -181,6 +184,41 @@ class Operator:
         if end not in _ENDS:
             raise InvalidMessageError("end", "must be LocalTransactionState.COMMIT or ROLLBACK")
         return self._claim(transaction_id, _ENDS[end], reason, apply=apply)
+
+    def give_up(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
+        """Give up the messages of a set-aside transaction that cannot be read; dry unless `apply`.
+
+        The publisher tries once more; if a file is readable by then, nothing is given up. Else a
+        transaction without an end is rolled back, also after a COMMIT that could not be settled,
+        and of a COMMITTED one the messages are published that can be read.
+
+        Args:
+            transaction_id: a transaction that `Admin.status().set_aside` names.
+            reason: one line, which is stored with the claim.
+            apply: write the claim; without it only the effect is computed.
+
+        Reads: state/set_aside, half, settled. Writes: op, one ROLLBACK of source operator, whose
+        reason begins with GIVE_UP. Commits: one to op with `apply`, else 0. A call for a
+        transaction that is given up already writes nothing.
+
+        Raises:
+            ClaimWithoutEffectError: the transaction is not set aside.
+            InvalidReasonError: a wrong argument.
+            CommitConflictError, UnknownCommitError, StorageError: as `resolve`.
+        """
+        signed = GIVE_UP + signed_reason(reason)
+        transaction_id = check_transaction_id(transaction_id)
+        planned = planned_give_up(self._store, transaction_id, signed)
+        if not apply or not planned.is_needed:
+            return planned
+        claims = ClaimWriter(
+            self._store.tables.op_log(), "operator", self._store.config.half_queues
+        )
+        source, now_ms = ClaimSource.OPERATOR, self._clock.now_ms()
+        group = planned.producer_group
+        row = OpRow(transaction_id, ClaimKind.ROLLBACK, group, source, now_ms, reason=signed)
+        claims.append([row])
+        return replace(planned, op_version=claims.last_version())
 
     def resume(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
         """Open a DISCARDED or INCOMPLETE transaction again; a dry run unless `apply`.
@@ -340,6 +378,37 @@ class _TransactionNow:
         )
 
 
+def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorResult:
+    """What it would lead to if the messages that cannot be read were given up; 0 commits.
+
+    Raises: ClaimWithoutEffectError, StorageError.
+    """
+    entry = read_set_aside(store.tables).transactions.get(transaction_id)
+    if entry is None:
+        next_step = "only what txmq status shows as set aside can be given up"
+        raise ClaimWithoutEffectError(transaction_id, "a give-up", "not set aside", next_step)
+    logs, ids = store.tables.logs(), pa.array([transaction_id], pa.string())
+    logs.refresh()
+    rows, _ = logs.half.readable_summaries(ids)
+    facts = last_facts(logs.settled.facts_of(ids)).to_pylist()
+    before = TransactionState(facts[0]["state"]) if facts else TransactionState.PENDING
+    groups = pc.unique(rows["producer_group"]).drop_null().to_pylist()
+    known = [*sorted(groups), entry.producer_group, logs.settled.group_of(transaction_id)]
+    return OperatorResult(
+        transaction_id=transaction_id,
+        producer_group=next(group for group in [*known, ""] if group is not None),
+        kind=ClaimKind.ROLLBACK,
+        reason=reason,
+        state_before=before,
+        state_after=before if before in FINAL_STATES else TransactionState.ROLLED_BACK,
+        life=facts[0]["life"] if facts else 0,
+        source=ClaimSource.OPERATOR.value,
+        messages=_counted(rows),
+        problem=entry.problem,
+        is_needed=entry.giver_up is None,
+    )
+
+
 def _state_asked_for(kind: ClaimKind) -> TransactionState:
     return TransactionState.PENDING if kind is ClaimKind.RESUME else end_asked_for(kind)
 
@@ -353,7 +422,10 @@ def _next_step(kind: ClaimKind, state: TransactionState) -> str:
 
 
 def _messages_by_topic(half: HalfLog, transaction_id: str) -> dict[str, int]:
-    rows = half.summaries(pa.array([transaction_id], pa.string()))
+    return _counted(half.summaries(pa.array([transaction_id], pa.string())))
+
+
+def _counted(rows: pa.Table) -> dict[str, int]:
     rows = rows.filter(pc.is_valid(rows["real_topic"]))
     # A retried append wrote its rows twice; they count once.
     messages = rows.group_by(["sequence", "real_topic"]).aggregate([])

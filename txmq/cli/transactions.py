@@ -103,15 +103,23 @@ def resolve(  # noqa: PLR0913 - the options of a command
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Its messages are never shown.")
     ] = False,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="It is set aside: do not wait for unreadable files.")
+    ] = False,
     apply: Apply = False,
     as_json: AsJson = False,
 ) -> None:
     """End a transaction by hand; without --apply only show what would follow."""
-    if commit == rollback:
-        raise typer.BadParameter("give one of both", param_hint="--commit / --rollback")
+    if [commit, rollback, give_up].count(True) != 1:
+        hint = "--commit / --rollback / --give-up"
+        raise typer.BadParameter("give one of the three", param_hint=hint)
     end = LocalTransactionState.COMMIT if commit else LocalTransactionState.ROLLBACK
     location, transaction_id = location_and(location, transaction_id, "TRANSACTION_ID")
     operator = Operator(open_store(location))
+    if give_up:
+        result = operator.give_up(transaction_id, reason=reason, apply=apply)
+        print_result(result, _give_up_view, as_json=as_json)
+        return
     result = operator.resolve(transaction_id, end, reason=reason, apply=apply)
     print_result(result, _claim_view, as_json=as_json)
 
@@ -231,6 +239,24 @@ _FOLLOWS = {
     ClaimKind.ROLLBACK: "its messages are never shown",
     ClaimKind.RESUME: "its listener is asked again at once, from zero checks",
 }
+
+
+def _give_up_view(result: OperatorResult) -> RenderableType:
+    lines = {
+        "transaction": result.transaction_id,
+        "group": shown_name(result.producer_group),
+        "reason": result.reason,
+        "cannot be read": result.problem or "",
+        "state": f"{result.state_before.value} -> {result.state_after.value}",
+        "can be read": f"{sum(result.messages.values()):,} messages",
+    }
+    if not result.is_needed:
+        follows = "it is given up already: nothing to write"
+    elif result.is_written:
+        follows = f"written at op version {result.op_version}; the publisher goes on without it"
+    else:
+        follows = "dry run, nothing was written; with --apply the publisher goes on without it"
+    return Group(titled_pairs("give up", lines), Text(follows, style="bold"))
 
 
 def _what_follows(result: OperatorResult) -> Text:

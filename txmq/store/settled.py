@@ -97,6 +97,13 @@ class SettledLog:
             for row in newest.to_pylist()
         }
 
+    def group_of(self, transaction_id: str) -> str | None:
+        """The producer group in the facts about a transaction; None without any."""
+        ids = pa.array([transaction_id], pa.string())
+        rows = self.table.rows_of("transaction_id", ids, ("transaction_id", "producer_group"))
+        groups = rows["producer_group"].to_pylist()
+        return str(groups[0]) if groups else None
+
     def between(self, after: int, through: int, columns: Sequence[str] = FACT_COLUMNS) -> pa.Table:
         """The facts whose claims are in the commits after `after` up to `through`."""
         rows = self.table.read(self.table.files_beyond("op_version", after), columns)

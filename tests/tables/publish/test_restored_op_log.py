@@ -89,3 +89,52 @@ def test_op_log_as_it_was_goes_on(store: Store) -> None:
         Publisher(store).run_once()
 
     assert messages(store) == 15
+
+
+# --- topics that are newer than the op log -----------------------------------------------------
+
+
+def restore_all_but_topics(store: Store, backup: Path) -> None:
+    """A copy that was taken while the store ran: its topics were copied last."""
+    for path in ("half", "op", "settled", "state"):
+        shutil.rmtree(f"{store.location}/{path}")
+        shutil.copytree(backup / path, f"{store.location}/{path}")
+
+
+@pytest.mark.parametrize("sent_before", [0, 3, 20])
+def test_topics_that_are_newer_than_the_op_log_swallow_nothing(
+    store: Store, tmp_path: Path, sent_before: int
+) -> None:
+    """Whether the log has grown beyond the topics again or not."""
+    send(store, 5)
+    Publisher(store).run_once()
+    shutil.copytree(store.location, tmp_path / "backup")
+    send(store, 5)
+    Publisher(store).run_once()
+    restore_all_but_topics(store, tmp_path / "backup")
+    before = messages(store)
+    send(store, sent_before)
+
+    publisher = Publisher(store)
+    with pytest.raises(SourceRestoredError, match="order-paid"):
+        for _ in range(3):
+            publisher.run_once()
+            send(store, 1)
+    assert messages(store) == before
+
+
+def test_a_topic_that_another_publisher_wrote_is_not_taken_for_a_restored_one(
+    store: Store,
+) -> None:
+    first, second = Publisher(store), Publisher(store)
+    first.run_once()
+    send(store, 2)
+    rounds = first._rounds()
+    rounds._logs.refresh_claims()
+    rounds._settle(rounds._op.table.version)
+    send(store, 2)
+    second.run_once()
+
+    rounds._publish()
+
+    assert messages(store) == 4

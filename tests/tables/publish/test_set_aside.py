@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.kit.reading import bodies, topic_rows
+from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
+from txmq.errors import ClaimWithoutEffectError, StorageError
+from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.store.claim_writer import ClaimWriter
+from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
-from txmq.testing import ManualClock
+from txmq.testing import ManualClock, failing_commits
 from txmq.verify import verify
 
 GROUP = "orders"
@@ -166,11 +171,10 @@ def test_a_second_publisher_does_not_settle_later_claims_about_it_alone(world: W
 def test_a_publisher_that_dies_after_it_set_a_transaction_aside_loses_nothing(
     world: World,
 ) -> None:
-    from txmq.testing import failing_commits
-
     _, file = world.send(b"late")
     content = damage(file, "emptied")
-    with failing_commits(1, error=OSError(5, "dies"), table="settled"), pytest.raises(Exception):
+    broken = failing_commits(1, error=OSError(5, "dies"), table="settled")
+    with broken, pytest.raises(StorageError):
         world.publisher.run_once()
     file.write_bytes(content)
 
@@ -219,12 +223,68 @@ def test_status_lives_with_it_and_shows_it(world: World) -> None:
     assert file.name in status.unreadable[0]
 
 
+# --- give up ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_settled_is_rolled_back_by_an_operator(world: World) -> None:
+    lost, file = world.send(b"lost")
+    damage(file, "gone")
+    world.publisher.run_once()
+    operator = Operator(world.store, clock=world.clock)
+
+    planned = operator.give_up(lost, reason="the disk is broken")
+    assert (planned.state_after, planned.is_written) == (TransactionState.ROLLED_BACK, False)
+    assert file.name in (planned.problem or "")
+    assert operator.give_up(lost, reason="the disk is broken", apply=True).is_written
+    world.send(b"next")
+    world.publisher.run_once()
+
+    status = Admin(world.store, clock=world.clock).status()
+    assert (status.set_aside, status.rolled_back, status.committed) == ((), 1, 1)
+    assert bodies(world.store, "a") == [b"next"]
+
+
+def test_of_what_is_committed_the_readable_messages_are_published(world: World) -> None:
+    half = Path(world.store.location, "half")
+    committed, first = world.send(b"kept", "a")
+    rounds = world.publisher._rounds()
+    rounds._logs.refresh_claims()
+    rounds._settle(rounds._op.table.version)
+    assert half.exists()
+    damage(first, "gone")
+    world.publisher.run_once()
+    operator = Operator(world.store, clock=world.clock)
+
+    planned = operator.give_up(committed, reason="the disk is broken", apply=True)
+    world.publisher.run_once()
+
+    assert planned.state_after is TransactionState.COMMITTED
+    assert not read_set_aside(world.store.tables).transactions
+    assert Admin(world.store, clock=world.clock).status().committed == 1
+
+
+def test_nothing_is_given_up_that_can_be_read_again(world: World) -> None:
+    late, file = world.send(b"late")
+    content = damage(file, "garbage")
+    world.publisher.run_once()
+    Operator(world.store, clock=world.clock).give_up(late, reason="no copy", apply=True)
+    file.write_bytes(content)
+
+    world.publisher.run_once()
+
+    assert bodies(world.store, "a") == [b"late"]
+
+
+def test_only_what_is_set_aside_can_be_given_up(world: World) -> None:
+    shown, _ = world.send(b"shown")
+    world.publisher.run_once()
+
+    with pytest.raises(ClaimWithoutEffectError, match="not set aside"):
+        Operator(world.store, clock=world.clock).give_up(shown, reason="by mistake", apply=True)
+
+
 def claim_rollback(world: World, transaction_id: str) -> None:
     """What any process of the group may write."""
-    from txmq.lifecycle import ClaimKind, ClaimSource
-    from txmq.store.claim_writer import ClaimWriter
-    from txmq.store.op import OpRow
-
     row = OpRow(
         transaction_id, ClaimKind.ROLLBACK, GROUP, ClaimSource.PRODUCER, world.clock.now_ms()
     )

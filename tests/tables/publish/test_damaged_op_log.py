@@ -1,0 +1,61 @@
+"""A commit file of the op log that lost its content stops the publisher: nothing is skipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.reading import bodies
+from txmq.errors import StorageError
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
+
+
+def send(store: Store, body: bytes) -> None:
+    with TransactionProducer(store, producer_group="orders") as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message("a", body))
+        transaction.prepare()
+        transaction.commit()
+
+
+def newest_commit(store: Store) -> Path:
+    return max(Path(store.location, "op", "_delta_log").glob("*.json"))
+
+
+DAMAGES = {"empty": b"", "a line": b"\n", "zeros": b"\x00" * 300, "torn": b'{"add":', "a list": b"[]"}
+
+
+@pytest.mark.parametrize("content", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_newest_commit_without_its_content_is_named_and_nothing_is_skipped(
+    store: Store, content: bytes, *, is_running: bool
+) -> None:
+    running = Publisher(store)
+    send(store, b"1")
+    running.run_once()
+    send(store, b"2")
+    file = newest_commit(store)
+    kept = file.read_bytes()
+    file.write_bytes(content)
+    publisher = running if is_running else Publisher(store)
+
+    with pytest.raises(StorageError, match=file.name):
+        publisher.run_once()
+    file.write_bytes(kept)
+    Publisher(store).run_once()
+
+    assert bodies(store, "a") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("content", DAMAGES.values(), ids=DAMAGES)
+def test_it_is_seen_too_where_it_was_settled_before(store: Store, content: bytes) -> None:
+    send(store, b"1")
+    Publisher(store).run_once()
+    newest_commit(store).write_bytes(content)
+
+    with pytest.raises(StorageError):
+        Publisher(store).run_once()
