@@ -111,7 +111,10 @@ class StandingReader:
             return claims
         settled, op = self._logs.settled, self._logs.op
         beyond = op.between(settled.mark, op.table.version)
-        return claims.filter(pc.is_in(_kind_key(claims), value_set=_kind_key(beyond)))
+        is_beyond = pc.is_in(_kind_key(claims), value_set=_kind_key(beyond))
+        waiting = pa.array(list(self._logs.set_aside()), pa.string())
+        waits = pc.is_in(claims["transaction_id"], value_set=waiting)
+        return claims.filter(pc.or_(is_beyond, waits))
 
     def folded(self, owners: pa.Table, facts: pa.Table, rows: pa.Table, clock_ms: int) -> pa.Table:
         """As `of`, from facts and claims that are read already."""
@@ -144,8 +147,7 @@ class StandingReader:
         self, standings: _Standings, ids: pa.Array, places: Integers, groups: dict[int, str]
     ) -> None:
         names = ids.take(pa.array(places)).to_pylist()
-        settled, op = self._logs.settled, self._logs.op
-        claims = op.claims_between(settled.mark, op.table.version, names)
+        claims = self._logs.unsettled_claims(names)
         folded = [
             fold(claims[name], Halves(groups[place], 0, 0), standings.standing(place))[0]
             for name, place in zip(names, places.tolist(), strict=True)

@@ -28,6 +28,7 @@ from txmq.publish.progress import PublishProgress
 from txmq.results import Sum
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
+from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 
@@ -189,6 +190,8 @@ class Retention:
             pc.is_in(facts["state"], value_set=_FINAL), pc.less_equal(facts["op_version"], version)
         )
         done = facts.filter(is_done)["transaction_id"]
+        waiting = pa.array(list(read_set_aside(self._store.tables).transactions), pa.string())
+        done = done.filter(pc.invert(pc.is_in(done, value_set=waiting)))
         return bool(pc.all(pc.is_in(ids, value_set=done), min_count=0).as_py())
 
     def _remove_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:

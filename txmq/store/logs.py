@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 
 from txmq.delta.storage import Table
+from txmq.lifecycle import Claim
 from txmq.store.half import HalfLog
 from txmq.store.op import OpLog
 from txmq.store.schedule import ScheduleLog
@@ -26,9 +28,18 @@ class Logs:
     """
 
     def __init__(
-        self, half: HalfLog, op: OpLog, settled_table: Table, schedule: ScheduleLog
+        self,
+        half: HalfLog,
+        op: OpLog,
+        settled_table: Table,
+        schedule: ScheduleLog,
+        set_aside: Callable[[], Mapping[str, list[Claim]]] | None = None,
     ) -> None:
-        """Open nothing yet; each log is opened at its first use."""
+        """Open nothing yet; each log is opened at its first use.
+
+        `set_aside` reads the claims of transactions that are set aside.
+        """
+        self._set_aside = set_aside
         self.half, self.op, self.schedule = half, op, schedule
         self._settled_table = settled_table
 
@@ -36,6 +47,24 @@ class Logs:
     def settled(self) -> SettledLog:
         """The settled log with its mark for this op log."""
         return SettledLog(self._settled_table, self.op.table_id)
+
+    def unsettled_claims(self, transaction_ids: Iterable[str]) -> dict[str, list[Claim]]:
+        """The claims about these transactions that settle has not folded; 0 commits.
+
+        They are beyond the settled mark, or wait because their transaction is set aside.
+        """
+        settled, op = self.settled, self.op
+        claims = op.claims_between(settled.mark, op.table.version, transaction_ids)
+        waiting = self.set_aside()
+        for name in claims.keys() & waiting.keys():
+            claims[name] = [*waiting[name], *claims[name]]
+        return claims
+
+    def set_aside(self) -> Mapping[str, list[Claim]]:
+        """The claims that wait because their transaction is set aside; 0 commits."""
+        if self._set_aside is None or not self.settled.set_aside_count:
+            return {}
+        return self._set_aside()
 
     def refresh(self) -> None:
         """Move to the newest versions, to read the states of given transactions.

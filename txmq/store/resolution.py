@@ -74,7 +74,7 @@ class EndReader:
         logs.refresh()
         facts = logs.settled.facts_of(pa.array(transaction_ids, pa.string()))
         settled = _settled(last_facts(facts))
-        claims = logs.op.claims_between(logs.settled.mark, logs.op.table.version, transaction_ids)
+        claims = logs.unsettled_claims(transaction_ids)
         halves = logs.half.halves_of(transaction_ids)
         return {
             transaction_id: _resolution(

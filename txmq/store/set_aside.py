@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from txmq.delta.schemas import OP
 from txmq.errors import PayloadMissingError
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
-from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.op import CLAIM_COLUMNS, claims_of_table
 from txmq.store.register import SharedValue
 
 if TYPE_CHECKING:
@@ -161,6 +161,15 @@ def read_set_aside(tables: StoreTables) -> SetAsideTransactions:
     register = set_aside_register(tables)
     value: SetAsideTransactions = register.read() if register.exists else SetAsideTransactions()
     return value
+
+
+def claims_set_aside(tables: StoreTables) -> dict[str, list[Claim]]:
+    """The claims that wait, by transaction; 0 commits."""
+    entries = read_set_aside(tables).transactions
+    claims: dict[str, list[Claim]] = {name: [] for name in entries}
+    for claim in claims_of_table(waiting_claims(entries.values())):
+        claims[claim.transaction_id].append(claim)
+    return claims
 
 
 def claim_rows(claims: pa.Table) -> dict[str, tuple[str, ...]]:

@@ -27,6 +27,7 @@ from txmq.store.logs import Logs
 from txmq.store.op import OpLog
 from txmq.store.register import Register
 from txmq.store.schedule import ScheduleLog
+from txmq.store.set_aside import claims_set_aside
 from txmq.store.settled import SettledLog, mark_id
 from txmq.store.topic import TopicLog
 from txmq.store.topic_settings import TopicRegister
@@ -62,7 +63,8 @@ class StoreTables:
     def logs(self) -> Logs:
         """Half, op, settled and schedule with the handles of one reader."""
         settled = self.table_at("settled")
-        return Logs(self.half_log(), self.op_log(), settled, self.schedule_log())
+        half, op, schedule = self.half_log(), self.op_log(), self.schedule_log()
+        return Logs(half, op, settled, schedule, lambda: claims_set_aside(self))
 
     def half_log(self) -> HalfLog:
         """The half log."""

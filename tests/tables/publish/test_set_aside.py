@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
 from txmq.errors import ClaimWithoutEffectError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
+from txmq.maintenance.retention import Retention
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
+from txmq.store.resolution import EndReader
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
@@ -211,6 +214,48 @@ def test_a_file_that_is_damaged_after_it_was_settled_holds_up_nobody_else(
     assert not read_set_aside(world.store.tables).transactions
 
 
+def test_a_caller_who_asks_again_is_told_the_end_that_waits(world: World) -> None:
+    late, file = world.send(b"late")
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    file.write_bytes(content)
+    claim_rollback(world, late)
+
+    end = EndReader(world.store.tables.logs()).end_of(late)
+
+    assert end.state is TransactionState.COMMITTED
+
+
+def test_verify_says_that_it_is_set_aside(world: World) -> None:
+    late, file = world.send(b"late")
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    file.write_bytes(content)
+
+    findings = verify(world.store.location).to_dict()
+
+    assert "it is set aside" in json.dumps(findings)
+    assert verify(world.store.location, drained=False).is_clean
+    assert late in json.dumps(findings)
+
+
+def test_retention_keeps_what_is_set_aside(world: World) -> None:
+    late, file = world.send(b"late")
+    rounds = world.publisher._rounds()
+    rounds._logs.refresh_claims()
+    rounds._settle(rounds._op.table.version)
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    file.write_bytes(content)
+    world.clock.advance(86_400 * 30)
+
+    retention = Retention(world.store, world.clock)
+    half = world.store.tables.table_at("half")
+
+    assert not retention._all_ended(half.files(), rounds._op.table.version)
+    assert late in read_set_aside(world.store.tables).transactions
+
+
 def test_status_lives_with_it_and_shows_it(world: World) -> None:
     lost, file = world.send(b"lost")
     damage(file, "emptied")
@@ -245,12 +290,10 @@ def test_what_cannot_be_settled_is_rolled_back_by_an_operator(world: World) -> N
 
 
 def test_of_what_is_committed_the_readable_messages_are_published(world: World) -> None:
-    half = Path(world.store.location, "half")
     committed, first = world.send(b"kept", "a")
     rounds = world.publisher._rounds()
     rounds._logs.refresh_claims()
     rounds._settle(rounds._op.table.version)
-    assert half.exists()
     damage(first, "gone")
     world.publisher.run_once()
     operator = Operator(world.store, clock=world.clock)

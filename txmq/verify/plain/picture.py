@@ -104,6 +104,12 @@ class Picture:
         flags: Flags = absent & self.pinned.forgotten(transaction_ids).to_numpy()
         return flags
 
+    def set_aside(self) -> Integers:
+        """The numbers of the transactions that are set aside."""
+        ids = pa.chunked_array([pa.array(sorted(self.pinned.set_aside), pa.string())])
+        numbers = self.halves.numbers_of(ids)
+        return numbers[numbers != ABSENT]
+
     def report(self, invariant: str, row_ids: RowIds, wrong: Flags, detail: str) -> None:
         """Every flagged row breaks a promise."""
         places = np.flatnonzero(wrong)

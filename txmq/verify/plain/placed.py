@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.verify.plain.addresses import RowIds, addresses_in
 from txmq.verify.plain.arrays import ABSENT, Flags, Integers, integers, ranks, taken
@@ -28,6 +29,7 @@ class PlacedRows:
         forgotten: rows whose halves retention took.
         forgotten_rows: ADDRESS of those, in any order.
         numbers: the transaction of each known row, ABSENT for the others.
+        late: rows of transactions that were set aside; they have no place in the order.
         by_schedule: known rows of messages that only the schedule still holds.
     """
 
@@ -39,6 +41,7 @@ class PlacedRows:
     forgotten_rows: pa.Table
     numbers: Integers
     by_schedule: Flags
+    late: Flags
 
     @classmethod
     def of(cls, name: str, picture: Picture) -> PlacedRows:
@@ -53,12 +56,14 @@ class PlacedRows:
             known &= ~by_schedule
         forgotten = ~known & picture.forgotten(rows["transaction_id"])
         forgotten_rows = rows.select(list(ADDRESS)).filter(pa.array(forgotten))
+        late_ids = pa.array(sorted(picture.pinned.late), pa.string())
+        late = pc.is_in(rows["transaction_id"], value_set=late_ids).to_numpy()
         # From here on `numbers` says whose they are.
         rows = taken(rows.drop_columns(["transaction_id"]), order)
         numbers = np.where(known, halves.owners(place), ABSENT)
         return cls(
             name, rows, place[order], known[order], forgotten[order], forgotten_rows,
-            numbers[order], (known & by_schedule)[order],
+            numbers[order], (known & by_schedule)[order], late[order],
         )  # fmt: skip
 
     @property

@@ -116,6 +116,7 @@ def _of_messages(placed: PlacedRows, picture: Picture) -> Integers:
 def _numbers(placed: PlacedRows, ordinals: Integers) -> dict[str, npt.NDArray[np.generic]]:
     # Rows that no claim led to are reported elsewhere and have no place in the order.
     has_place = (placed.known & (ordinals != ABSENT)) | placed.forgotten | placed.by_schedule
+    has_place &= ~placed.late
     return {
         "queue": placed.column("queue_id").astype(np.int32),
         "offset": placed.column("queue_offset"),
@@ -130,7 +131,7 @@ def _keys(
     placed: PlacedRows, ordinals: Integers, picture: Picture, first: int
 ) -> dict[str, npt.NDArray[np.generic]]:
     is_keyed = pc.is_valid(placed.rows["sharding_key"]).to_numpy()
-    rows = np.flatnonzero(placed.known & (ordinals != ABSENT) & is_keyed)
+    rows = np.flatnonzero(placed.known & ~placed.late & (ordinals != ABSENT) & is_keyed)
     numbers = placed.numbers[rows]
     return {
         "keyed": rows + first,

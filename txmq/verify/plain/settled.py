@@ -50,7 +50,13 @@ class SettledChecks:
             folded = folded.filter(pc.less_equal(folded["op_version"], mark))
         pairs = with_sequences(settled.select(list(FACT_KEY)), settled["sequences"])
         pairs = self._of_kept_messages(pairs)
-        self._report_facts(missing_facts(folded, pairs), "took effect but is not settled so")
+        missing = missing_facts(folded, pairs)
+        numbers = missing["transaction"].to_numpy()
+        waits = pa.array(np.isin(numbers, self._picture.set_aside()))
+        self._report_facts(missing.filter(pc.invert(waits)), "took effect but is not settled so")
+        if self._drained:
+            detail = "took effect but waits: it is set aside, see txmq status"
+            self._report_facts(missing.filter(waits), detail)
         self._report_facts(missing_facts(pairs, folded), "settled, but no claim led to it")
         counted = self._judged(settled).group_by(list(FACT_KEY)).aggregate([([], "count_all")])
         self._report_facts(counted.filter(pc.greater(counted["count_all"], 1)), "settled twice")

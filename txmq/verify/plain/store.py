@@ -42,6 +42,8 @@ class PinnedStore:
         forgotten_before_date: retention may have taken transactions of the days before it.
         schedule_forgotten_before_date: the same of the schedule, by due_date.
         topic_begin: rows of a topic up to this op version may be gone.
+        set_aside: transactions that wait because a file cannot be read.
+        late: those, and those that waited once; their messages may lie behind later ones.
         registers: versions of the tables under state/ that were read.
     """
 
@@ -51,6 +53,8 @@ class PinnedStore:
     forgotten_before_date: str
     schedule_forgotten_before_date: str
     topic_begin: Mapping[str, int]
+    set_aside: frozenset[str]
+    late: frozenset[str]
     registers: Mapping[str, int]
     topics: Mapping[str, PinnedTable]
     unread: tuple[str, ...]
@@ -74,6 +78,8 @@ class PinnedStore:
         readable = sorted(filter(_is_readable, names), key=is_schedule)
         topics = {name: PinnedTable(f"{location}/topics/{name}", options) for name in readable}
         logs = [PinnedTable(f"{location}/{log}", options) for log in ("settled", "op", "half")]
+        aside = registers.value("set_aside")
+        waiting = frozenset(aside.get("transactions", ()))
         # What is taken away is said before it is done, so this is read after the tables.
         kept = registers.value("maintenance")
         return cls(
@@ -83,6 +89,8 @@ class PinnedStore:
             kept.get("forgotten_before_date") or "",
             kept.get("schedule_forgotten_before_date") or "",
             kept.get("topic_begin") or {},
+            waiting,
+            waiting.union(aside.get("late", ())),
             registers.versions,
             topics,
             tuple(name for name in names if name not in topics),

@@ -46,12 +46,17 @@ class WholeChecks:
         shown_by = np.where(self._halves.delayed, ended.op_version[:-1], self._end)
         self._taken = self._hidden & (shown_by <= self._of_topics(self._begin))
         self.waiting = self._hidden & ~self._taken & (shown_by > self._of_topics(self._reached))
+        self._is_set_aside = np.isin(self._halves.transaction, picture.set_aside())
+        if not picture.drained:
+            self.waiting |= self._hidden & ~self._taken & self._is_set_aside
         self._unscheduled = self._waits & (topics.scheduled == 0)
         limit_us = midnight_us(self._pinned.schedule_forgotten_before_date)
         is_over = (picture.due_us != UNSAID) & (picture.due_us < limit_us)
         self._day_taken = self._unscheduled & ~self.scheduled & is_over
-        reached = self._end > self._reached(SCHEDULE_TOPIC)
-        self.not_scheduled_yet = self._unscheduled & ~self._day_taken & reached
+        open_ = self._end > self._reached(SCHEDULE_TOPIC)
+        if not picture.drained:
+            open_ |= self._is_set_aside
+        self.not_scheduled_yet = self._unscheduled & ~self._day_taken & open_
 
     def run(self, sums: QueueSums) -> None:
         """Every check; what is in each queue is added to `sums`."""
@@ -97,8 +102,10 @@ class WholeChecks:
         for name in self._names:
             here = self._picture.topic_of == self._picture.number_of(name)
             parked = ", which is parked" if name in self._pinned.parked else ""
-            detail = f"committed, but not in topic {name}{parked}"
-            self._report("I1", message_ids, lost & here, detail)
+            detail = f"committed, but not in topic {name}"
+            waits = lost & here & self._is_set_aside
+            self._report("I1", message_ids, lost & here & ~waits, f"{detail}{parked}")
+            self._report("I1", message_ids, waits, f"{detail}: it is set aside, see txmq status")
 
     def _check_schedule(self) -> None:
         """I1 and I15: what is delayed was in the schedule first."""
