@@ -83,6 +83,7 @@ from txmq.errors import (
     TransactionNotFoundError,
     TxmqError,
     UnknownCommitError,
+    UnreadableFileError,
 )
 from txmq.verify import verify
 
@@ -337,6 +338,7 @@ __all__ = [
     "TransactionSendResult",
     "TxmqError",
     "UnknownCommitError",
+    "UnreadableFileError",
     "__version__",
     "attributes_of",
     "cloud_event",

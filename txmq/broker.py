@@ -17,7 +17,7 @@ from txmq.handles import ServiceHandle
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
-from txmq.publish.round import PublishResult
+from txmq.publish.topic_writer import PublishResult
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from txmq.publish.publisher import Publisher
-from txmq.publish.round import PublishResult
+from txmq.publish.topic_writer import PublishResult
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

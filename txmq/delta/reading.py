@@ -260,9 +260,7 @@ class ReadTable(PinnedTable):
                 parts.append(rows)
         return pa.concat_tables(parts).select(list(columns)), tuple(unreadable)
 
-    def readable(
-        self, file: DataFile, read: Callable[[], pa.Table]
-    ) -> tuple[pa.Table | None, str]:
+    def readable(self, file: DataFile, read: Callable[[], pa.Table]) -> tuple[pa.Table | None, str]:
         """What `read` gives, or why the file cannot be read; it is not tried again at once."""
         tried_s, problem = self._unreadable.get(file.path, (-math.inf, ""))
         if time.monotonic() - tried_s < UNREADABLE_PAUSE_S:
@@ -380,5 +378,5 @@ def batch_rows(
     )
     if size_bytes <= batch_bytes or not group.num_rows:
         return rows
-    even = max(1, batch_bytes * group.num_rows // size_bytes)
+    even = max(1, int(batch_bytes * group.num_rows // size_bytes))
     return min(rows, even, max(UNEVEN_ROWS, even // UNEVEN_PARTS))

@@ -111,9 +111,7 @@ def _messages_in(
         start += batch.num_rows
 
 
-def _batches(
-    file: PlanFile, columns: Sequence[str], batch_bytes: int
-) -> Iterator[pa.RecordBatch]:
+def _batches(file: PlanFile, columns: Sequence[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
     """The rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
     try:
         yield from file.table.batches(file.file, columns, BATCH_ROWS, batch_bytes)

@@ -42,4 +42,3 @@ def culprits(
             else:
                 problems[part[0]] = f"it cannot be processed ({type(error).__name__})"
     return {}
-

@@ -25,7 +25,7 @@ from txmq.columns import (
     integers,
     list_items,
 )
-from txmq.delta.files import DataFile
+from txmq.delta.files import DataFile, UnreadableFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.schemas import MICROSECONDS_UTC
 from txmq.delta.storage import Table
@@ -115,9 +115,7 @@ class Plan:
     def owners(self, facts: pa.Table) -> pa.ChunkedArray:
         """The transaction of each row; `facts` are those that the plan was made of."""
         columns = ("op_version", "ordinal")
-        rows, table = (
-            tuple(integers(t[name], -1) for name in columns) for t in (self.rows, facts)
-        )
+        rows, table = (tuple(integers(t[name], -1) for name in columns) for t in (self.rows, facts))
         fact = find_pairs((rows[0], rows[1]), (table[0], table[1]))
         return facts["transaction_id"].take(pa.array(fact, mask=fact < 0))
 
@@ -291,7 +289,8 @@ def _plans_of_deliveries(
     """The plans of DELIVERED facts: first from the schedule, then from half what it lacks."""
     fact, sequence = list_items(facts["sequences"])
     by_id = Groups.of(facts["transaction_id"])
-    missing, unreadable = np.arange(len(fact)), []
+    missing = np.arange(len(fact))
+    unreadable: list[UnreadableFile] = []
     sources: list[tuple[Table, Sequence[str]]] = [(half.table, _HALF_COLUMNS)]
     if schedule is not None and schedule.refresh().is_there:
         sources.insert(0, (schedule.table, _SCHEDULE_COLUMNS))

@@ -16,7 +16,8 @@ from txmq.clock import Clock, SystemClock
 from txmq.errors import EnvironmentProblemError, SourceRestoredError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import Restarting, StreamHandle, TurnHandle, forget_checkpoint
-from txmq.publish.round import EngineChoice, PublishResult, PublishRound
+from txmq.publish.round import PublishRound
+from txmq.publish.topic_writer import EngineChoice, PublishResult
 from txmq.store.store import service_checkpoint_location
 
 if TYPE_CHECKING:

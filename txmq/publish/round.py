@@ -61,9 +61,7 @@ class PublishRound:
         self._kept_at_s = time.monotonic()
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
         self._waiting = WaitingTransactions(store, self._logs, clock)
-        self._topics = TopicWriter(
-            store, self._op, clock, engines, self._waiting.keep_problems
-        )
+        self._topics = TopicWriter(store, self._op, clock, engines, self._waiting.keep_problems)
         self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
 
     # --- the op log ---------------------------------------------------------------------------

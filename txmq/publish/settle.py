@@ -116,7 +116,7 @@ def _ends(
     now_ms: int,
     given_up: Mapping[str, str],
 ) -> tuple[pa.Table, dict[str, str]]:
-    """The facts about whole transactions, of all claims but DELIVER and RECALL, and the problems."""
+    """The facts of all claims but DELIVER and RECALL, and which transactions must wait, and why."""
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table(), {}
     ids = pc.unique(claims["transaction_id"])
@@ -164,9 +164,7 @@ def complete_groups(summaries: pa.Table) -> pa.Table:
     return complete.select(["transaction_id", "first_group"])
 
 
-def _split(
-    claims: pa.Table, complete: pa.Table, with_facts: pa.Array
-) -> tuple[pa.Table, pa.Table]:
+def _split(claims: pa.Table, complete: pa.Table, with_facts: pa.Array) -> tuple[pa.Table, pa.Table]:
     """The claims that columns can decide, and the rest; claims of one transaction stay together."""
     by_id = Groups.of(claims["transaction_id"])
     row = pc.index_in(by_id.keys, value_set=complete["transaction_id"])
@@ -213,7 +211,7 @@ def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
 def _halves(
     claims: pa.Table, half: HalfLog, summaries: pa.Table, given_up: Mapping[str, str]
 ) -> tuple[dict[str, Halves], dict[str, str]]:
-    """The halves of the transactions of these claims; and those that cannot be compared, and why."""
+    """The halves of these transactions; and those that cannot be compared, and why."""
     halves = {name: Halves(group, None, 0) for name, group in given_up.items()}
     if claims.num_rows == 0:
         return halves, {}

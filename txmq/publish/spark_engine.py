@@ -159,8 +159,10 @@ def _as_storage_error(table: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        text = str(error)[:200]
-        problem = f"Spark could not write it ({type(error).__name__}: {text})"
+        # The text of an error may quote a body.
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        kind = ", ".join(filter(None, [type(error).__name__, condition]))
+        problem = f"Spark could not write it ({kind})"
         raise StorageError(table, problem) from error
 
 

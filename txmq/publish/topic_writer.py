@@ -71,7 +71,7 @@ class EngineChoice:
     """Chooses the engine that copies a plan."""
 
     def __init__(self, config: Config, spark: SparkSession | None) -> None:
-        """With `payload_engine` auto, Spark copies plans of `payload_engine_spark_bytes` or more."""
+        """With auto, Spark copies plans of `payload_engine_spark_bytes` or more."""
         setting = config.payload_engine
         batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
         self._arrow = ArrowEngine(batch_bytes)
@@ -142,7 +142,7 @@ class TopicWriter:
                 self._append(topic, missing, goal)
             except CommitRefusedError:
                 refused += 1
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised again where nobody is to blame
                 plan = self._without_culprits(topic, missing, goal, error)
             else:
                 count = missing.rows.num_rows

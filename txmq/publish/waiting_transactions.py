@@ -161,9 +161,7 @@ class WaitingTransactions:
         facts = last_facts(self._settled.facts_of(pc.unique(claims["transaction_id"])))
         claims = after_their_facts(claims, facts)
         now_ms, waiting = self._clock.now_ms(), Waiting(given_up=given_up_by(entries))
-        settlement = settle(
-            claims, self._half, self._settled, now_ms, self._schedule, waiting
-        )
+        settlement = settle(claims, self._half, self._settled, now_ms, self._schedule, waiting)
         undecided = pc.unique(settlement.undecided["transaction_id"]).to_pylist()
         if not settlement.facts.num_rows:
             return PublishResult(), undecided

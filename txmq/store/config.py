@@ -148,7 +148,9 @@ class Config:
         100_000, "messages of one publish round; a larger commit is one round", at_least=1
     )
     publish_batch_bytes: int = setting(
-        256 * 1024 * 1024, "a publish round with more bytes than this is streamed", at_least=1
+        256 * 1024 * 1024,
+        "bytes of bodies that a publisher holds at once while it copies them",
+        at_least=1,
     )
     publish_drain_s: float = setting(
         10.0, "time that one micro-batch of the publisher waits for new claims", at_least=0.0

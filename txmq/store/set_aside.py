@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,10 +19,7 @@ from txmq.errors import PayloadMissingError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
 from txmq.store.op import CLAIM_COLUMNS, claims_of_table
-from txmq.store.register import SharedValue
-
-if TYPE_CHECKING:
-    from txmq.store.tables import StoreTables
+from txmq.store.register import Register, SharedValue
 
 REGISTER = "set_aside"
 # With more of them the store has lost whole tables, and to go on would do more harm than good.
@@ -35,6 +32,14 @@ _CLAIMS = pa.schema(
 _PLAIN_CLAIMS = pa.schema(
     [pa.field(column.name, pa.int64()) if column.name in _TIMES else column for column in _CLAIMS]
 )
+
+
+class Registers(Protocol):
+    """The registers of a store."""
+
+    def register(self, name: str, *, create: bool = False) -> Register:
+        """See `StoreTables.register`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class SetAsideTransactions:
         return SetAsideTransactions(left, tuple(late)[-MAX_TRANSACTIONS:])
 
 
-def set_aside_register(tables: StoreTables, *, create: bool = False) -> SharedValue[Any]:
+def set_aside_register(tables: Registers, *, create: bool = False) -> SharedValue[Any]:
     """The register as a shared value; `create` makes its table if there is none (one commit)."""
     return SharedValue(
         tables.register(REGISTER, create=create),
@@ -156,14 +161,14 @@ def set_aside_register(tables: StoreTables, *, create: bool = False) -> SharedVa
     )
 
 
-def read_set_aside(tables: StoreTables) -> SetAsideTransactions:
+def read_set_aside(tables: Registers) -> SetAsideTransactions:
     """The newest value; empty where nothing was ever set aside; 0 commits."""
     register = set_aside_register(tables)
     value: SetAsideTransactions = register.read() if register.exists else SetAsideTransactions()
     return value
 
 
-def claims_set_aside(tables: StoreTables) -> dict[str, list[Claim]]:
+def claims_set_aside(tables: Registers) -> dict[str, list[Claim]]:
     """The claims that wait, by transaction; 0 commits."""
     entries = read_set_aside(tables).transactions
     claims: dict[str, list[Claim]] = {name: [] for name in entries}

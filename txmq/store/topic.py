@@ -57,7 +57,7 @@ class TopicLog:
         next_offsets: Mapping[int, int],
         fingerprint: int | None = None,
     ) -> None:
-        """As `swap`, for files that are already written; `fingerprint` is of the op log at `mark`."""
+        """As `swap`, for files that are written; `fingerprint` is of the op log at `mark`."""
         self.table.swap_files(files, self._marks(mark, next_offsets, fingerprint))
 
     def add_files(self, files: Sequence[NewFile], next_offsets: Mapping[int, int]) -> None:

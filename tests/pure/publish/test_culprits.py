@@ -34,7 +34,7 @@ def test_where_there_are_too_many_nobody_is_blamed() -> None:
 
 def test_a_full_disk_is_nobodys_fault() -> None:
     def work(names: Sequence[str]) -> None:
-        raise StoreFullError("a", "no space left")
+        raise StoreFullError("a", f"no space left for {len(names)}")
 
     with pytest.raises(StoreFullError):
         culprits(NAMES, work)

@@ -21,7 +21,7 @@ from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.plan import make_plan
 from txmq.publish.publisher import Publisher
-from txmq.publish.round import PublishResult
+from txmq.publish.topic_writer import PublishResult
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.settled import mark_id
 from txmq.store.store import Store

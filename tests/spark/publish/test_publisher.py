@@ -30,7 +30,7 @@ from txmq.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
-from txmq.publish.round import PublishResult
+from txmq.publish.topic_writer import PublishResult
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock, before_commit, failing_commits

@@ -26,7 +26,13 @@ def newest_commit(store: Store) -> Path:
     return max(Path(store.location, "op", "_delta_log").glob("*.json"))
 
 
-DAMAGES = {"empty": b"", "a line": b"\n", "zeros": b"\x00" * 300, "torn": b'{"add":', "a list": b"[]"}
+DAMAGES = {
+    "empty": b"",
+    "a line": b"\n",
+    "zeros": b"\x00" * 300,
+    "torn": b'{"add":',
+    "a list": b"[]",
+}
 
 
 @pytest.mark.parametrize("content", DAMAGES.values(), ids=DAMAGES)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-
-import pytest
+from typing import TYPE_CHECKING
 
 from tests.kit.builders import halves, op_row
 from tests.kit.reading import bodies
@@ -14,6 +13,9 @@ from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.store import Store
 from txmq.store.tables import StoreTables
+
+if TYPE_CHECKING:
+    import pytest
 
 TOPICS = [f"topic-{number}" for number in range(12)]
 

@@ -93,16 +93,16 @@ def test_a_clock_that_goes_back_does_not_keep_a_topic_parked(store: Store) -> No
 def test_one_message_that_cannot_be_written_holds_up_nobody(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    secret = "bad-body"
+    body = "bad-body"
     rows = arrow_engine._topic_rows
 
     def broken(messages: pa.Table, *rest: object) -> pa.Table:
-        if secret.encode() in messages["body"].to_pylist():
-            raise error(secret)
+        if body.encode() in messages["body"].to_pylist():
+            raise error(body)
         return rows(messages, *rest)
 
     monkeypatch.setattr(arrow_engine, "_topic_rows", broken)
-    send(store, b"1", secret.encode(), b"2")
+    send(store, b"1", body.encode(), b"2")
     send(store, b"other", topic="b")
 
     Publisher(store).run_once()
@@ -110,13 +110,13 @@ def test_one_message_that_cannot_be_written_holds_up_nobody(
     assert bodies(store, "a") == [b"1", b"2"]
     assert bodies(store, "b") == [b"other"]
     kept = Path(store.location, "state").rglob("*.parquet")
-    assert not any(secret.encode() in file.read_bytes() for file in kept)
+    assert not any(body.encode() in file.read_bytes() for file in kept)
 
 
 def test_an_error_that_no_transaction_explains_parks_the_topic_without_its_text(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(*arguments: object, **options: object) -> object:
+    def broken(*_: object) -> object:
         raise SystemError("a body, by accident")
 
     monkeypatch.setattr("txmq.publish.topic_writer.TopicLog.next_offsets", broken)

@@ -107,8 +107,9 @@ class Picture:
     def set_aside(self) -> Integers:
         """The numbers of the transactions that are set aside."""
         ids = pa.chunked_array([pa.array(sorted(self.pinned.set_aside), pa.string())])
-        numbers = self.halves.numbers_of(ids)
-        return numbers[numbers != ABSENT]
+        numbers: Integers = self.halves.numbers_of(ids)
+        known: Integers = numbers[numbers != ABSENT]
+        return known
 
     def report(self, invariant: str, row_ids: RowIds, wrong: Flags, detail: str) -> None:
         """Every flagged row breaks a promise."""
