@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -143,7 +144,7 @@ class Retention:
         """Claim EXPIRE for open transactions of these days; the next run finds them ended."""
         if not days:
             return 0
-        ids = _ids(self._half, itertools.chain.from_iterable(days.values()))
+        ids, _ = _readable_ids(self._half, itertools.chain.from_iterable(days.values()))
         rows = OpenTransactions(self._store, self._clock).read()
         old = rows.filter(pc.is_in(rows["transaction_id"], value_set=ids)).to_pylist()
         # A claim that had no effect must not be written again in every round.
@@ -182,7 +183,9 @@ class Retention:
 
     def _all_ended(self, files: Sequence[DataFile], version: int) -> bool:
         """Whether all transactions of these files have a final end that is published."""
-        ids = _ids(self._half, files)
+        ids, is_whole = _readable_ids(self._half, files)
+        if not is_whole:
+            return False
         facts = self._settled.rows_of(
             "transaction_id", ids, ("transaction_id", "state", "op_version")
         )
@@ -216,11 +219,7 @@ class Retention:
         self, table: Table, days: dict[date, list[DataFile]], before: Sequence[Table]
     ) -> tuple[date, ...]:
         """Remove days whose transactions are in none of the logs `before` this one."""
-        gone = [
-            day
-            for day, files in days.items()
-            if not any(_holds_any(other, _ids(table, files)) for other in before)
-        ]
+        gone = [day for day, files in days.items() if _is_free(table, files, before)]
         if gone:
             table.remove([file for day in gone for file in days[day]])
         return tuple(gone)
@@ -237,17 +236,31 @@ def _newest_ms(files: Iterable[DataFile]) -> int:
     return max(file.modified_ms for file in files)
 
 
-def _ids(table: Table, files: Iterable[DataFile]) -> pa.Array:
-    """The distinct transaction ids of some files; reads one column of one file at a time."""
-    ids = pa.array([], pa.string())
+def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bool]:
+    """The distinct transaction ids of some files, and whether all of them can be read.
+
+    Reads one column of one file at a time. A day with a file that cannot be read is kept.
+    """
+    ids, is_whole = pa.array([], pa.string()), True
     for file in files:
-        ids_of_file = pc.unique(table.read([file], ("transaction_id",))["transaction_id"])
-        ids = pc.unique(pa.concat_arrays([ids, ids_of_file]))
-    return ids.drop_null()
+        rows, problem = table.readable(file, partial(table.read, [file], ("transaction_id",)))
+        if rows is None:
+            logger.warning("%s: a day is kept, because of %s", table.name, problem)
+            is_whole = False
+        else:
+            ids = pc.unique(pa.concat_arrays([ids, pc.unique(rows["transaction_id"])]))
+    return ids.drop_null(), is_whole
 
 
-def _holds_any(table: Table, ids: pa.Array) -> bool:
-    return int(table.rows_of("transaction_id", ids, ("transaction_id",)).num_rows) > 0
+def _is_free(table: Table, files: Sequence[DataFile], before: Sequence[Table]) -> bool:
+    """Whether none of the logs `before` has a transaction of these files."""
+    ids, is_whole = _readable_ids(table, files)
+    return is_whole and not any(_may_hold_any(other, ids) for other in before)
+
+
+def _may_hold_any(table: Table, ids: pa.Array) -> bool:
+    rows, unreadable = table.readable_rows_of("transaction_id", ids, ("transaction_id",))
+    return rows.num_rows > 0 or any(file.covers(ids).any() for file in unreadable)
 
 
 def _chunks(rows: Sequence[OpRow]) -> Iterator[Sequence[OpRow]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ DAMAGES = ("emptied", "garbage", "gone")
 class World:
     """A store of two topics; each transaction has a half file of its own."""
 
-    def __init__(self, store: Store) -> None:
-        self.store, self.clock = store, ManualClock()
+    def __init__(self, store: Store, clock: ManualClock | None = None) -> None:
+        self.store, self.clock = store, clock or ManualClock()
         self.publisher = Publisher(store, clock=self.clock)
 
     def send(self, body: bytes, *topics: str, commit: bool = True) -> tuple[str, Path]:
@@ -254,6 +255,21 @@ def test_retention_keeps_what_is_set_aside(world: World) -> None:
 
     assert not retention._all_ended(half.files(), rounds._op.table.version)
     assert late in read_set_aside(world.store.tables).transactions
+
+
+def test_retention_goes_on_beside_a_file_that_cannot_be_read(store: Store) -> None:
+    world = World(store, ManualClock(now_ms=time.time_ns() // 1_000_000))
+    _, file = world.send(b"lost")
+    world.clock.advance(2 * 86_400)
+    world.send(b"next")
+    world.publisher.run_once()
+    damage(file, "emptied")
+    world.clock.advance(30 * 86_400)
+
+    retained = Retention(store, world.clock).run()
+
+    assert len(retained.half_days) == 1
+    assert file.name in {Path(live.path).name for live in store.tables.table_at("half").files()}
 
 
 def test_status_lives_with_it_and_shows_it(world: World) -> None:
