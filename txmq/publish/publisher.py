@@ -85,7 +85,8 @@ class Publisher:
         after a crash.
 
         A topic that cannot be written is parked, logged and counted in the result; a later call
-        tries it again after `park_retry_interval_s`.
+        tries it again after `park_retry_interval_s`. So is a transaction that cannot be read, or
+        that no file can take: it is set aside, and all others go on.
 
         Returns: what this call did.
 
@@ -93,7 +94,7 @@ class Publisher:
             SourceRestoredError: the op log was restored or made anew.
             CommitConflictError: the settled log refuses each commit, and no other publisher
                 makes one.
-            PayloadMissingError: halves of a committed transaction are missing.
+            PayloadMissingError: more transactions cannot be read than are set aside.
             StorageError: a log cannot be read or written.
             EnvironmentProblemError: the setting `payload_engine` is spark, and there is no session.
         """
