@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -133,7 +134,10 @@ class PublishRound:
         reached(FailPoint.CLAIMS_READ)
         self._half.table.refresh()
         now_ms = self._clock.now_ms()
-        settlement = settle(claims, self._half, self._settled, now_ms, self._schedule)
+        received_ms = partial(self._op.received_ms, clock=self._clock)
+        settlement = settle(
+            claims, self._half, self._settled, now_ms, self._schedule, received_ms=received_ms
+        )
         self._adapt_span(claims.num_rows, end - after)
         reached(FailPoint.FACTS_DECIDED)
         try:

@@ -7,13 +7,15 @@ checks that both agree.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
-from txmq.columns import Groups, flags
+from txmq.columns import Groups, flags, integers
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, TransactionState, fold
 from txmq.publish.deliveries import is_about_delivery, settle_deliveries
@@ -22,10 +24,16 @@ from txmq.store.op import claims_of_table
 from txmq.store.schedule import ScheduleLog
 from txmq.store.settled import SettledLog, settled_table
 
+# When the store received these commits of the op log; nothing where a clock of tests rules.
+ReceivedMs = Callable[[Iterable[int]], Mapping[int, int]]
 _PLAIN_ENDS = {
     ClaimKind.COMMIT.value: TransactionState.COMMITTED.value,
     ClaimKind.ROLLBACK.value: TransactionState.ROLLED_BACK.value,
 }
+
+
+def _not_received(_: Iterable[int]) -> Mapping[int, int]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +45,14 @@ class Settlement:
     without_effect: int
 
 
-def settle(
+def settle(  # noqa: PLR0913 - one more than the logs
     claims: pa.Table,
     half: HalfLog,
     settled: SettledLog,
     now_ms: int,
     schedule: ScheduleLog | None = None,
+    *,
+    received_ms: ReceivedMs = _not_received,
 ) -> Settlement:
     """Decide which claims take effect.
 
@@ -52,6 +62,7 @@ def settle(
         settled: pinned to the version that the facts will be appended to.
         now_ms: the settled_timestamp of the facts.
         schedule: holds delayed messages whose halves are gone.
+        received_ms: when the store received commits of the op log; pauses count from there.
 
     Returns: the facts, as SETTLED, in the order of the claims.
 
@@ -59,9 +70,10 @@ def settle(
     """
     is_delivery = flags(is_about_delivery(claims))
     if not is_delivery.any():
-        facts = _ends(claims, half, settled, now_ms)
+        facts = _ends(claims, half, settled, now_ms, received_ms)
     else:
-        facts = _ends(claims.filter(pa.array(~is_delivery)), half, settled, now_ms)
+        others = claims.filter(pa.array(~is_delivery))
+        facts = _ends(others, half, settled, now_ms, received_ms)
         deliveries = claims.filter(pa.array(is_delivery))
         logs = (half, schedule, settled)
         facts = pa.concat_tables([facts, settle_deliveries(deliveries, facts, logs, now_ms)])
@@ -69,14 +81,43 @@ def settle(
     return Settlement(ordered, claims.num_rows, claims.num_rows - facts.num_rows)
 
 
-def _ends(claims: pa.Table, half: HalfLog, settled: SettledLog, now_ms: int) -> pa.Table:
+def _ends(
+    claims: pa.Table,
+    half: HalfLog,
+    settled: SettledLog,
+    now_ms: int,
+    received_ms: ReceivedMs,
+) -> pa.Table:
     """The facts about whole transactions: of all claims but DELIVER and RECALL."""
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table()
     ids = pc.unique(claims["transaction_id"])
     with_facts = pc.unique(settled.facts_of(ids)["transaction_id"])
-    plain, others = _split(claims, half.summaries(ids), with_facts)
+    summaries = half.summaries(ids)
+    claims = _with_store_times(claims, summaries, now_ms, received_ms)
+    plain, others = _split(claims, summaries, with_facts)
     return pa.concat_tables([_plain_facts(plain, now_ms), _folded(others, half, settled, now_ms)])
+
+
+def _with_store_times(
+    claims: pa.Table, summaries: pa.Table, now_ms: int, received_ms: ReceivedMs
+) -> pa.Table:
+    """The claims; a COMMIT from which a pause counts has the time at which the store received it.
+
+    Its own time is the claimer's, whose clock may be wrong (decision 0030).
+    """
+    paused = pc.unique(summaries.filter(pc.is_valid(summaries["delay_s"]))["transaction_id"])
+    is_commit = pc.equal(claims["kind"], ClaimKind.COMMIT.value)
+    begins = pc.and_(is_commit, pc.is_in(claims["transaction_id"], value_set=paused))
+    versions = integers(claims["_commit_version"], 0)
+    received = received_ms(np.unique(versions[flags(begins)]).tolist())
+    if not received:
+        return claims
+    times_ms = [received.get(version, now_ms) for version in versions.tolist()]
+    times = pa.array(times_ms, pa.int64()).cast(pa.timestamp("ms", "UTC")).cast(MICROSECONDS_UTC)
+    column = claims.schema.get_field_index("op_timestamp")
+    values = pc.if_else(begins, times, claims["op_timestamp"])
+    return claims.set_column(column, claims.schema.field(column), values)
 
 
 def complete_groups(summaries: pa.Table) -> pa.Table:
