@@ -13,17 +13,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.clock import Clock
 from txmq.delta.storage import Table
 from txmq.errors import CommitConflictError, CommitRefusedError, TopicConflictError, TxmqError
 from txmq.fail_points import FailPoint, reached
+from txmq.lifecycle import DeliveryState
 from txmq.publish.arrow_engine import ArrowEngine
 from txmq.publish.plan import PayloadEngine, Plan, make_plan
 from txmq.publish.progress import ParkedTopic, PublishProgress, check_followed, commit_fingerprint
 from txmq.publish.settle import settle
 from txmq.publish.spark_engine import SparkEngine, suits_spark
 from txmq.results import Sum
+from txmq.store.store_clock import StoreClock
 from txmq.store.topic import TopicLog, offsets_in_order
 from txmq.store.typed import body_schema_in
 
@@ -87,7 +90,8 @@ class PublishRound:
 
     def __init__(self, store: Store, clock: Clock, engines: EngineChoice, name: str) -> None:
         """Open the logs and read the progress; `name` is part of the names of its threads."""
-        self._store, self._clock, self._engines, self._name = store, clock, engines, name
+        self._store, self._engines, self._name = store, engines, name
+        self._clock = StoreClock.of(store, clock)
         self._logs = store.tables.logs()
         self._half, self._op = self._logs.half, self._logs.op
         self._settled, self._schedule = self._logs.settled, self._logs.schedule
@@ -186,6 +190,7 @@ class PublishRound:
         result = PublishResult()
         if facts.num_rows:
             self._half.table.refresh()
+            _reach_deliveries(self._clock, facts)
             begun_s = time.monotonic()
             plan = make_plan(self._half, facts, self._schedule)
             reached(FailPoint.PLAN_MADE)
@@ -313,6 +318,14 @@ class PublishRound:
             self._progress = merged_progress(self._progress, self._kept.value, self._op.table)
         reached(FailPoint.PROGRESS_KEPT)
         self._kept_at_s = time.monotonic()
+
+
+def _reach_deliveries(clock: StoreClock, facts: pa.Table) -> None:
+    """Let the clock reach the times of deliveries: that of their service may be a little ahead."""
+    is_delivered = pc.equal(facts["state"], DeliveryState.DELIVERED.value)
+    newest_us = pc.max(facts.filter(is_delivered)["op_timestamp"].cast(pa.int64())).as_py()
+    if newest_us is not None:
+        clock.not_beyond(-(-newest_us // 1000))
 
 
 def merged_progress(progress: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:

@@ -27,6 +27,9 @@ FAR_MS = 10_000
 # The storage may round its times to seconds.
 NEAR_MS = 2_000
 JUMP_MS = 60_000
+# A look that takes longer is tried again.
+QUICK_MS = 50
+LOOKS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class StoreClock:
         # The first look of a jump ahead that is not believed yet.
         self._jump: _Look | None = None
         self._looked_ms = 0
+        self._shown_ms = 0
         self._is_far = False
 
     @classmethod
@@ -98,50 +102,67 @@ class StoreClock:
         return clock_of_store(self.own)
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01 UTC.
+        """Milliseconds since 1970-01-01 UTC; a small correction lets it stand still, not go back.
 
         Raises: StorageError if the first file cannot be written; later ones may fail.
         """
         if not follows_storage(self.own):
             return self.of_store.now_ms()
-        return affine(self.own).at(self._storage_now_ms())
+        with self._lock:
+            now_ms = affine(self.own).at(self._storage_now_ms())
+            is_corrected = 0 < self._shown_ms - now_ms <= NEAR_MS
+            self._shown_ms = self._shown_ms if is_corrected else now_ms
+            return self._shown_ms
 
     def not_beyond(self, shown_ms: int) -> int:
         """A time that the machine's clock has shown; now, if that is clearly in the future.
 
         Raises: as `now_ms`.
         """
-        if not follows_storage(self.own):
-            return min(shown_ms, self.of_store.now_ms())
-        now_ms = self._storage_now_ms()
-        clock = affine(self.own)
-        return shown_ms if shown_ms <= clock.at(now_ms + NEAR_MS) else clock.at(now_ms)
+        now_ms = self.now_ms()
+        if shown_ms <= now_ms or not follows_storage(self.own):
+            return min(shown_ms, now_ms)
+        with self._lock:
+            near_ms = affine(self.own).at(self._storage_now_ms() + NEAR_MS)
+            # What is believed once is not in the future later.
+            self._shown_ms = max(self._shown_ms, shown_ms) if shown_ms <= near_ms else now_ms
+        return shown_ms if shown_ms <= near_ms else now_ms
 
     def _storage_now_ms(self) -> int:
-        with self._lock:
-            believed = self._believed
-            if believed is None or self._count_ms() - self._looked_ms >= LOOK_INTERVAL_MS:
-                believed = self._believed = self._look(believed)
-            return believed.at(self._count_ms())
+        believed = self._believed
+        if believed is None or self._count_ms() - self._looked_ms >= LOOK_INTERVAL_MS:
+            believed = self._believed = self._next(believed)
+        return believed.at(self._count_ms())
 
-    def _look(self, before: _Look | None) -> _Look:
+    def _next(self, before: _Look | None) -> _Look:
         """The look to count on from: a new one, or the one before where that is better."""
         try:
-            storage_ms = self._storage_ms()
+            look = self._look()
         except StorageError as error:
             if before is None:
                 raise
             logger.warning("the time of the store is counted on without a look: %s", error)
             self._looked_ms = self._count_ms()
             return before
-        # Counted from after the look, so that the clock is late rather than early.
-        look = _Look(storage_ms, self._count_ms())
-        self._looked_ms = look.elapsed_ms
+        self._looked_ms = self._count_ms()
         if before is not None and self._is_doubtful(look, before):
             return before
         self._jump = None
-        self._say_if_far(storage_ms)
+        self._say_if_far(look)
         return look
+
+    def _look(self) -> _Look:
+        """The quickest of some looks: as long as it takes, so late may the clock be."""
+        looks: dict[int, _Look] = {}
+        for _ in range(LOOKS_MAX):
+            begun_ms = self._count_ms()
+            storage_ms = self._storage_ms()
+            # Counted from after the look, so that the clock is late rather than early.
+            ended_ms = self._count_ms()
+            looks[ended_ms - begun_ms] = _Look(storage_ms, ended_ms)
+            if ended_ms - begun_ms <= QUICK_MS:
+                break
+        return looks[min(looks)]
 
     def _is_doubtful(self, look: _Look, before: _Look) -> bool:
         """Whether the look is ahead of the count, and has not been for long."""
@@ -155,8 +176,9 @@ class StoreClock:
             logger.warning(warning, ahead_ms // 1000)
         return is_held
 
-    def _say_if_far(self, storage_ms: int) -> None:
-        ahead_ms = self.own.now_ms() - affine(self.own).at(storage_ms)
+    def _say_if_far(self, look: _Look) -> None:
+        store_ms = affine(self.own).at(look.at(self._count_ms()))
+        ahead_ms = self.own.now_ms() - store_ms
         is_far, was_far = abs(ahead_ms) > FAR_MS, self._is_far
         self._is_far = is_far
         if is_far and not was_far:

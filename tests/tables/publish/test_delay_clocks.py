@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
 from tests.kit.stores import fresh_store
-from txmq.clock import milliseconds
+from txmq.clock import milliseconds, timestamp
 from txmq.delta.pinned import commit_path
 from txmq.errors import StorageError
 from txmq.message.message import Message
@@ -16,6 +16,7 @@ from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.store.store_clock import StoreClock
 from txmq.testing import WrongClock, failing_commits
 from txmq.verify import verify
 
@@ -134,6 +135,26 @@ def test_publisher_with_a_wrong_clock_stamps_the_stores_time(world: DelayWorld) 
     (row,) = world.rows()
     assert row["store_timestamp"] == world.now
     assert violations(world) == []
+
+
+def test_message_is_not_stamped_before_its_delivery_by_a_clock_that_is_a_little_late(
+    tmp_path: Path,
+) -> None:
+    store, late_ms = fresh_store(tmp_path / "store"), 1500
+    right = StoreClock(store)
+    late = StoreClock(store, storage_ms=lambda: right.now_ms() - late_ms)
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        producer.send(Message(TOPIC, b"at once", deliver_timestamp=timestamp(right.now_ms())))
+    publisher = Publisher(store, clock=late)
+    publisher.run_once()
+    assert DelayService(store, clock=right).run_once().delivered == 1
+    publisher.run_once()
+
+    topic = store.tables.table_at(f"topics/{TOPIC}")
+    (shown,) = topic.read(topic.files(), ("store_timestamp",))["store_timestamp"]
+    schedule = store.tables.table_at(f"topics/{SCHEDULE_TOPIC}")
+    (due,) = schedule.read(schedule.files(), ("deliver_timestamp",))["deliver_timestamp"]
+    assert shown.as_py() >= due.as_py()
 
 
 # --- from where a pause counts --------------------------------------------------------------------

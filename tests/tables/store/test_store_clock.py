@@ -109,7 +109,7 @@ def test_it_looks_again_after_a_minute(make: Make, storage: Storage) -> None:
     clock = make()
     clock.now_ms()
     storage.pass_ms(LOOK_INTERVAL_MS)
-    storage.now_ms -= 7
+    storage.now_ms += 7
 
     assert clock.now_ms() == storage.now_ms
     assert storage.looks == 2
@@ -137,6 +137,32 @@ def test_look_that_fails_at_first_is_an_error_and_is_tried_again(
     storage.failure = None
 
     assert clock.now_ms() == storage.now_ms
+
+
+def test_small_correction_lets_it_stand_still(make: Make, storage: Storage) -> None:
+    clock = make()
+    clock.now_ms()
+    storage.pass_ms(LOOK_INTERVAL_MS - 1)
+    before_ms = clock.now_ms()
+    storage.now_ms -= 900
+    storage.pass_ms(1)
+
+    assert clock.now_ms() == before_ms
+    storage.pass_ms(1000)
+    assert clock.now_ms() == storage.now_ms
+
+
+def test_slow_look_is_tried_again_and_the_quickest_counts(store: Store, storage: Storage) -> None:
+    takes_ms = iter([4000, 300, 900])
+
+    def slow() -> int:
+        written_ms = storage.now_ms
+        storage.pass_ms(next(takes_ms))
+        return written_ms
+
+    clock = StoreClock(store, storage_ms=slow, count_ms=lambda: storage.count_ms)
+
+    assert clock.now_ms() == storage.now_ms - 300
 
 
 # --- jumps ----------------------------------------------------------------------------------------
@@ -230,6 +256,8 @@ def test_time_that_a_machine_shows_is_taken_if_it_is_near(make: Make, storage: S
 
     assert clock.not_beyond(storage.now_ms - HOUR_MS) == storage.now_ms - HOUR_MS
     assert clock.not_beyond(storage.now_ms + 1500) == storage.now_ms + 1500
+    assert clock.now_ms() == storage.now_ms + 1500
+    storage.pass_ms(2000)
     assert clock.not_beyond(storage.now_ms + HOUR_MS) == storage.now_ms
 
 
