@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
-from txmq.clock import Clock, SystemClock
+from txmq.clock import Clock
 from txmq.handles import ServiceHandle
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +51,8 @@ class Broker:
             and no Java runs.
         listeners: the listener of each producer group, beside those that the settings name; a
             group in a namespace is named `tenant%group` (R94).
-        clock: the time by which messages and checks are due.
+        clock: the clock of this machine. Messages and checks are due by the store's time, however
+            wrong that clock is (decision 0031).
         name: the name of the publisher in logs and queries; a random one if left out.
         hooks: called with the ends that the check service writes (R89).
 
@@ -75,7 +77,8 @@ class Broker:
             HookError: an object among `hooks` is no hook.
         """
         self.store = store
-        clock = clock or SystemClock()
+        # One for all, so that they look at the storage once.
+        clock = StoreClock.of(store, clock)
         self.publisher = Publisher(store, spark=spark, clock=clock, name=name)
         self.check_service = CheckService(
             store, spark=spark, listeners=dict(listeners or {}), clock=clock, hooks=hooks

@@ -1,4 +1,7 @@
-"""The one source of now; services take a clock so that tests need no sleep."""
+"""The one source of now; services take a clock so that tests need no sleep.
+
+A service that decides what nobody can take back asks `txmq.store.store_clock` (decision 0031).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from functools import lru_cache
 from typing import Protocol
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# It counts on while the machine sleeps; other systems than Linux have the monotonic clock alone.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
@@ -25,6 +30,11 @@ class SystemClock:
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC."""
         return time.time_ns() // 1_000_000
+
+
+def elapsed_ms() -> int:
+    """Milliseconds since some moment, by a clock that nobody can set."""
+    return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1_000_000
 
 
 @lru_cache(maxsize=256)
@@ -71,9 +81,24 @@ class AffineClock:
 AS_IT_IS = AffineClock(0, 0)
 
 
+def clock_of_store(clock: Clock) -> Clock:
+    """The clock that shows the store's times: `clock` itself, unless it names another one.
+
+    A wrong clock of a test names the right one (`txmq.testing.WrongClock`).
+    """
+    other: Clock = getattr(clock, "of_store", clock)
+    return other
+
+
+def follows_storage(clock: Clock) -> bool:
+    """Whether the times of the storage are times of this clock; those of a ManualClock are not."""
+    return isinstance(clock_of_store(clock), SystemClock | AffineClock)
+
+
 def affine(clock: Clock) -> AffineClock:
     """The clock as a function of the machine's; one that is not affine leaves times as they are."""
-    return clock if isinstance(clock, AffineClock) else AS_IT_IS
+    of_store = clock_of_store(clock)
+    return of_store if isinstance(of_store, AffineClock) else AS_IT_IS
 
 
 def _wall_ms() -> int:

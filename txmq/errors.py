@@ -426,6 +426,13 @@ class CommitRefusedError(StorageError):
     retryable = True
 
 
+class FilesSweptError(CommitRefusedError):
+    """Files waited so long for their commit that maintenance may have removed them.
+
+    Nothing was committed; the same call writes new files.
+    """
+
+
 # --- services and environment ----------------------------------------------------------------
 
 

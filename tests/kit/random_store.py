@@ -68,6 +68,7 @@ def _fact(random: Random, number: int, version: int) -> Settled:
         number, random.choice(STATES), random.randint(max(0, version - 1), version),
         number if random.random() < 0.8 else random.randint(0, 3), random.choice([0, 0, 0, 1]),
         settled_timestamp=_moment(random),
+        op_timestamp=_moment(random) if random.random() < 0.9 else None,
         sequences=random.choice([None, None, [0], [0, 1], [], [9]]),
     )  # fmt: skip
 

@@ -120,6 +120,7 @@ class Settled:
     life: int = 0
     reason: str | None = None
     settled_timestamp: datetime = START
+    op_timestamp: datetime | None = START
     sequences: Sequence[int] | None = None
 
     def row(self) -> dict[str, Any]:
@@ -135,7 +136,7 @@ class Settled:
             "producer_group": GROUP,
             "life": self.life,
             "reason": self.reason,
-            "op_timestamp": START,
+            "op_timestamp": self.op_timestamp,
             "store_date": START.date(),
         }
 

@@ -21,7 +21,7 @@ OP = "SELECT file, transaction_id FROM {table}"
 
 SETTLED = """
     SELECT file, transaction_id, op_version, ordinal, state, life, sequences,
-        settled_timestamp
+        settled_timestamp, coalesce(op_timestamp, settled_timestamp) AS begun_timestamp
     FROM {table}
 """
 
@@ -288,24 +288,30 @@ DELIVERIES = """
 """
 
 # When each delayed message is due: by its half, or by the schedule where that cannot tell.
+# A pause begins with the COMMIT; in older versions when it was settled, as the schedule shows.
 TIMED = """
     WITH committed AS (
-        SELECT s.transaction_id, min(unix_micros(s.settled_timestamp)) AS committed_us
+        SELECT s.transaction_id, min(unix_micros(s.settled_timestamp)) AS committed_us,
+            min(unix_micros(s.begun_timestamp)) AS begun_us
         FROM {settled} s JOIN {standing} t ON t.transaction_id = s.transaction_id
         WHERE s.state = 'COMMITTED' AND s.op_version = t.end_version
         GROUP BY s.transaction_id
     ), told AS (
         SELECT transaction_id, sequence, min(told_us) AS told_us
         FROM {shown} WHERE is_scheduled GROUP BY transaction_id, sequence
-    ), asked AS (
-        SELECT m.transaction_id, m.sequence, c.committed_us, coalesce(m.deliver_us,
-            if(m.delay_s <= 100000000000, c.committed_us + m.delay_s * 1000000, NULL)) AS asked_us
+    ), paused AS (
+        SELECT m.transaction_id, m.sequence, c.committed_us, m.deliver_us, t.told_us,
+            if(m.delay_s <= 100000000000, c.committed_us + m.delay_s * 1000000, NULL) AS before_us,
+            if(m.delay_s <= 100000000000, c.begun_us + m.delay_s * 1000000, NULL) AS paused_us
         FROM {messages} m LEFT JOIN committed c ON c.transaction_id = m.transaction_id
+        LEFT JOIN told t ON t.transaction_id = m.transaction_id AND t.sequence = m.sequence
         WHERE m.is_delayed
+    ), asked AS (
+        SELECT *, coalesce(deliver_us, if(before_us = told_us, before_us, paused_us)) AS asked_us
+        FROM paused
     )
-    SELECT a.*, coalesce(a.asked_us, t.told_us) AS due_us
-    FROM asked a
-    LEFT JOIN told t ON t.transaction_id = a.transaction_id AND t.sequence = a.sequence
+    SELECT transaction_id, sequence, committed_us, asked_us, coalesce(asked_us, told_us) AS due_us
+    FROM asked
 """
 
 # Every row of every topic beside the message that it shows and the fact that explains it.

@@ -272,7 +272,7 @@ def test_store_that_cannot_be_written_says_which_table(
     disk.allow()
 
     assert [type(failure) for failure in failures] == [ReadOnlyStoreError] * 4
-    assert [failure.table for failure in failures] == ["half", "op", "settled", "register"]
+    assert [failure.table for failure in failures] == ["half", "op", "clock", "clock"]
     transaction.commit()
     drain(store, books)
     assert_topics_tell_the_truth(store, books)

@@ -39,7 +39,13 @@ from txmq.publish.deliveries import are_ended
 from txmq.publish.settle import settle
 from txmq.results import Plain
 from txmq.store.set_aside import read_set_aside
-from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
+from txmq.store.settled import (
+    NOTHING,
+    SettledLog,
+    forgotten_id,
+    last_facts,
+    without_deliveries,
+)
 
 if TYPE_CHECKING:
     from txmq.store.half import HalfLog
@@ -165,7 +171,7 @@ class Admin:
             at=timestamp(now_ms),
             open=halves.num_rows,
             unasked=_unasked(checks),
-            **_counts(states),
+            **_counts(states, settled),
             messages=self._messages(op_table_id),
             scheduled=_scheduled(logs.schedule, settled),
             dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
@@ -271,11 +277,15 @@ def _unasked(standings: pa.Table) -> dict[str, int]:
     return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
 
 
-def _counts(states: pa.Table) -> dict[str, int]:
-    """The fields of Status that are named after a state; `open` is counted by halves instead."""
+def _counts(states: pa.Table, settled: SettledLog) -> dict[str, int]:
+    """The fields of Status that are named after a state; `open` is counted by halves instead.
+
+    Ends that retention took count, too, so that no number falls.
+    """
     counts = {row["values"]: row["counts"] for row in states["state"].value_counts().to_pylist()}
     ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
-    return {name.lower(): int(counts.get(name, 0)) for name in ended}
+    gone = {name: settled.table.mark(forgotten_id(name)) or 0 for name in ended}
+    return {name.lower(): int(counts.get(name, 0)) + gone[name] for name in ended}
 
 
 def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:

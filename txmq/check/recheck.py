@@ -16,7 +16,7 @@ from txmq.check.claims import RoundResult
 from txmq.check.due import rounds_of
 from txmq.check.open_transactions import OpenTransactions, dues_of
 from txmq.check.round import CheckRound
-from txmq.clock import Clock, SystemClock
+from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
@@ -24,6 +24,7 @@ from txmq.listeners.protocol import CheckListener, check_listener, load_listener
 from txmq.message.names import stored_name
 from txmq.store.config import Config
 from txmq.store.store import Store
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +63,8 @@ class RecheckJob:
     Args:
         store: the store to check.
         listeners: by producer group; the listeners of the settings are added for other groups.
-        clock: decides when a transaction is due; the system's clock by default.
+        clock: the clock of this machine. A transaction is due by the store's time, however wrong
+            that clock is (decision 0031).
         spark: a session, for listeners that answer with a DataFrame (SetListener).
         hooks: are told of the ends that the job writes (R89).
 
@@ -88,7 +90,7 @@ class RecheckJob:
         self._store = store
         self._hooks = Hooks(hooks)
         self._spark = spark
-        self._clock: Clock = clock or SystemClock()
+        self._clock = StoreClock.of(store, clock)
         self._listeners = all_listeners(store.config, listeners)
 
     def run_once(self) -> RecheckResult:
@@ -136,7 +138,9 @@ class Recheck:
 
     def may_find_more(self) -> bool:
         """Whether half or op has news since the last search, or a deadline has passed since."""
-        return self._clock.now_ms() >= self._quiet_until_ms or self._open.has_news()
+        # Before the first search nothing may ask for the time, which may fail.
+        is_first = self._quiet_until_ms == -math.inf
+        return is_first or self._open.has_news() or self._clock.now_ms() >= self._quiet_until_ms
 
     def run_once(self, is_stopping: Callable[[], bool] = lambda: False) -> RecheckResult:
         """Ask about all transactions that are due at the start, or until `is_stopping`."""

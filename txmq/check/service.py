@@ -21,13 +21,14 @@ from txmq.check.due import DUE, rounds_of
 from txmq.check.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
 from txmq.check.round import CheckRound
 from txmq.check.stream import dues_of, horizon_s, start_check_stream
-from txmq.clock import Clock, SystemClock
+from txmq.clock import Clock
 from txmq.errors import TxmqError
 from txmq.handles import LOOK_INTERVAL_S, StreamHandle, ThreadHandle, forget_checkpoint
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners.protocol import CheckListener
 from txmq.store.store import Store, service_checkpoint_location
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +57,8 @@ class CheckService:
         spark: the session that the deadline join runs on, and that a SetListener needs. Its
             settings are not changed. Without it `start()` repeats the recheck.
         listeners: by producer group; the listeners of the settings are added for other groups.
-        clock: decides when a transaction is due; the system's clock by default.
+        clock: the clock of this machine. A transaction is due by the store's time, however wrong
+            that clock is (decision 0031).
         hooks: are told of the ends that the service writes (R89).
 
     Raises:
@@ -81,7 +83,7 @@ class CheckService:
         self._hooks = Hooks(hooks)
         self.store = store
         self._spark = spark
-        self._clock: Clock = clock or SystemClock()
+        self._clock = StoreClock.of(store, clock)
         self._listeners = all_listeners(store.config, listeners)
 
     def run_once(self) -> RecheckResult:
@@ -138,14 +140,14 @@ class CheckHandle(ThreadHandle):
     """
 
     def __init__(
-        self, store: Store, spark: SparkSession | None, checks: CheckRound, clock: Clock
+        self, store: Store, spark: SparkSession | None, checks: CheckRound, clock: StoreClock
     ) -> None:
         """Call `CheckService.start()` instead."""
         super().__init__("check", LOOK_INTERVAL_S)
-        self._checks = checks
+        self._checks, self._clock = checks, clock
         self._recheck = Recheck(store, checks, clock)
         self._trigger: _Trigger = (
-            _LogTrigger(store, clock, self._recheck, self._on_due)
+            _LogTrigger(store, self._recheck, self._on_due)
             if spark is None
             else _StreamTrigger(spark, store, clock, self._on_due)
         )
@@ -176,6 +178,8 @@ class CheckHandle(ThreadHandle):
     def _on_due(self, dues: pa.Table, clock_ms: int) -> None:
         """Check the due rows of one micro-batch; without rows only write late answers."""
         try:
+            # The join goes by this machine's clock.
+            clock_ms = self._clock.not_beyond(clock_ms) if dues.num_rows else clock_ms
             for of_round in [*rounds_of(dues, lambda _: ROWS_A_ROUND)] or [dues]:
                 self._round(of_round, clock_ms)
         except TxmqError as error:
@@ -224,13 +228,13 @@ class _Trigger(Protocol):
 class _LogTrigger:
     """Without Spark: needs a recheck when a log has news or a deadline has passed."""
 
-    def __init__(self, store: Store, clock: Clock, recheck: Recheck, on_due: OnDue) -> None:
-        self._clock, self._recheck, self._on_due = clock, recheck, on_due
+    def __init__(self, store: Store, recheck: Recheck, on_due: OnDue) -> None:
+        self._recheck, self._on_due = recheck, on_due
         self._trigger_s = store.config.check_trigger_interval_s
 
     def keep_running(self) -> bool:
         """Write late answers; return False, because a recheck reads all open transactions."""
-        self._on_due(DUE.empty_table(), self._clock.now_ms())
+        self._on_due(DUE.empty_table(), 0)
         return False
 
     def recheck_interval_s(self) -> float:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
+from txmq.clock import elapsed_ms
 from txmq.results import plain
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class NewFile:
     num_records: int
     stats_json: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    # By `elapsed_ms`; two equal files need not be of one age.
+    made_ms: int = field(default_factory=elapsed_ms, compare=False)
 
 
 def new_file_path() -> str:

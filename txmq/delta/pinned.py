@@ -13,7 +13,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
@@ -267,6 +267,18 @@ class PinnedTable:
             int(info.base_name[:20]): int(info.mtime_ns) // 1_000_000
             for info in self.log_folder()
             if _COMMIT_FILE.fullmatch(info.base_name) and info.mtime_ns is not None
+        }
+
+    def written_ms(self, paths: Sequence[str]) -> dict[str, int]:
+        """The modification time of each of these files that is there, by the store's clock."""
+        if not paths:
+            return {}
+        with translated(self.name):
+            infos = self.filesystem.get_file_info(list(paths))
+        return {
+            info.path: int(info.mtime_ns) // 1_000_000
+            for info in infos
+            if info.mtime_ns is not None
         }
 
     def log_folder(self) -> list[pa_fs.FileInfo]:

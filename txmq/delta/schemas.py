@@ -9,6 +9,8 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 SCHEMA_VERSION_PROPERTY = "txmq.schema_version"
 COMMITTER_PROPERTY = "txmq.committer"
+# Files that were written up to this time and are in no commit may be gone (decision 0029).
+SWEPT_PROPERTY = "txmq.swept_ms"
 
 MICROSECONDS_UTC = pa.timestamp("us", tz="UTC")
 PROPERTIES = pa.map_(pa.string(), pa.string())
@@ -115,13 +117,15 @@ SETTLED = TableSchema(
             _column("sequences", pa.list_(pa.int64()), "null: all messages"),
             _column("op_version", pa.int64(), "commit of the claim in the op log"),
             _column("ordinal", pa.int64(), "its place in that commit"),
-            _column("settled_timestamp", MICROSECONDS_UTC, "settler's clock"),
+            _column("settled_timestamp", MICROSECONDS_UTC, "store's time of the settling"),
             _column("source", pa.string(), "ClaimSource"),
             _GROUP,
             _LIFE,
             _column("reason", pa.string(), "why"),
-            _column("op_timestamp", MICROSECONDS_UTC, "claimer's clock"),
-            _column("store_date", pa.date32(), "UTC date of the settler's clock"),
+            _column(
+                "op_timestamp", MICROSECONDS_UTC, "claimer's clock; store's, if a pause counts"
+            ),
+            _column("store_date", pa.date32(), "UTC date of settled_timestamp"),
         ]
     ),
     partition_by=("store_date",),
@@ -142,7 +146,7 @@ TOPIC = TableSchema(
             _column("sequence", pa.int64(), "place in the transaction"),
             _LIFE,
             _column("op_version", pa.int64(), "commit of the op log that ended it"),
-            _column("store_timestamp", MICROSECONDS_UTC, "publisher's clock"),
+            _column("store_timestamp", MICROSECONDS_UTC, "store's time of the publishing"),
         ]
     ),
     statistics_columns=("transaction_id", "queue_id", "queue_offset", "op_version"),

@@ -15,20 +15,24 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema, WriterProperties
 from deltalake.transaction import AddAction, RemoveAction
 
+from txmq.clock import elapsed_ms
 from txmq.delta.files import DataFile, partition_columns, partition_texts
 from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.pinned import pause, translated
 from txmq.delta.reading import ReadTable
-from txmq.delta.schemas import TableSchema
+from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
+    FilesSweptError,
     StorageError,
     UnknownCommitError,
 )
 from txmq.fail_points import FailPoint, reached
 
 REWRITE_MARK = "txmq-rewrite"
+# Files that waited longer for their commit are looked up right before it.
+LOOK_AFTER_MS = 60_000
 _WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
 
 
@@ -128,12 +132,22 @@ class Table(ReadTable):
         Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
             StorageError.
         """
+        try:
+            return self._append_new(rows, app_id, number)
+        except FilesSweptError:
+            # The process slept longer than files without a commit are kept.
+            return self._append_new(rows, app_id, number)
+
+    def _append_new(self, rows: pa.Table, app_id: str, number: int) -> int:
         files = self.new_files(rows)
         reached(FailPoint.FILES_WRITTEN)
         return self.append_files(files, app_id=app_id, number=number)
 
     def append_files(self, files: Sequence[NewFile], *, app_id: str, number: int) -> int:
-        """As `append`, for Parquet files that are already written."""
+        """As `append`, for Parquet files that are already written.
+
+        Raises: as `append`; FilesSweptError if they waited too long.
+        """
         return self._once(app_id, number, lambda marks: self.swap_files(files, marks))
 
     def _once(self, app_id: str, number: int, write: Callable[[Mapping[str, int]], None]) -> int:
@@ -146,7 +160,7 @@ class Table(ReadTable):
             except StorageError as error:
                 if self._has_landed(app_id, number):
                     return self.version
-                if not isinstance(error, CommitRefusedError):
+                if isinstance(error, FilesSweptError) or not isinstance(error, CommitRefusedError):
                     raise
                 pause(attempt)
             else:
@@ -191,7 +205,11 @@ class Table(ReadTable):
             ]
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
-        """As `swap`, for Parquet files that are already written. Does not refresh."""
+        """As `swap`, for Parquet files that are already written. Does not refresh.
+
+        Raises: as `swap`; FilesSweptError if they waited too long.
+        """
+        self._check_kept(files)
         self._write_transaction([_add_action(file) for file in files], marks)
 
     def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
@@ -203,20 +221,25 @@ class Table(ReadTable):
 
         Raises: CommitRefusedError where another call was first, or somebody deleted rows.
         """
+        self._check_kept(new)
         modified_ms = max((file.modified_ms for file in old), default=None)
         removed = [_remove_action(file, is_news=False) for file in old]
         added = [_add_action(file, modified_ms) for file in new]
         self._commit_actions([*removed, *added])
 
-    def remove(self, files: Sequence[DataFile]) -> None:
-        """Remove whole files and so their rows: one commit. Raises: CommitRefusedError."""
-        self._commit_actions([_remove_action(file, is_news=True) for file in files])
+    def remove(self, files: Sequence[DataFile], marks: Mapping[str, int] | None = None) -> None:
+        """Remove whole files and so their rows, and set marks: one commit.
+
+        Raises: CommitRefusedError.
+        """
+        self._commit_actions([_remove_action(file, is_news=True) for file in files], marks)
 
     def replace_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
         """As `swap_files`, but `files` replace all files of the table; readers see the change.
 
         Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
+        self._check_kept(files)
         removed = [_remove_action(file, is_news=True) for file in self.files()]
         self._commit_actions([*removed, *map(_add_action, files)], marks)
 
@@ -226,6 +249,32 @@ class Table(ReadTable):
         marks = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1, **(more_marks or {})}
         self._write_transaction(actions, marks)
         self.refresh()
+
+    def fence_files(self, written_ms: int) -> None:
+        """Refuse files that were written up to a time and that no commit names yet: one commit.
+
+        Delta refuses a commit through a handle from before this one, because the properties have
+        changed since; `_check_kept` refuses the files of every later handle (decision 0029).
+
+        Raises: CommitRefusedError, StorageError.
+        """
+        fenced_ms = max(written_ms, self._fenced_ms())
+        self.set_properties({SWEPT_PROPERTY: str(fenced_ms)})
+
+    def _fenced_ms(self) -> int:
+        return int(self.properties().get(SWEPT_PROPERTY, -1))
+
+    def _check_kept(self, files: Sequence[NewFile]) -> None:
+        """Raise FilesSweptError if maintenance may have removed a file that is not committed."""
+        fenced_ms, now_ms = self._fenced_ms(), elapsed_ms()
+        if fenced_ms < 0 and all(now_ms - file.made_ms < LOOK_AFTER_MS for file in files):
+            return
+        written_ms = self.written_ms([file.path for file in files])
+        swept = [f for f in files if written_ms.get(f.path, fenced_ms) <= fenced_ms]
+        if swept:
+            problem = f"maintenance may have removed {len(swept)} files that waited for this commit"
+            next_step = "nothing was committed; write the rows again"
+            raise FilesSweptError(self.name, f"{problem}; {next_step}")
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, so that readers need no older commit; 0 commits."""

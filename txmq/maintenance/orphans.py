@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import pyarrow.fs as pa_fs
 
@@ -12,16 +13,25 @@ from txmq.delta.log import LOG_FOLDER, delete_files, log_files, named_by
 from txmq.delta.pinned import rooted_filesystem
 from txmq.delta.storage import Table
 from txmq.store.store import SERVICE_CHECKPOINTS, Store
+from txmq.store.store_clock import CLOCK_FOLDER
 
 logger = logging.getLogger(__name__)
 
 # Files of the log; any other file in its folder is an unfinished write.
 _LOG_FILE = re.compile(r"(\d{20}\..*(json|parquet|crc)|_last_checkpoint|_sidecars.*)", re.ASCII)
+# 9999-12-31.
+_NEVER_OLD_MS = 253_402_214_400_000
 IsOld = Callable[[int], bool]
 
 
 def sweep(table: Table, is_old: IsOld) -> int:
-    """Delete old files that neither the newest version nor a kept commit names; 0 commits.
+    """Delete old files that neither the newest version nor a kept commit names.
+
+    A writer that slept may commit such a file at this moment. So they are fenced first: from that
+    commit on no writer can commit them (decision 0029). The log is then read once more, and what
+    was committed before the fence stays.
+
+    Commits: one if there are such files, else none. Retry: call it again.
 
     Args:
         table: the table whose folder is swept.
@@ -30,14 +40,29 @@ def sweep(table: Table, is_old: IsOld) -> int:
 
     Returns:
         How many files were deleted.
+
+    Raises:
+        CommitRefusedError: another writer was first; nothing was deleted.
+        StorageError: the folder cannot be listed or the log cannot be read.
     """
     listed = table.filesystem.get_file_info(pa_fs.FileSelector("", recursive=True))
-    old = [info.path for info in listed if _is_file(info) and is_old(_written_ms(info))]
+    written_ms = {info.path: _written_ms(info) for info in listed if _is_file(info)}
+    old_ms = {path: ms for path, ms in written_ms.items() if is_old(ms) and not _is_of_log(path)}
     # Listed before the log is read, so that a file that is committed meanwhile is kept.
-    kept = {file.path for file in table.refresh().files()}
-    kept |= named_by(table, log_files(table).commits_ms)
-    orphans = [path for path in old if path not in kept and not _is_of_log(path)]
-    return delete_files(table, orphans)
+    orphans_ms = _unnamed(table, old_ms)
+    if not orphans_ms:
+        return 0
+    table.fence_files(max(orphans_ms.values()))
+    return delete_files(table, _unnamed(table, orphans_ms))
+
+
+def _unnamed(table: Table, written_ms: Mapping[str, int]) -> dict[str, int]:
+    """Those of the files that neither the newest version nor a kept commit names."""
+    if not written_ms:
+        return {}
+    named = {file.path for file in table.refresh().files()}
+    named |= named_by(table, log_files(table).commits_ms)
+    return {path: ms for path, ms in written_ms.items() if path not in named}
 
 
 def remove_checkpoints(store: Store, is_old: IsOld) -> int:
@@ -59,12 +84,25 @@ def remove_checkpoints(store: Store, is_old: IsOld) -> int:
     return len(old)
 
 
+def remove_clock_files(store: Store, is_old: IsOld) -> int:
+    """Delete old files that killed processes wrote to learn the store's time; 0 commits."""
+    filesystem = rooted_filesystem(store.location, store.storage_options)
+    selector = pa_fs.FileSelector(CLOCK_FOLDER, allow_not_found=True)
+    infos = filter(_is_file, filesystem.get_file_info(selector))
+    old = [info.path for info in infos if is_old(_written_ms(info))]
+    for path in old:
+        with suppress(FileNotFoundError):
+            filesystem.delete_file(path)
+    return len(old)
+
+
 def _is_file(info: pa_fs.FileInfo) -> bool:
     return bool(info.type is pa_fs.FileType.File)
 
 
 def _written_ms(info: pa_fs.FileInfo) -> int:
-    return int(info.mtime_ns or 0) // 1_000_000
+    """Without a time it is taken for new, and stays."""
+    return _NEVER_OLD_MS if info.mtime_ns is None else int(info.mtime_ns) // 1_000_000
 
 
 def _is_of_log(path: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
@@ -30,8 +30,9 @@ from txmq.results import Sum
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
-from txmq.store.settled import NOTHING
+from txmq.store.settled import NOTHING, forgotten_id
 from txmq.store.store import Store
+from txmq.store.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 CLAIMS_A_COMMIT = 50_000
 OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
 _FINAL = pa.array([state.value for state in FINAL_STATES])
+# Before every file.
+_NEVER_MS = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,16 @@ def published_up_to(store: Store) -> int:
     return min([progress.low_water_version, *parked])
 
 
+def _no_marks(_: Sequence[DataFile]) -> dict[str, int]:
+    return {}
+
+
 class Retention:
     """Removes days of the logs that are over. Not safe for several threads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        """Open handles of its own."""
-        self._store, self._clock = store, clock
+        """Open handles of its own. Days end by the store's time, however wrong `clock` is."""
+        self._store, self._clock = store, StoreClock.of(store, clock)
         self._logs = store.tables.logs()
         self._half, self._op = self._logs.half.table, self._logs.op
         self._settled, self._schedule = self._logs.settled.table, self._logs.schedule
@@ -110,7 +117,9 @@ class Retention:
         gone_half = self._remove_halves(half_days, version)
         gone_op = self._remove(self._op.table, op_days, [self._half])
         gone_due = self._remove_due_days(due_days, version)
-        gone_settled = self._remove(self._settled, settled_days, self._logs_before_settled())
+        gone_settled = self._remove(
+            self._settled, settled_days, self._logs_before_settled(), self._forgotten_marks
+        )
         return Retained(expired, gone_half, gone_op, gone_due, gone_settled)
 
     # --- days ---------------------------------------------------------------------------------
@@ -123,12 +132,20 @@ class Retention:
         by_day: dict[date, list[DataFile]] = {}
         for file in table.files():
             by_day.setdefault(file.partition[column], []).append(file)
-        now_ms, clock = self._clock.now_ms(), affine(self._clock)
+        now_ms = self._clock.now_ms()
         return {
             day: files
             for day, files in sorted(by_day.items())
-            if is_over(day, clock.at(_newest_ms(files)), now_ms, self._reserved_ms)
+            if self._is_over(table, day, files, now_ms)
         }
+
+    def _is_over(self, table: Table, day: date, files: Sequence[DataFile], now_ms: int) -> bool:
+        """Looks at the files in the storage: their writers' clocks may be wrong."""
+        if not is_over(day, _NEVER_MS, now_ms, self._reserved_ms):
+            return False
+        written_ms = table.written_ms([file.path for file in files]).values()
+        newest_ms = affine(self._clock).at(max(written_ms, default=_NEVER_MS))
+        return is_over(day, newest_ms, now_ms, self._reserved_ms)
 
     def _somebody_lags(self, version: int) -> bool:
         """Whether a claim older than half of the reserved time is not published everywhere."""
@@ -216,13 +233,28 @@ class Retention:
         return [self._half, self._op.table, *scheduled]
 
     def _remove(
-        self, table: Table, days: dict[date, list[DataFile]], before: Sequence[Table]
+        self,
+        table: Table,
+        days: dict[date, list[DataFile]],
+        before: Sequence[Table],
+        marks_of: Callable[[Sequence[DataFile]], Mapping[str, int]] = _no_marks,
     ) -> tuple[date, ...]:
         """Remove days whose transactions are in none of the logs `before` this one."""
         gone = [day for day, files in days.items() if _is_free(table, files, before)]
         if gone:
-            table.remove([file for day in gone for file in days[day]])
+            files = [file for day in gone for file in days[day]]
+            table.remove(files, marks_of(files))
         return tuple(gone)
+
+    def _forgotten_marks(self, files: Sequence[DataFile]) -> dict[str, int]:
+        """How many transactions with each end retention has taken, with those of these files.
+
+        Set with the removal, in one commit, so that the numbers of `status` never fall.
+        """
+        states = self._settled.read(files, ("state",))["state"]
+        ends = states.filter(pc.is_in(states, value_set=_FINAL)).value_counts().to_pylist()
+        marks = {forgotten_id(row["values"]): int(row["counts"]) for row in ends}
+        return {mark: (self._settled.mark(mark) or 0) + count for mark, count in marks.items()}
 
     def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
         register = self._store.tables.register("maintenance")
@@ -230,10 +262,6 @@ class Retention:
         if seen.value.get(key, "") < day.isoformat():
             value = {**seen.value, key: day.isoformat()}
             register.swap(seen, value, self._clock.now_ms())
-
-
-def _newest_ms(files: Iterable[DataFile]) -> int:
-    return max(file.modified_ms for file in files)
 
 
 def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bool]:

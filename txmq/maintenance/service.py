@@ -15,21 +15,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from txmq.clock import Clock, SystemClock, affine
+from txmq.clock import Clock, affine
 from txmq.delta.log import clean_log, log_files
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.handles import ThreadHandle
 from txmq.maintenance.compaction import Compacted, compact
-from txmq.maintenance.orphans import remove_checkpoints, sweep
+from txmq.maintenance.orphans import IsOld, remove_checkpoints, remove_clock_files, sweep
 from txmq.maintenance.retention import Retained, Retention, published_up_to
 from txmq.maintenance.topic_retention import TopicRetention
 from txmq.results import Sum, plain
 from txmq.store.store import Store
+from txmq.store.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 3600.0
+# A clock that is wrong for a shorter time removes nothing.
+JUMP_HOLD_S = 3600.0
 # A table where nothing was to do is looked at again after this time.
 QUIET_MS = 60_000
 _HOUR_MS = 3_600_000
@@ -66,8 +69,8 @@ class Maintenance:
 
     Args:
         store: the store to look after.
-        clock: the time by which files and transactions are old; an AffineClock converts the
-            times that the store wrote.
+        clock: the clock of this machine. Files and transactions are old by the store's time,
+            however wrong that clock is (decision 0031).
 
     Example:
         >>> Maintenance(store).run_once().commits_cleaned
@@ -77,11 +80,11 @@ class Maintenance:
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
         self.store = store
-        self._clock: Clock = clock or SystemClock()
+        self._clock = StoreClock(store, clock, hold_s=JUMP_HOLD_S)
         self._retention: Retention | None = None
         self._topic_retention: TopicRetention | None = None
         self._tables: dict[str, Table] = {}
-        self._quiet_until_ms: dict[str, int] = {}
+        self._quiet_since_ms: dict[str, int] = {}
         self._swept_s = -math.inf
 
     def run_once(self) -> MaintenanceResult:
@@ -104,7 +107,7 @@ class Maintenance:
             result += self._attempt(path, partial(self._look_after, path, table))
         if time.monotonic() - self._swept_s >= SWEEP_INTERVAL_S:
             self._swept_s = time.monotonic()
-            result += self._sweep()
+            result += self._attempt("sweep", self._sweep)
         return result
 
     def start(self) -> MaintenanceHandle:
@@ -118,12 +121,14 @@ class Maintenance:
 
     def _look_after(self, path: str, table: Table) -> MaintenanceResult:
         now_ms = self._clock.now_ms()
-        if now_ms < self._quiet_until_ms.get(path, now_ms) and not table.has_news():
+        # A time in the future comes from a clock that was ahead.
+        is_quiet = 0 <= now_ms - self._quiet_since_ms.get(path, -QUIET_MS) < QUIET_MS
+        if is_quiet and not table.has_news():
             return MaintenanceResult()
         result = self._looked_after(path, table)
         if result == MaintenanceResult():
             # A thousand idle topics then cost a thousand lookups of one file name.
-            self._quiet_until_ms[path] = now_ms + QUIET_MS
+            self._quiet_since_ms[path] = now_ms
         return result
 
     def _looked_after(self, path: str, table: Table) -> MaintenanceResult:
@@ -185,8 +190,9 @@ class Maintenance:
         result = MaintenanceResult()
         for path, table in self._all_tables():
             result += self._attempt(path, partial(_swept, table, is_old))
-        removed = partial(_without_checkpoints, self.store, is_old)
-        return result + self._attempt("checkpoints", removed)
+        for name, remove in (("checkpoints", remove_checkpoints), ("clock", remove_clock_files)):
+            result += self._attempt(name, partial(_without_leftovers, remove, self.store, is_old))
+        return result
 
     def _all_tables(self) -> Iterator[tuple[str, Table]]:
         for path in self.store.tables.table_paths():
@@ -222,9 +228,15 @@ class MaintenanceHandle(ThreadHandle):
         self.rounds += 1
 
 
-def _swept(table: Table, is_old: Callable[[int], bool]) -> MaintenanceResult:
-    return MaintenanceResult(leftovers_removed=sweep(table, is_old))
+def _swept(table: Table, is_old: IsOld) -> MaintenanceResult:
+    try:
+        return MaintenanceResult(leftovers_removed=sweep(table, is_old))
+    except CommitRefusedError:
+        # A writer was faster; the next sweep removes them.
+        return MaintenanceResult()
 
 
-def _without_checkpoints(store: Store, is_old: Callable[[int], bool]) -> MaintenanceResult:
-    return MaintenanceResult(leftovers_removed=remove_checkpoints(store, is_old))
+def _without_leftovers(
+    remove: Callable[[Store, IsOld], int], store: Store, is_old: IsOld
+) -> MaintenanceResult:
+    return MaintenanceResult(leftovers_removed=remove(store, is_old))

@@ -7,18 +7,20 @@ which messages may be missing before they are removed.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from txmq.clock import Clock, milliseconds
+from txmq.clock import Clock, affine, milliseconds
 from txmq.delta.files import DataFile
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
 from txmq.fail_points import FailPoint, reached
 from txmq.maintenance.retention import published_up_to
 from txmq.store.store import Store
+from txmq.store.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +41,11 @@ class TopicRetention:
     """Removes files of topics that are too old. Not safe for several threads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        """Read nothing yet."""
-        self._store, self._clock = store, clock
+        """Read nothing yet. Files are old by the store's time, however wrong `clock` is."""
+        self._store, self._clock = store, StoreClock.of(store, clock)
         self._register = store.tables.topic_register()
-        # A file never changes, so it is read once.
-        self._newest_ms: dict[str, int | None] = {}
+        # By topic and file. A file never changes, so it is read once.
+        self._newest_ms: dict[str, dict[str, float]] = {}
 
     def run(self) -> int:
         """Remove old files of the topics that have a `reserved_time_h`; returns how many.
@@ -82,18 +84,36 @@ class TopicRetention:
             for span in table.ranges("op_version")
             if span.high is not None and span.high < version
         ]
-        old = [span for span in published if self._is_older(table, span.file, limit_ms)]
+        files = [span.file for span in published]
+        newest_ms = self._newest_ms_of(topic, table, files)
+        old = [span for span in published if newest_ms[span.file.path] <= limit_ms]
         if not old:
             return None
         return _Old(table, [span.file for span in old], max(span.high for span in old))
 
-    def _is_older(self, table: Table, file: DataFile, limit_ms: float) -> bool:
-        if file.path not in self._newest_ms:
-            times = table.read([file], ("store_timestamp",))["store_timestamp"]
-            newest = pc.max(times).as_py()
-            self._newest_ms[file.path] = None if newest is None else milliseconds(newest)
-        newest_ms = self._newest_ms[file.path]
-        return newest_ms is not None and newest_ms <= limit_ms
+    def _newest_ms_of(
+        self, topic: str, table: Table, files: Sequence[DataFile]
+    ) -> dict[str, float]:
+        """When the newest message of each file was stored."""
+        known = self._newest_ms.get(topic, {})
+        newest_ms = {
+            file.path: known[file.path] if file.path in known else self._stored_ms(table, file)
+            for file in files
+        }
+        # Only of the files that are there, so that it does not grow for ever.
+        self._newest_ms[topic] = newest_ms
+        return newest_ms
+
+    def _stored_ms(self, table: Table, file: DataFile) -> float:
+        """The time of its newest message, or of the file, if that is later.
+
+        Publishers of older versions stamped their own time, which may be wrong.
+        """
+        newest = pc.max(table.read([file], ("store_timestamp",))["store_timestamp"]).as_py()
+        written_ms = table.written_ms([file.path]).get(file.path)
+        if newest is None or written_ms is None:
+            return math.inf
+        return max(milliseconds(newest), affine(self._clock).at(written_ms))
 
 
 def _removed(topic: str, old: _Old) -> int:

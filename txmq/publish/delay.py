@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import Clock, SystemClock, timestamp
+from txmq.clock import Clock, timestamp
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle
@@ -25,6 +25,7 @@ from txmq.publish.waiting import WAITING_COLUMNS, WaitingMessages, chunks, deliv
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store
+from txmq.store.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ ERROR_PAUSE_S = 1.0
 # The pause while the store has no delayed messages, and so no schedule.
 SCHEDULE_POLL_S = 0.5
 REGISTER = "delay"
+# Says in state/delay that its time is the store's; a value without it is not believed.
+PROGRESS_RULE = "store time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ class DelayService:
 
     Args:
         store: the store whose schedule it reads.
-        clock: decides when a message is due; nothing is delivered before that.
+        clock: the clock of this machine. A message is due by the store's time, however wrong that
+            clock is (decision 0031).
 
     Reads: the schedule (due dates up to the horizon); settled after a start. Writes: op,
     state/delay. Commits: one to op for up to 10,000 claims, at most one a second to state/delay.
@@ -84,7 +88,7 @@ class DelayService:
         self.store = store
         self.total = DelayResult()
         self.last_error: TxmqError | None = None
-        self._clock: Clock = clock or SystemClock()
+        self._clock = StoreClock.of(store, clock)
         self._round: _DelayRound | None = None
 
     def run_once(self) -> DelayResult:
@@ -171,7 +175,7 @@ class _Claimed:
 class _DelayRound:
     """The table handles of one delay service, and the messages that are due within its horizon."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: StoreClock) -> None:
         self._store, self._clock = store, clock
         self._logs = store.tables.logs()
         self._op, self._schedule = self._logs.op, self._logs.schedule
@@ -192,13 +196,16 @@ class _DelayRound:
 
     def tick(self) -> DelayResult:
         """Read new messages and claim the due ones."""
+        if not self._is_begun and not self._schedule.refresh().is_there:
+            return DelayResult()
         now_ms = self._clock.now_ms()
         if not self._is_begun:
             result = self._begin(now_ms)
         else:
             self._read_new(now_ms)
             result = self._deliver(now_ms)
-        self._claimed = _Claimed(self._seen, max(self._claimed.due_ms, now_ms))
+        # Not the latest time so far: what came after a clock that was ahead still waits.
+        self._claimed = _Claimed(self._seen, now_ms)
         self._keep_progress_sometimes()
         return result
 
@@ -207,9 +214,7 @@ class _DelayRound:
     def _begin(self, now_ms: int) -> DelayResult:
         """Read the schedule up to the horizon; deliver each day before the next one is read."""
         result = DelayResult()
-        if not self._schedule.refresh().is_there:
-            return result
-        self._claimed = self._kept = self._kept_progress()
+        self._claimed = self._kept = self._kept_progress(now_ms)
         self._is_begun = True
         self._seen, self._end_ms = self._mark(), now_ms + self._horizon_ms
         for day in self._days(self._end_ms):
@@ -284,13 +289,15 @@ class _DelayRound:
 
     # --- progress -------------------------------------------------------------------------------
 
-    def _kept_progress(self) -> _Claimed:
-        """The progress that an earlier start has written, if any."""
+    def _kept_progress(self, now_ms: int) -> _Claimed:
+        """The progress that an earlier start has written, if it can be believed."""
         register = self._store.tables.register(REGISTER)
         value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.table_id:
             return _Claimed()
-        return _Claimed(value["op_version"], value["due_ms"])
+        # Older versions kept the latest time that any clock had shown.
+        is_by_store = value.get("rule") == PROGRESS_RULE and value["due_ms"] <= now_ms
+        return _Claimed(value["op_version"], value["due_ms"]) if is_by_store else _Claimed()
 
     def _keep_progress_sometimes(self) -> None:
         if self._has_new_claims and time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
@@ -308,6 +315,7 @@ class _DelayRound:
             "op_table_id": self._op.table.table_id,
             "op_version": self._claimed.op_version,
             "due_ms": self._claimed.due_ms,
+            "rule": PROGRESS_RULE,
         }
         try:
             register.swap(register.read(), value, self._clock.now_ms())

@@ -267,7 +267,9 @@ def _topics_and_times(halves: pa.Table, facts: pa.Table) -> tuple[Any, Any]:
     if not pc.any(waits, min_count=0).as_py():
         return topic, pa.nulls(halves.num_rows, MICROSECONDS_UTC)
     delay = pc.multiply(halves["delay_s"], 1_000_000).cast(pa.duration("us"))
-    due = pc.coalesce(halves["deliver_timestamp"], pc.add(facts["settled_timestamp"], delay))
+    # A claim by hand may have no time.
+    committed = pc.coalesce(facts["op_timestamp"], facts["settled_timestamp"])
+    due = pc.coalesce(halves["deliver_timestamp"], pc.add(committed, delay))
     no_time = pa.scalar(None, MICROSECONDS_UTC)
     return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, no_time)
 

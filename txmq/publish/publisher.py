@@ -12,13 +12,14 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from txmq.clock import Clock, SystemClock
+from txmq.clock import Clock
 from txmq.errors import EnvironmentProblemError, SourceRestoredError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import Restarting, StreamHandle, TurnHandle, forget_checkpoint
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import EngineChoice, PublishResult
 from txmq.store.store import service_checkpoint_location
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +42,8 @@ class Publisher:
         store: the store to publish.
         spark: a session; with it `start()` runs on a streaming query, and Spark copies large
             rounds (`payload_engine`). Without it the publisher needs no Java.
-        clock: the time of facts and messages.
+        clock: the clock of this machine; facts and messages carry the store's time (decision
+            0031).
         name: the name in logs, threads and Spark's query; a random one by default.
 
     Attributes:
@@ -70,7 +72,8 @@ class Publisher:
         self.total = PublishResult()
         self.last_error: TxmqError | None = None
         self._spark = spark
-        self._clock: Clock = clock or SystemClock()
+        # Its times are judged by others: it stamps them by the clock that all share.
+        self._clock: Clock = StoreClock.of(store, clock)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._round: PublishRound | None = None

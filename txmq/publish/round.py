@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from txmq.columns import integers
 from txmq.delta.pinned import problem_of
 from txmq.errors import CommitConflictError, CommitRefusedError, SourceRestoredError
 from txmq.fail_points import FailPoint, reached
+from txmq.lifecycle import DeliveryState
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.pauses import RetryPauses
 from txmq.publish.plan import Plan, readable_plan
@@ -27,6 +29,7 @@ from txmq.publish.progress import ParkedTopic, PublishProgress, check_followed, 
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import EngineChoice, Goal, PublishResult, TopicWriter
 from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -45,7 +48,8 @@ class PublishRound:
 
     def __init__(self, store: Store, clock: Clock, engines: EngineChoice, name: str) -> None:
         """Open the logs and read the progress; `name` is part of the names of its threads."""
-        self._store, self._clock, self._engines, self._name = store, clock, engines, name
+        self._store, self._engines, self._name = store, engines, name
+        self._clock = StoreClock.of(store, clock)
         self._logs = store.tables.logs()
         self._half, self._op = self._logs.half, self._logs.op
         # The progress may refer to newer commits than an older handle of the op log would show.
@@ -126,7 +130,8 @@ class PublishRound:
         def decide(held: Collection[str]) -> Settlement:
             now_ms, waiting = self._clock.now_ms(), Waiting(held)
             tables = (claims, self._half, self._settled)
-            return settle(*tables, now_ms, self._schedule, waiting)
+            received_ms = partial(self._op.received_ms, clock=self._clock)
+            return settle(*tables, now_ms, self._schedule, waiting, received_ms=received_ms)
 
         try:
             return decide(held)
@@ -193,6 +198,7 @@ class PublishRound:
         result = PublishResult()
         if facts.num_rows:
             self._half.table.refresh()
+            _reach_deliveries(self._clock, facts)
             begun_s = time.monotonic()
             goal = self._goal(facts, low, mark)
             reached(FailPoint.PLAN_MADE)
@@ -339,6 +345,14 @@ class PublishRound:
 def reason_of(error: BaseException) -> str:
     """Why a topic is parked; an error of Arrow may quote a body, so only its type is kept."""
     return problem_of(error)
+
+
+def _reach_deliveries(clock: StoreClock, facts: pa.Table) -> None:
+    """Let the clock reach the times of deliveries: that of their service may be a little ahead."""
+    is_delivered = pc.equal(facts["state"], DeliveryState.DELIVERED.value)
+    newest_us = pc.max(facts.filter(is_delivered)["op_timestamp"].cast(pa.int64())).as_py()
+    if newest_us is not None:
+        clock.not_beyond(-(-newest_us // 1000))
 
 
 def merged_progress(progress: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:

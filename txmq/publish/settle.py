@@ -7,14 +7,15 @@ checks that both agree. A transaction whose halves cannot be read is not decided
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
-from txmq.columns import Groups, flags
+from txmq.columns import Groups, flags, integers
 from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.errors import TxmqError
@@ -25,10 +26,16 @@ from txmq.store.op import claims_of_table
 from txmq.store.schedule import ScheduleLog
 from txmq.store.settled import SettledLog, settled_table
 
+# When the store received these commits of the op log; nothing where a clock of tests rules.
+ReceivedMs = Callable[[Iterable[int]], Mapping[int, int]]
 _PLAIN_ENDS = {
     ClaimKind.COMMIT.value: TransactionState.COMMITTED.value,
     ClaimKind.ROLLBACK.value: TransactionState.ROLLED_BACK.value,
 }
+
+
+def _not_received(_: Iterable[int]) -> Mapping[int, int]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,8 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     now_ms: int,
     schedule: ScheduleLog | None = None,
     waiting: Waiting = NOBODY_WAITS,
+    *,
+    received_ms: ReceivedMs = _not_received,
 ) -> Settlement:
     """Decide which claims take effect.
 
@@ -80,6 +89,7 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
         now_ms: the settled_timestamp of the facts.
         schedule: holds delayed messages whose halves are gone.
         waiting: transactions that are set aside.
+        received_ms: when the store received commits of the op log; pauses count from there.
 
     Returns: the facts, as SETTLED, in the order of the claims, and the claims that must wait.
 
@@ -90,7 +100,7 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     is_held = flags(_is_about(rows, waiting.held))
     is_delivery = flags(is_about_delivery(rows))
     active = rows.filter(pa.array(~is_held & ~is_delivery))
-    facts, problems = _ends(active, half, settled, now_ms, waiting.given_up)
+    facts, problems = _ends(active, half, settled, now_ms, waiting.given_up, received_ms)
     is_held |= flags(_is_about(rows, problems))
     if is_delivery.any():
         deliveries = rows.filter(pa.array(is_delivery & ~is_held))
@@ -109,12 +119,13 @@ def _is_about(claims: pa.Table, transaction_ids: Iterable[str]) -> pa.ChunkedArr
     return pc.is_in(claims["transaction_id"], value_set=value_set)
 
 
-def _ends(
+def _ends(  # noqa: PLR0913, PLR0917 - as `settle`
     claims: pa.Table,
     half: HalfLog,
     settled: SettledLog,
     now_ms: int,
     given_up: Mapping[str, str],
+    received_ms: ReceivedMs,
 ) -> tuple[pa.Table, dict[str, str]]:
     """The facts of all claims but DELIVER and RECALL, and which transactions must wait, and why."""
     if claims.num_rows == 0:
@@ -127,6 +138,7 @@ def _ends(
     problems = undecidable(ids.filter(is_open), unreadable, given_up)
     if problems:
         claims = claims.filter(pc.invert(_is_about(claims, problems)))
+    claims = _with_store_times(claims, summaries, now_ms, received_ms)
     plain, others = _split(claims, complete, with_facts)
     halves, more = _halves(others, half, summaries, given_up)
     folded = _folded(others, halves, settled, now_ms)
@@ -142,6 +154,27 @@ def undecidable(
         covered = transaction_ids.filter(pa.array(file.covers(transaction_ids)))
         problems |= dict.fromkeys(covered.to_pylist(), file.problem)
     return {name: problem for name, problem in problems.items() if name not in given_up}
+
+
+def _with_store_times(
+    claims: pa.Table, summaries: pa.Table, now_ms: int, received_ms: ReceivedMs
+) -> pa.Table:
+    """The claims; a COMMIT from which a pause counts has the time at which the store received it.
+
+    Its own time is the claimer's, whose clock may be wrong (decision 0030).
+    """
+    paused = pc.unique(summaries.filter(pc.is_valid(summaries["delay_s"]))["transaction_id"])
+    is_commit = pc.equal(claims["kind"], ClaimKind.COMMIT.value)
+    begins = pc.and_(is_commit, pc.is_in(claims["transaction_id"], value_set=paused))
+    versions = integers(claims["_commit_version"], 0)
+    received = received_ms(np.unique(versions[flags(begins)]).tolist())
+    if not received:
+        return claims
+    times_ms = [received.get(version, now_ms) for version in versions.tolist()]
+    times = pa.array(times_ms, pa.int64()).cast(pa.timestamp("ms", "UTC")).cast(MICROSECONDS_UTC)
+    column = claims.schema.get_field_index("op_timestamp")
+    values = pc.if_else(begins, times, claims["op_timestamp"])
+    return claims.set_column(column, claims.schema.field(column), values)
 
 
 def complete_groups(summaries: pa.Table) -> pa.Table:

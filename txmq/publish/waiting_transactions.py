@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Container, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -161,7 +162,11 @@ class WaitingTransactions:
         facts = last_facts(self._settled.facts_of(pc.unique(claims["transaction_id"])))
         claims = after_their_facts(claims, facts)
         now_ms, waiting = self._clock.now_ms(), Waiting(given_up=given_up_by(entries))
-        settlement = settle(claims, self._half, self._settled, now_ms, self._schedule, waiting)
+        received_ms = partial(self._op.received_ms, clock=self._clock)
+        settlement = settle(
+            claims, self._half, self._settled, now_ms, self._schedule, waiting,
+            received_ms=received_ms,
+        )  # fmt: skip
         undecided = pc.unique(settlement.undecided["transaction_id"]).to_pylist()
         if not settlement.facts.num_rows:
             return PublishResult(), undecided

@@ -23,7 +23,9 @@ from txmq.message.message import Message
 
 # Two rows of a retried append differ in these columns only.
 IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date", "client_id")
-SUMMARY_COLUMNS = ("transaction_id", "sequence", "producer_group", "real_topic", "message_count")
+SUMMARY_COLUMNS = (
+    "transaction_id", "sequence", "producer_group", "real_topic", "message_count", "delay_s",
+)  # fmt: skip
 COMPARED_COLUMNS = tuple(n for n in HALF.columns.names if n not in IGNORED_WHEN_COMPARED)
 
 DELAY_COLUMNS = ("delay_s", "deliver_timestamp")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import milliseconds, timestamp
+from txmq.clock import Clock, affine, follows_storage, milliseconds, timestamp
 from txmq.delta.pinned import commit_path
 from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.delta.storage import Table
@@ -179,6 +179,17 @@ class OpLog:
         """
         rows = self.table.rows_of("transaction_id", transaction_ids, CLAIM_COLUMNS)
         return _well_formed(rows)
+
+    def received_ms(self, versions: Iterable[int], clock: Clock) -> dict[int, int]:
+        """When the store received these commits, as `clock` shows it; 0 commits.
+
+        Nothing for a clock that does not follow the storage, as in tests.
+        """
+        if not follows_storage(clock):
+            return {}
+        paths = {commit_path(version): version for version in versions}
+        written_ms = self.table.written_ms(list(paths))
+        return {paths[path]: affine(clock).at(ms) for path, ms in written_ms.items()}
 
     def append(self, rows: Sequence[OpRow], queue_id: int, *, app_id: str, number: int) -> int:
         """Append claims in one commit and return its version. Raises: as `Table.append`."""

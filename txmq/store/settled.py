@@ -15,7 +15,7 @@ from txmq.lifecycle import DeliveryState, Fact, Standing, TransactionState
 NOTHING = -1
 SET_ASIDE_MARK = "txmq-set-aside"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
-SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp")
+SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp", "op_timestamp")
 DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
 _DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
 
@@ -31,6 +31,11 @@ def mark_id(op_table_id: str) -> str:
 def fingerprint_id(op_table_id: str) -> str:
     """The name of the mark that holds the fingerprint of the op log's commit at `mark_id`."""
     return f"txmq-fingerprint/{op_table_id}"
+
+
+def forgotten_id(state: str) -> str:
+    """The name of the mark that counts the transactions with this end that retention took."""
+    return f"txmq-forgotten/{state}"
 
 
 def settled_table(facts: Sequence[Fact], now_ms: int, op_timestamps: Sequence[object]) -> pa.Table:

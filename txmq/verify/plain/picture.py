@@ -17,6 +17,7 @@ from txmq.verify.plain.fold import COMMITTED
 from txmq.verify.plain.halves import Halves, halves_of
 from txmq.verify.plain.schedule import (
     asked_due_us,
+    begun_us,
     commits_of,
     committed_us,
     due_us,
@@ -80,7 +81,8 @@ class Picture:
         queue_of = integers(halves.rows["real_queue_id"])
         deliveries = deliveries_of(claims, halves, fates, settled, first)
         committed = committed_us(settled, halves, fates)
-        asked = asked_due_us(halves, committed)
+        begun = begun_us(settled, halves, fates)
+        asked = asked_due_us(halves, begun, committed, schedule)
         return cls(
             pinned, drained, findings, settled, claims, without_claims, halves, fates,
             topic_names, topic_of, queue_of, deliveries, schedule, committed, asked,

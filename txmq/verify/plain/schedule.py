@@ -64,10 +64,24 @@ def commits_of(schedule: pa.Table, halves: pa.Table, pinned: PinnedStore) -> pa.
 
 def committed_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
     """When the COMMIT of each transaction was settled; UNSAID where nobody tells it."""
-    rows = settled.filter(pc.equal(settled["state"], COMMITTED))
+    return _of_commits(settled, settled["settled_timestamp"], halves, fates)
+
+
+def begun_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
+    """When the pauses of each transaction began: its COMMIT, as the settled log says."""
+    moments = pc.coalesce(settled["op_timestamp"], settled["settled_timestamp"])
+    return _of_commits(settled, moments, halves, fates)
+
+
+def _of_commits(
+    settled: pa.Table, times: pa.ChunkedArray, halves: Halves, fates: Fates
+) -> Integers:
+    """The first of these times for the COMMIT of each transaction; UNSAID without one."""
+    is_commit = pc.equal(settled["state"], COMMITTED)
+    rows = settled.append_column("moment", times).filter(is_commit)
     numbers = halves.numbers_of(rows["transaction_id"])
     same = pc.fill_null(rows["op_version"], -1).to_numpy() == fates.op_version[numbers]
-    moments = microseconds(rows["settled_timestamp"])
+    moments = microseconds(rows["moment"])
     same &= (numbers >= 0) & (moments != UNSAID)
     latest = np.iinfo(np.int64).max
     first_us = np.full(len(halves.ids) + 1, latest, dtype=np.int64)
@@ -75,29 +89,47 @@ def committed_us(settled: pa.Table, halves: Halves, fates: Fates) -> Integers:
     return np.where(first_us == latest, UNSAID, first_us)
 
 
-def asked_due_us(halves: Halves, committed: Integers) -> Integers:
-    """When each message is due by what was sent; UNSAID for what is not delayed or not known."""
+def asked_due_us(
+    halves: Halves, begun: Integers, committed: Integers, schedule: pa.Table
+) -> Integers:
+    """When each message is due by what was sent; UNSAID for what is not delayed or not known.
+
+    A pause begins with the COMMIT. Older versions began it when the COMMIT was settled; a row of
+    the schedule that shows this is believed.
+    """
     given = microseconds(halves.rows["deliver_timestamp"])
+    paused, before = _paused_until(halves, begun), _paused_until(halves, committed)
+    is_of_before = (before != UNSAID) & (_scheduled_us(schedule, halves) == before)
+    due = np.where(given != UNSAID, given, np.where(is_of_before, before, paused))
+    return np.where(halves.delayed, due, UNSAID)
+
+
+def _paused_until(halves: Halves, begun: Integers) -> Integers:
+    """When the pause of each message ends; UNSAID where its begin is not known."""
     pause_s = pc.fill_null(halves.rows["delay_s"], 0).to_numpy()
-    begin = committed[halves.transaction]
+    begin = begun[halves.transaction]
     known = (begin != UNSAID) & (pause_s <= _MAX_PAUSE_S)
     later = np.where(known, begin, 0) + np.where(known, pause_s, 0) * 1_000_000
-    due = np.where(given != UNSAID, given, np.where(known, later, UNSAID))
-    return np.where(halves.delayed, due, UNSAID)
+    return np.where(known, later, UNSAID)
+
+
+def _scheduled_us(schedule: pa.Table, halves: Halves) -> Integers:
+    """The first time for which the schedule holds each message; UNSAID where it holds none."""
+    latest = np.iinfo(np.int64).max
+    first_us = np.full(halves.rows.num_rows + 1, latest, dtype=np.int64)
+    if schedule.num_rows:
+        moments = microseconds(schedule["deliver_timestamp"])
+        place = messages_of(schedule, halves)
+        np.minimum.at(first_us, place, np.where(moments == UNSAID, latest, moments))
+    return np.where(first_us == latest, UNSAID, first_us)[:-1]
 
 
 def due_us(asked: Integers, schedule: pa.Table, halves: Halves) -> Integers:
     """The same, by the schedule where the half alone cannot tell."""
     unknown = (asked == UNSAID) & halves.delayed
-    if not unknown.any() or not schedule.num_rows:
+    if not unknown.any():
         return asked
-    latest = np.iinfo(np.int64).max
-    first_us = np.full(len(asked) + 1, latest, dtype=np.int64)
-    moments = microseconds(schedule["deliver_timestamp"])
-    place = messages_of(schedule, halves)
-    np.minimum.at(first_us, place, np.where(moments == UNSAID, latest, moments))
-    first_us = np.where(first_us == latest, UNSAID, first_us)[:-1]
-    return np.where(unknown, first_us, asked)
+    return np.where(unknown, _scheduled_us(schedule, halves), asked)
 
 
 def messages_of(rows: pa.Table, halves: Halves) -> Integers:

@@ -39,6 +39,7 @@ TOPIC_COLUMNS = (
 SCHEDULE_COLUMNS = (*TOPIC_COLUMNS, "deliver_timestamp", "due_date")
 FACT_COLUMNS = (
     "transaction_id", "state", "sequences", "op_version", "ordinal", "life", "settled_timestamp",
+    "op_timestamp",
 )  # fmt: skip
 CLAIM_COLUMNS = (
     "transaction_id", "ordinal", "kind", "sequences", "source", "producer_group", "life",
