@@ -13,7 +13,8 @@ from rich.text import Text
 
 from txmq.admin.life import TransactionLife
 from txmq.admin.open import DiscardedTransaction, OpenTransaction
-from txmq.admin.operator import Operator, OperatorResult
+from txmq.admin.operator import Operator
+from txmq.admin.operator_result import OperatorResult
 from txmq.admin.status import Admin
 from txmq.cli.shared import (
     AsJson,

@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 
 from tests.kit.builders import GROUP, halves, messages, op_row, table_versions, transaction_id
 from tests.kit.reading import log_rows, publish, topic_rows
-from txmq.admin.operator import Operator, OperatorResult
+from txmq.admin.operator import Operator
+from txmq.admin.operator_result import OperatorResult
 from txmq.delta.schemas import HALF
 from txmq.errors import (
     AlreadyResolvedError,
