@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from txmq.errors import (
+    AccessDeniedError,
     AlreadyPreparedError,
     AlreadyResolvedError,
     BatchTooLargeError,
     BodySchemaConflictError,
     BodySchemaError,
+    BucketNotFoundError,
     CheckpointCorruptError,
     CheckpointMismatchError,
     ClaimWithoutEffectError,
@@ -68,6 +70,7 @@ from txmq.errors import (
     SendForbiddenError,
     SourceRestoredError,
     StorageError,
+    StorageUnavailableError,
     StoreExistsError,
     StoreFormatError,
     StoreFullError,
@@ -83,6 +86,7 @@ from txmq.errors import (
     TransactionNotFoundError,
     TxmqError,
     UnknownCommitError,
+    UnsupportedTableError,
 )
 from txmq.verify import verify
 
@@ -210,6 +214,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AccessDeniedError",
     "Admin",
     "AlreadyPreparedError",
     "AlreadyResolvedError",
@@ -221,6 +226,7 @@ __all__ = [
     "BodySchemaError",
     "Broker",
     "BrokerHandle",
+    "BucketNotFoundError",
     "CheckForbiddenHook",
     "CheckService",
     "CheckpointCorruptError",
@@ -313,6 +319,7 @@ __all__ = [
     "SetListener",
     "SourceRestoredError",
     "StorageError",
+    "StorageUnavailableError",
     "Store",
     "StoreExistsError",
     "StoreFormatError",
@@ -337,6 +344,7 @@ __all__ = [
     "TransactionSendResult",
     "TxmqError",
     "UnknownCommitError",
+    "UnsupportedTableError",
     "__version__",
     "attributes_of",
     "cloud_event",

@@ -193,6 +193,9 @@ class _Handle:
             partition_columns=list(self.log.schema.partition_by),
         )
 
+    def protocol(self) -> SimpleNamespace:
+        return SimpleNamespace(writer_features=None, reader_features=None)
+
     def schema(self) -> pa.Schema:
         return self.log.schema.columns
 
