@@ -27,14 +27,13 @@ from txmq.publish.deliveries import are_ended
 from txmq.publish.progress import PublishProgress
 from txmq.results import Sum
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.forgotten import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-FORGOTTEN_BEFORE = "forgotten_before_date"
-SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 CLAIMS_A_COMMIT = 50_000
 OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
 _FINAL = pa.array([state.value for state in FINAL_STATES])
@@ -108,7 +107,7 @@ class Retention:
         gone_half = self._remove_halves(half_days, version)
         gone_op = self._remove(self._op.table, op_days, [self._half])
         gone_due = self._remove_due_days(due_days, version)
-        gone_settled = self._remove(self._settled, settled_days, self._logs_before_settled())
+        gone_settled = self._remove_facts(settled_days)
         return Retained(expired, gone_half, gone_op, gone_due, gone_settled)
 
     # --- days ---------------------------------------------------------------------------------
@@ -118,13 +117,10 @@ class Retention:
 
     def _days(self, table: Table, column: str = "store_date") -> dict[date, list[DataFile]]:
         """The files of each day that is over."""
-        by_day: dict[date, list[DataFile]] = {}
-        for file in table.files():
-            by_day.setdefault(file.partition[column], []).append(file)
         now_ms, clock = self._clock.now_ms(), affine(self._clock)
         return {
             day: files
-            for day, files in sorted(by_day.items())
+            for day, files in _by_day(table.files(), column).items()
             if is_over(day, clock.at(_newest_ms(files)), now_ms, self._reserved_ms)
         }
 
@@ -222,12 +218,38 @@ class Retention:
             table.remove([file for day in gone for file in days[day]])
         return tuple(gone)
 
+    def _remove_facts(self, days: dict[date, list[DataFile]]) -> tuple[date, ...]:
+        """Remove days of facts, but none while an earlier fact of one of its transactions stays.
+
+        The last fact that is left would be taken for the state of its transaction.
+        """
+        files_by_day = _by_day(self._settled.files(), "store_date")
+        gone: list[date] = []
+        for day, files in days.items():
+            ids = _ids(self._settled, files)
+            earlier = [old for at, old in files_by_day.items() if at < day and at not in gone]
+            stays = _ids(self._settled, itertools.chain.from_iterable(earlier))
+            is_needed = any(_holds_any(log, ids) for log in self._logs_before_settled())
+            if not is_needed and not pc.any(pc.is_in(ids, value_set=stays), min_count=0).as_py():
+                gone.append(day)
+        if gone:
+            self._logs.settled.forget([file for day in gone for file in days[day]])
+        return tuple(gone)
+
     def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
         register = self._store.tables.register("maintenance")
         seen = register.read()
         if seen.value.get(key, "") < day.isoformat():
             value = {**seen.value, key: day.isoformat()}
             register.swap(seen, value, self._clock.now_ms())
+
+
+def _by_day(files: Iterable[DataFile], column: str) -> dict[date, list[DataFile]]:
+    """The files of each day, oldest first."""
+    by_day: dict[date, list[DataFile]] = {}
+    for file in files:
+        by_day.setdefault(file.partition[column], []).append(file)
+    return dict(sorted(by_day.items()))
 
 
 def _newest_ms(files: Iterable[DataFile]) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.delta.files import DataFile
 from txmq.delta.schemas import SETTLED
 from txmq.delta.storage import Table
-from txmq.lifecycle import DeliveryState, Fact, Standing, TransactionState
+from txmq.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
 
 NOTHING = -1
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp")
 DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
+_FORGOTTEN = "txmq-forgotten/"
 _DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
 
 
@@ -72,6 +75,29 @@ class SettledLog:
     def fingerprint(self) -> int | None:
         """The fingerprint of the op log's commit at the mark; a restored op log has another."""
         return self.table.mark(self._fingerprint_id)
+
+    @property
+    def forgotten(self) -> dict[str, int]:
+        """How many transactions of each final state retention has taken so far."""
+        return {
+            state.value: self.table.mark(f"{_FORGOTTEN}{state.value}") or 0
+            for state in sorted(FINAL_STATES)
+        }
+
+    def forget(self, files: Sequence[DataFile]) -> None:
+        """Remove whole files, and count their final facts in the same commit.
+
+        A transaction has one final fact. Raises: CommitRefusedError where another removal was
+        first; StorageError.
+        """
+        before = self.forgotten
+        counts = Counter(self.table.read(files, ("state",))["state"].to_pylist())
+        marks = {
+            f"{_FORGOTTEN}{state}": number + counts[state]
+            for state, number in before.items()
+            if counts[state]
+        }
+        self.table.remove(files, marks)
 
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
         """FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""

@@ -11,7 +11,8 @@ ROWS = [
     *("S4 twice", "S4 unknown", "S4 late"),
     *(f"P{number}" for number in range(1, 8)),
     *(f"C{number}" for number in range(1, 8)),
-    *("G1", "J1", "E1", "E2", "K1", "K2", "K3", "K4", "O1"),
+    *("G1", "J1", "E1", "E2", "E3", "E4", "K1", "K2", "K3", "K4"),
+    *("O1", "O2", "O3", "O4", "R1"),
 ]
 
 
