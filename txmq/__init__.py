@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from txmq.errors import (
+    AccessDeniedError,
     AlreadyPreparedError,
     AlreadyResolvedError,
     BatchTooLargeError,
     BodySchemaConflictError,
     BodySchemaError,
+    BucketNotFoundError,
     CheckpointCorruptError,
     CheckpointMismatchError,
     ClaimWithoutEffectError,
@@ -69,6 +71,7 @@ from txmq.errors import (
     SendForbiddenError,
     SourceRestoredError,
     StorageError,
+    StorageUnavailableError,
     StoreExistsError,
     StoreFormatError,
     StoreFullError,
@@ -85,6 +88,7 @@ from txmq.errors import (
     TxmqError,
     UnknownCommitError,
     UnreadableFileError,
+    UnsupportedTableError,
 )
 from txmq.verify import verify
 
@@ -212,6 +216,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AccessDeniedError",
     "Admin",
     "AlreadyPreparedError",
     "AlreadyResolvedError",
@@ -223,6 +228,7 @@ __all__ = [
     "BodySchemaError",
     "Broker",
     "BrokerHandle",
+    "BucketNotFoundError",
     "CheckForbiddenHook",
     "CheckService",
     "CheckpointCorruptError",
@@ -316,6 +322,7 @@ __all__ = [
     "SetListener",
     "SourceRestoredError",
     "StorageError",
+    "StorageUnavailableError",
     "Store",
     "StoreExistsError",
     "StoreFormatError",
@@ -341,6 +348,7 @@ __all__ = [
     "TxmqError",
     "UnknownCommitError",
     "UnreadableFileError",
+    "UnsupportedTableError",
     "__version__",
     "attributes_of",
     "cloud_event",

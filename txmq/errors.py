@@ -183,34 +183,51 @@ class TransactionError(TxmqError):
         super().__init__(f"transaction {shown(transaction_id)}: {problem}")
 
 
+_NEXT_STEPS = {
+    "DISCARDED": (
+        "no listener gave an end in time, and its messages are dead letters; `txmq resume` opens "
+        "it again, then ask for the end again"
+    ),
+    "INCOMPLETE": "half messages are missing or differ; repair them, then `txmq resume`",
+    "PENDING": "an operator has resumed it meanwhile; ask for the end again",
+}
+
+
 class AlreadyResolvedError(TransactionError):
-    """The transaction has another end than the one asked for; that end stands for good."""
+    """The transaction does not have the end that was asked for.
+
+    COMMITTED, ROLLED_BACK and EXPIRED stand for good; a DISCARDED transaction can be resumed.
+    """
 
     def __init__(self, transaction_id: str, resolution: str, source: str) -> None:
         """`resolution` is the state that took effect, `source` who asked for it."""
         self.resolution, self.source = resolution, source
-        super().__init__(
-            transaction_id,
-            f"is already {resolution} (ended by {source}); compare it with your local transaction",
-        )
+        if resolution in _NEXT_STEPS:
+            problem = f"is {resolution} (by {source}): {_NEXT_STEPS[resolution]}"
+        else:
+            next_step = "compare it with your local transaction"
+            problem = f"is already {resolution} (ended by {source}); {next_step}"
+        super().__init__(transaction_id, problem)
 
 
 class TransactionNotFoundError(TransactionError):
     """No half message of this id is durable."""
 
-    def __init__(self, transaction_id: object) -> None:
-        """The id may be mistyped, or its half was never acknowledged."""
-        super().__init__(str(transaction_id), "has no half message; check the id and the store")
+    def __init__(self, transaction_id: object, problem: str | None = None) -> None:
+        """`problem` says what else it may be than a mistyped id."""
+        problem = problem or "check the id and the store"
+        super().__init__(str(transaction_id), f"has no half message; {problem}")
 
 
 class MessageNotFoundError(TransactionError):
     """No message of this id is there."""
 
-    def __init__(self, message_id: object) -> None:
-        """The id may be mistyped, or retention has removed the message."""
+    def __init__(self, message_id: object, problem: str | None = None) -> None:
+        """`problem` says what else it may be than a mistyped id."""
         self.message_id = str(message_id)
-        problem = f"has no message {shown(message_id)}; check the id and the store"
-        super().__init__(self.message_id.partition(":")[0], problem)
+        problem = problem or "check the id and the store"
+        transaction_id = self.message_id.partition(":")[0]
+        super().__init__(transaction_id, f"has no message {shown(message_id)}; {problem}")
 
 
 class ProducerGroupMismatchError(TransactionError):
@@ -397,6 +414,34 @@ class StoreFullError(StorageError):
 
 class ReadOnlyStoreError(StorageError):
     """The store refuses writes."""
+
+
+class AccessDeniedError(StorageError):
+    """The storage refuses the credentials, or they do not have the right to do this."""
+
+
+class BucketNotFoundError(StorageError):
+    """The storage has no bucket or container of this name."""
+
+
+class StorageUnavailableError(StorageError):
+    """The storage cannot be reached, or it refuses requests because there are too many."""
+
+    retryable = True
+
+
+class UnsupportedTableError(StorageError):
+    """The table uses features of Delta that txmq's committer cannot write."""
+
+    def __init__(self, table: str, features: Sequence[str]) -> None:
+        """`features` are the names that Delta's protocol gives them."""
+        self.features = tuple(features)
+        names = ", ".join(self.features) or "that it does not name"
+        super().__init__(
+            table,
+            f"uses table features that delta-rs cannot write: {names}; nothing was written. "
+            "Drop them (ALTER TABLE ... DROP FEATURE), or use a table that was made without them",
+        )
 
 
 class SourceRestoredError(StorageError):

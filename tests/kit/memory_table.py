@@ -22,9 +22,10 @@ import pyarrow.fs as pa_fs
 from deltalake.exceptions import CommitFailedError
 
 from txmq.clock import Clock
+from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, with_partition
 from txmq.delta.parquet import NewFile, new_file_path
-from txmq.delta.pinned import commit_properties, translated
+from txmq.delta.pinned import commit_properties
 from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import StoreNotFoundError
@@ -192,6 +193,9 @@ class _Handle:
             configuration=self.log.configuration,
             partition_columns=list(self.log.schema.partition_by),
         )
+
+    def protocol(self) -> SimpleNamespace:
+        return SimpleNamespace(writer_features=None, reader_features=None)
 
     def schema(self) -> pa.Schema:
         return self.log.schema.columns

@@ -118,5 +118,16 @@ def test_numbers_of_a_limit_are_kept_as_fields() -> None:
     assert "4,194,304" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("state", "next_step"),
+    [("DISCARDED", "txmq resume"), ("INCOMPLETE", "repair"), ("PENDING", "ask for the end again")],
+)
+def test_state_that_is_no_final_end_comes_with_the_way_out(state: str, next_step: str) -> None:
+    text = str(AlreadyResolvedError("id", state, "check"))
+
+    assert next_step in text
+    assert "ended" not in text
+
+
 def test_id_that_is_not_found_is_shown_once_quoted() -> None:
     assert str(TransactionNotFoundError("abc")).startswith("transaction 'abc': ")

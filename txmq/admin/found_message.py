@@ -50,8 +50,11 @@ class FoundMessage:
         body: None unless it was asked for.
         is_half: whether its half message still exists.
         ordinary: whether it was sent without a local transaction; None without a half.
-        state: the state of its transaction; None where only its row in a topic is left.
-        source: who wrote the claim that led to that state.
+        state: the state of its transaction; None where only a dead letter is left.
+        source: who wrote the claim that led to that state; None where only its row in a topic is
+            left.
+        is_removed: whether it was published, and its topic's retention, a purge or a deletion of
+            the topic took it.
         delivery: the settled state of a delayed message; None for other messages.
         due: when a delayed message becomes visible; None where that is unknown.
         places: its rows in topics, where consumers see it.
@@ -76,6 +79,7 @@ class FoundMessage:
     delivery: DeliveryState | None
     delay_s: int | None
     due: datetime | None
+    is_removed: bool = False
     places: tuple[MessagePlace, ...] = ()
     dead_letters: tuple[MessagePlace, ...] = ()
     trace: tuple[TraceRecord, ...] = ()
@@ -86,9 +90,13 @@ class FoundMessage:
         """Where the message is now, in a few words."""
         if self.places:
             return "visible"
+        if self.is_removed:
+            return "removed from its topic"
         if self.delivery is not None:
             return _UNDELIVERED[self.delivery]
-        return "unknown" if self.state is None else _UNPUBLISHED[self.state]
+        if self.state is None:
+            return "dead letter" if self.dead_letters else "unknown"
+        return _UNPUBLISHED[self.state]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; a body that is not UTF-8 text is in base64."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,13 @@ import pyarrow.compute as pc
 
 from txmq.delta.log import log_files
 from txmq.delta.schemas import HALF
-from txmq.lifecycle import PENDING, Claim, ClaimKind, Halves, Standing, TransactionState, fold
+from txmq.errors import StorageError
+from txmq.lifecycle import ClaimKind, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.results import Plain
+from txmq.store.known import Known
 from txmq.store.op import CLAIM_COLUMNS, claims_of_table
-from txmq.store.settled import NOTHING, SettledLog
+from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
     from txmq.store.op import OpLog
@@ -53,16 +55,17 @@ class TransactionLife(Plain):
     """All rows about one transaction, in order of time.
 
     Attributes:
-        producer_group: None where no half message is left.
+        producer_group: None where no half, fact or message is left.
+        state: None where nobody can tell: no half and no final fact is left, and no message.
         message_count: how many messages its head promises; None without a head.
-        messages_found: how many half messages there are.
+        messages_found: how many half messages there are; retention takes them after the end.
         life: how often it was resumed.
         check_times: how many checks were counted in this life.
     """
 
     transaction_id: str
     producer_group: str | None
-    state: TransactionState
+    state: TransactionState | None
     life: int
     check_times: int
     message_count: int | None
@@ -72,8 +75,14 @@ class TransactionLife(Plain):
 
 def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
     """All claims about a transaction; a claim has version NOTHING if clean-up took its commit."""
-    first = min(log_files(op.table).commits_ms, default=0)
-    rows = op.between(first - 1, op.table.version)
+    first = _first_commit(op)
+    try:
+        rows = op.between(first - 1, op.table.version)
+    except StorageError:
+        if _first_commit(op) == first:
+            raise
+        # The log was cleaned between the two looks.
+        return claims_about(op, transaction_id)
     recent = rows.filter(pc.equal(rows["transaction_id"], transaction_id))
     if first == 0:
         return recent
@@ -85,32 +94,23 @@ def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
     return pa.concat_tables([old.append_column("_commit_version", version), recent])
 
 
+def _first_commit(op: OpLog) -> int:
+    return min(log_files(op.table).commits_ms, default=0)
+
+
 def _claim_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in CLAIM_COLUMNS)
 
 
-def standing_of(
-    claims: pa.Table, settled: SettledLog, halves: Halves | None, transaction_id: str
-) -> Standing:
-    """The standing by the settled facts and the claims after them."""
-    if halves is None:
-        return PENDING
-    all_claims = claims_of_table(claims)
-    before = settled.standings(pa.array([transaction_id])).get(transaction_id, PENDING)
-    later = [claim for claim in all_claims if claim.op_version > settled.mark]
-    standing, _ = fold(later, halves, before)
-    times = _check_times(all_claims, halves.producer_group, standing.life)
-    return Standing(standing.state, standing.life, times)
-
-
-def _check_times(claims: Sequence[Claim], producer_group: str, life: int) -> int:
+def check_times_of(claims: pa.Table, known: Known) -> int:
+    """How many checks were counted in the current life."""
     return max(
         (
             claim.check_times or 0
-            for claim in claims
+            for claim in claims_of_table(claims)
             if claim.kind is ClaimKind.UNKNOWN
-            and claim.producer_group == producer_group
-            and claim.life == life
+            and claim.producer_group == known.producer_group
+            and claim.life == known.life
         ),
         default=0,
     )
@@ -119,7 +119,7 @@ def _check_times(claims: Sequence[Claim], producer_group: str, life: int) -> int
 def topics_of(halves: pa.Table) -> list[str]:
     """The topics that may hold messages of these halves."""
     names = sorted(name for name in pc.unique(halves["real_topic"]).to_pylist() if name)
-    return [*names, TRANS_CHECK_MAX_TIME_TOPIC]
+    return [*names, TRANS_CHECK_MAX_TIME_TOPIC, SCHEDULE_TOPIC]
 
 
 def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
@@ -167,8 +167,7 @@ def fact_events(facts: pa.Table) -> Iterator[LifeEvent]:
         )
 
 
-def scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
-    """One event for each message in the schedule."""
+def _scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
     for row in rows.to_pylist():
         names = ("message_id", "op_version", "life", "deliver_timestamp")
         title = f"to {row['topic']}, in the schedule"
@@ -177,7 +176,10 @@ def scheduled_events(rows: pa.Table) -> Iterator[LifeEvent]:
 
 
 def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
-    """One event for each row in a topic."""
+    """One event for each row in a topic or in the schedule."""
+    if topic == SCHEDULE_TOPIC:
+        yield from _scheduled_events(rows)
+        return
     is_dead = topic == TRANS_CHECK_MAX_TIME_TOPIC
     stage = LifeStage.DEAD_LETTER if is_dead else LifeStage.MESSAGE
     for row in rows.to_pylist():

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
-from txmq.errors import (
-    InvalidBodyError,
-    InvalidNameError,
-    MessageNotFoundError,
-    TransactionNotFoundError,
-)
+from txmq.errors import InvalidBodyError, InvalidNameError
 from txmq.lifecycle import DeliveryState, TransactionState
+from txmq.maintenance.topic_retention import topic_begins
 from txmq.message.ids import (
     check_transaction_id,
     first_transaction_id,
@@ -31,7 +28,9 @@ from txmq.message.names import (
     check_readable_topic,
 )
 from txmq.producer.trace_records import TraceRecord, TraceType, decoded
-from txmq.store.resolution import EndReader, Resolution
+from txmq.store.forgotten import no_message, no_transaction
+from txmq.store.known import Known, KnownReader, known_by_message
+from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
     from txmq.delta.files import FileRange
@@ -88,7 +87,7 @@ class MessageQuery:
             [transaction_id], [message_id], with_body=with_body, with_trace=True
         )
         if not messages:
-            raise MessageNotFoundError(message_id)
+            raise no_message(self._store, message_id)
         return messages[0]
 
     def by_transaction(
@@ -106,7 +105,7 @@ class MessageQuery:
         transaction_id = check_transaction_id(transaction_id)
         ids = self._message_ids(transaction_id)
         if not ids:
-            raise TransactionNotFoundError(transaction_id)
+            raise no_transaction(self._store, transaction_id)
         return self._messages(
             [transaction_id], ids[:max_count], with_body=with_body, with_trace=True
         )
@@ -181,17 +180,17 @@ class MessageQuery:
         for topic in self._topics_of(halves, message_ids):
             for row in self._rows_in(topic, ids, message_ids, body):
                 rows.setdefault(row["message_id"], []).append({**row, "in": topic})
-        ends = EndReader(logs).ends_of(transaction_ids)
-        known_ids = _settled_ids(logs.settled, ids)
-        known_ids |= {half["transaction_id"] for half in halves.values()}
+        known = KnownReader(logs).of_all(transaction_ids)
         deliveries = _deliveries(logs.settled, ids)
+        begins = topic_begins(self._store)
         trace = {key: self._trace(key) for key in transaction_ids if with_trace}
         return tuple(
             _found_message(
                 halves.get(message_id),
                 rows.get(message_id, []),
-                _end_of(message_id, ends, known_ids),
+                known[message_address(message_id)[0]],
                 deliveries.get(message_id),
+                begins,
                 _about(trace.get(message_address(message_id)[0], ()), message_id),
             )
             for message_id in message_ids
@@ -258,6 +257,14 @@ class MessageQuery:
         return sorted(records, key=record_moment)
 
 
+@dataclass(frozen=True, slots=True)
+class _Delivery:
+    """The state of a delayed message, and the commit of the op log that led to it."""
+
+    state: DeliveryState
+    op_version: float = inf
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class _Hit:
     """A message that has the key; newer ones are greater."""
@@ -296,23 +303,14 @@ def _by_id(rows: pa.Table, message_ids: Sequence[str]) -> dict[str, dict[str, An
     return halves
 
 
-def _settled_ids(settled: SettledLog, ids: pa.Array) -> set[str]:
-    return set(settled.facts_of(ids)["transaction_id"].to_pylist())
-
-
-def _deliveries(settled: SettledLog, ids: pa.Array) -> dict[str, DeliveryState]:
+def _deliveries(settled: SettledLog, ids: pa.Array) -> dict[str, _Delivery]:
     return {
-        f"{row['transaction_id']}:{sequence}": DeliveryState(row["state"])
+        f"{row['transaction_id']}:{sequence}": _Delivery(
+            DeliveryState(row["state"]), row["op_version"]
+        )
         for row in settled.deliveries_of(ids).to_pylist()
         for sequence in row["sequences"]
     }
-
-
-def _end_of(
-    message_id: str, ends: Mapping[str, Resolution], known_ids: set[str]
-) -> Resolution | None:
-    transaction_id, _ = message_address(message_id)
-    return ends[transaction_id] if transaction_id in known_ids else None
 
 
 def _about(records: Iterable[TraceRecord], message_id: str) -> tuple[TraceRecord, ...]:
@@ -335,31 +333,45 @@ def _decoded(bodies: Iterable[bytes]) -> Iterator[TraceRecord]:
             continue
 
 
-def _found_message(
+def _shown_at(known: Known, delivery: _Delivery | None) -> float:
+    """The op version whose publishing made the message visible; infinite if none has."""
+    if known.state is not TransactionState.COMMITTED:
+        return inf
+    if delivery is None:
+        return inf if known.op_version is None else known.op_version
+    return delivery.op_version if delivery.state is DeliveryState.DELIVERED else inf
+
+
+def _found_message(  # noqa: PLR0913, PLR0917 - the parts of a message
     half: Mapping[str, Any] | None,
     rows: Sequence[Mapping[str, Any]],
-    end: Resolution | None,
-    delivery: DeliveryState | None,
+    known: Known,
+    delivery: _Delivery | None,
+    begins: Mapping[str, int],
     trace: tuple[TraceRecord, ...],
 ) -> FoundMessage:
     row = half or rows[0]
     scheduled = next((place for place in rows if place["in"] == SCHEDULE_TOPIC), None)
     due = (scheduled or half or {}).get("deliver_timestamp")
     delay_s = half["delay_s"] if half else None
-    is_committed = end is None or end.state is TransactionState.COMMITTED
-    if delivery is None and is_committed and (scheduled or due or delay_s is not None):
-        delivery = DeliveryState.SCHEDULED
     dead = [place for place in rows if place["in"] == TRANS_CHECK_MAX_TIME_TOPIC]
     visible = [place for place in rows if place["in"] not in _INTERNAL]
+    proof = [*visible, *([scheduled] if scheduled else [])]
+    known = known_by_message(known, proof[0]) if proof else known
+    is_committed = known.state is TransactionState.COMMITTED
+    if delivery is None and is_committed and (scheduled or due or delay_s is not None):
+        delivery = _Delivery(DeliveryState.SCHEDULED)
+    topic = half["real_topic"] if half else rows[0]["topic"]
     return FoundMessage(
         **{name: row[name] for name in _CONTENT if name != "properties"},
         properties=dict(row["properties"] or ()),
-        topic=half["real_topic"] if half else rows[0]["topic"],
+        topic=topic,
         is_half=half is not None,
         ordinary=half["ordinary"] if half else None,
-        state=None if end is None else end.state,
-        source=None if end is None else end.source,
-        delivery=delivery,
+        state=known.state,
+        source=known.source,
+        delivery=None if delivery is None else delivery.state,
+        is_removed=not visible and _shown_at(known, delivery) <= begins.get(topic, NOTHING),
         delay_s=delay_s,
         due=due,
         places=tuple(map(message_place, visible)),

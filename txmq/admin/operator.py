@@ -19,7 +19,6 @@ from txmq.errors import (
     IncompleteTransactionError,
     InvalidMessageError,
     TransactionError,
-    TransactionNotFoundError,
 )
 from txmq.lifecycle import (
     FINAL_STATES,
@@ -36,9 +35,10 @@ from txmq.message.ids import check_transaction_id
 from txmq.message.message import LocalTransactionState
 from txmq.message.reasons import GIVE_UP, signed_reason
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.forgotten import no_transaction
 from txmq.store.half import HalfLog
+from txmq.store.known import KnownReader
 from txmq.store.op import OpRow
-from txmq.store.resolution import EndReader
 from txmq.store.store import Store
 
 _ENDS = {
@@ -130,7 +130,7 @@ class Operator:
             The state before and after the claim, and the messages that it concerns.
 
         Raises:
-            TransactionNotFoundError: there is no half message of this id.
+            TransactionNotFoundError: there is no half message of this id, and no end is kept.
             AlreadyResolvedError: the transaction has another end; also where another claim was
                 faster than the row that was written.
             IncompleteTransactionError: a COMMIT, while half messages are missing.
@@ -192,7 +192,7 @@ class Operator:
         Reads, writes, commits, returns: as `resolve`.
 
         Raises:
-            TransactionNotFoundError: there is no half message of this id.
+            TransactionNotFoundError: there is no half message of this id, and no end is kept.
             AlreadyResolvedError: the transaction has a final end.
             ClaimWithoutEffectError: the transaction is open.
             InvalidReasonError: a wrong argument.
@@ -222,12 +222,13 @@ class Operator:
     def _read(self, transaction_id: str) -> _TransactionNow:
         """The transaction by all claims that are durable now, settled or not."""
         logs = self._store.tables.logs()
-        end = EndReader(logs).end_of(transaction_id)
-        halves = logs.half.halves(transaction_id)
-        if halves is None:
-            raise TransactionNotFoundError(transaction_id)
-        standing = Standing(end.state, end.life)
-        return _TransactionNow(transaction_id, standing, halves, end.source)
+        known = KnownReader(logs).of(transaction_id)
+        if known.state is None or known.producer_group is None or known.source is None:
+            raise no_transaction(self._store, transaction_id)
+        standing = Standing(known.state, known.life)
+        # Without halves it has a final end, so that no claim can have an effect.
+        halves = known.halves or Halves(known.producer_group, None, 0)
+        return _TransactionNow(transaction_id, standing, halves, known.source)
 
     # --- claims ------------------------------------------------------------------------------
 
@@ -288,7 +289,7 @@ class _TransactionNow:
             life=self.standing.life,
             source=self.source,
             messages=messages,
-            problem=self.halves.problem,
+            problem=None if self.standing.state in FINAL_STATES else self.halves.problem,
         )
 
     def row(self, kind: ClaimKind, reason: str, now_ms: int) -> OpRow:

@@ -22,9 +22,9 @@ from txmq.columns import Integers, flags, integers
 from txmq.delta.files import DataFile, FileRange
 from txmq.delta.schemas import TOPIC
 from txmq.errors import StorageError, TopicNotRebuiltError
-from txmq.maintenance.retention import FORGOTTEN_BEFORE
 from txmq.publish.arrow_engine import copied
 from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
+from txmq.store.forgotten import FORGOTTEN_BEFORE
 from txmq.store.half import HalfLog
 from txmq.store.schedule import ScheduleLog
 from txmq.store.store import Store

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,37 +16,31 @@ import pyarrow.compute as pc
 from txmq.admin.life import (
     NOT_VISIBLE,
     TransactionLife,
+    check_times_of,
     claim_events,
     claims_about,
     event_order,
     fact_events,
     half_events,
-    scheduled_events,
     shown_events,
-    standing_of,
     topics_of,
 )
 from txmq.check.standing import StandingReader
 from txmq.clock import Clock, SystemClock, milliseconds, timestamp
 from txmq.columns import Groups
 from txmq.delta.schemas import SETTLED
-from txmq.errors import TransactionNotFoundError
 from txmq.lifecycle import TransactionState
 from txmq.listeners.outcomes import UNASKED_REASONS
 from txmq.listeners.remote_requests import remote_groups, requests_in
 from txmq.message.ids import check_transaction_id, transaction_time_ms
-from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.settle import settle
 from txmq.results import Plain
+from txmq.store.forgotten import no_transaction
+from txmq.store.known import Known, KnownReader, known_by_message
 from txmq.store.set_aside import read_set_aside
-from txmq.store.settled import (
-    NOTHING,
-    SettledLog,
-    forgotten_id,
-    last_facts,
-    without_deliveries,
-)
+from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
 
 if TYPE_CHECKING:
     from txmq.store.half import HalfLog
@@ -98,7 +93,9 @@ class Status(Plain):
     Attributes:
         open: how many transactions are prepared and have not ended (PENDING).
         unasked: how many of them were not asked about in their last check, by the reason.
-        committed: how many COMMITs took effect, whether or not the messages are visible yet.
+        committed: how many COMMITs took effect, whether or not the messages are visible yet. Like
+            `rolled_back` and `expired` it counts all that ever were, also those whose rows
+            retention took.
         messages: how many messages are visible in each topic.
         scheduled: how many committed messages wait for their time.
         oldest_open_half_age_s: None if no transaction is open.
@@ -171,7 +168,7 @@ class Admin:
             at=timestamp(now_ms),
             open=halves.num_rows,
             unasked=_unasked(checks),
-            **_counts(states, settled),
+            **_counts(states, logs),
             messages=self._messages(op_table_id),
             scheduled=_scheduled(logs.schedule, settled),
             dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
@@ -189,7 +186,8 @@ class Admin:
         """All rows about one transaction, without message bodies.
 
         Reads: op (its whole change feed, which alone has the order of commits); of half, settled
-        and the topics the files that may hold the id. Commits: 0.
+        and the topics the files that may hold the id: of all topics where retention took the
+        halves. Commits: 0.
 
         Args:
             transaction_id: the id that `begin_transaction` or a send gave.
@@ -198,29 +196,35 @@ class Admin:
         """
         transaction_id = check_transaction_id(transaction_id)
         ids, logs = pa.array([transaction_id]), self._store.tables.logs()
-        logs.refresh()
-        op_table_id = logs.op.table.table_id
+        known = KnownReader(logs).of(transaction_id)
         claims = claims_about(logs.op, transaction_id)
         facts = logs.settled.table.rows_of("transaction_id", ids, SETTLED.columns.names)
-        rows = logs.half.rows(ids)
-        if rows.num_rows == 0 and claims.num_rows == 0:
-            raise TransactionNotFoundError(transaction_id)
-        events = [*half_events(rows), *claim_events(claims), *fact_events(facts)]
-        events += scheduled_events(self._rows_in(SCHEDULE_TOPIC, transaction_id, op_table_id))
-        for topic in topics_of(rows):
-            events += shown_events(topic, self._rows_in(topic, transaction_id, op_table_id))
-        halves = logs.half.halves(transaction_id)
-        standing = standing_of(claims, logs.settled, halves, transaction_id)
+        halves = logs.half.rows(ids)
+        shown = self._shown(transaction_id, halves, logs.op.table.table_id)
+        if not any(rows.num_rows for rows in (claims, facts, halves, *shown.values())):
+            raise no_transaction(self._store, transaction_id)
+        known = _known_by_messages(known, shown)
+        events = [*half_events(halves), *claim_events(claims), *fact_events(facts)]
+        for topic, rows in shown.items():
+            events += shown_events(topic, rows)
         return TransactionLife(
             transaction_id=transaction_id,
-            producer_group=None if halves is None else halves.producer_group,
-            state=standing.state,
-            life=standing.life,
-            check_times=standing.check_times,
-            message_count=None if halves is None else halves.message_count,
-            messages_found=0 if halves is None else halves.found,
+            producer_group=known.producer_group,
+            state=known.state,
+            life=known.life,
+            check_times=check_times_of(claims, known),
+            message_count=None if known.halves is None else known.halves.message_count,
+            messages_found=0 if known.halves is None else known.halves.found,
             events=tuple(sorted(events, key=event_order)),
         )
+
+    def _shown(
+        self, transaction_id: str, halves: pa.Table, op_table_id: str
+    ) -> dict[str, pa.Table]:
+        """Its rows in each topic; without halves it may have messages in any."""
+        topics = topics_of(halves) if halves.num_rows else self._store.topics()
+        rows = {topic: self._rows_in(topic, transaction_id, op_table_id) for topic in topics}
+        return {topic: of_topic for topic, of_topic in rows.items() if of_topic.num_rows}
 
     def _messages(self, op_table_id: str) -> dict[str, int]:
         topics = [name for name in self._store.topics() if name not in NOT_VISIBLE]
@@ -236,6 +240,19 @@ class Admin:
         if not table.exists():
             return columns.empty_table()
         return table.rows_of("transaction_id", pa.array([transaction_id]), columns.names)
+
+
+# --- one transaction ------------------------------------------------------------------------------
+
+
+def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
+    for topic, rows in shown.items():
+        row = rows.slice(0, 1).to_pylist()[0]
+        if topic != TRANS_CHECK_MAX_TIME_TOPIC:
+            return known_by_message(known, row)
+        # A dead letter may be of an earlier life, so it proves no end.
+        known = replace(known, producer_group=known.producer_group or row["producer_group"])
+    return known
 
 
 # --- status --------------------------------------------------------------------------------------
@@ -277,15 +294,12 @@ def _unasked(standings: pa.Table) -> dict[str, int]:
     return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
 
 
-def _counts(states: pa.Table, settled: SettledLog) -> dict[str, int]:
-    """The fields of Status that are named after a state; `open` is counted by halves instead.
-
-    Ends that retention took count, too, so that no number falls.
-    """
-    counts = {row["values"]: row["counts"] for row in states["state"].value_counts().to_pylist()}
+def _counts(states: pa.Table, logs: Logs) -> dict[str, int]:
+    """The fields of Status that are named after a state; `open` is counted by halves instead."""
+    counts = Counter(states["state"].to_pylist())
+    counts.update(logs.settled.forgotten)
     ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
-    gone = {name: settled.table.mark(forgotten_id(name)) or 0 for name in ended}
-    return {name.lower(): int(counts.get(name, 0)) + gone[name] for name in ended}
+    return {name.lower(): counts[name] for name in ended}
 
 
 def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:

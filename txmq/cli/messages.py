@@ -302,7 +302,7 @@ def _facts(message: FoundMessage) -> dict[str, Any]:
         "kind": None if message.ordinary is None else _kind(is_ordinary=message.ordinary),
         "transaction": None
         if message.state is None
-        else f"{message.state.value} by {message.source}",
+        else f"{message.state.value} by {message.source or '?'}",
         "half": "there" if message.is_half else "removed",
         "delivery": message.delivery,
         "due": None if message.due is None else _time(message.due),

@@ -163,12 +163,11 @@ def _print_list(
 
 
 def _life_view(life: TransactionLife) -> RenderableType:
-    head = Text(f"{life.transaction_id}: {life.state.value}", style="bold")
-    promised = "?" if life.message_count is None else f"{life.message_count:,}"
+    state = "unknown" if life.state is None else life.state.value
+    head = Text(f"{life.transaction_id}: {state}", style="bold")
     facts = (
         f"group {shown_name(life.producer_group or '?')}, life {life.life}, "
-        f"{life.check_times} checks, "
-        f"{life.messages_found:,} of {promised} messages"
+        f"{life.check_times} checks, {_halves(life)}"
     )
     table = Table("time", "table", "what", "details", box=None, header_style="bold")
     for event in life.events:
@@ -179,6 +178,13 @@ def _life_view(life: TransactionLife) -> RenderableType:
             Text(", ".join(f"{name} {_text(value)}" for name, value in event.details.items())),
         )
     return Group(head, Text(facts), table)
+
+
+def _halves(life: TransactionLife) -> str:
+    if not life.messages_found and life.message_count is None:
+        return "no half message is left" if life.producer_group else "no half message"
+    promised = "?" if life.message_count is None else f"{life.message_count:,}"
+    return f"{life.messages_found:,} of {promised} messages"
 
 
 def _open_view(transactions: Sequence[OpenTransaction], total: int) -> RenderableType:

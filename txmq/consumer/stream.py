@@ -40,8 +40,9 @@ _OVERTAKEN = (
     "DELTA_VERSION_NOT_FOUND", "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE",
     "DELTA_LOG_FILE_NOT_FOUND", "DELTA_FILE_NOT_FOUND_DETAILED", "FAILED_READ_FILE.FILE_NOT_EXIST",
     "Did not get the first delta file version", "Did not get the last delta file version",
-    "FileNotFoundException",
 )  # fmt: skip
+# A file of a topic; a user's own file or one of the checkpoint may be missing, too.
+_LOST_FILE = re.compile(r"FileNotFoundException\b[^\n]*/topics/")
 _MISMATCH = ("DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE",)
 _CORRUPT = (
     "STREAMING_CHECKPOINT_MISSING_METADATA_FILE", "MALFORMED_LOG_FILE", "Incomplete log file",
@@ -282,7 +283,7 @@ def typed_stream_error(error: BaseException) -> TxmqError | None:
         return CheckpointMismatchError()
     if any(condition in text for condition in _CORRUPT):
         return CheckpointCorruptError("the checkpoint of a consumer", "cannot be read; restore it")
-    if any(condition in text for condition in _OVERTAKEN):
+    if any(condition in text for condition in _OVERTAKEN) or _LOST_FILE.search(text):
         version = _VERSION.search(text)
         return ReaderOvertakenError(None if version is None else int(version[1]))
     return None

@@ -8,17 +8,24 @@ and not before every reader has passed it.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from txmq.delta.failures import in_one_line
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.pinned import PinnedTable
 from txmq.delta.reading import ReadTable
 from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
+
+logger = logging.getLogger(__name__)
 
 LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
@@ -114,16 +121,17 @@ def log_files(table: PinnedTable) -> LogFiles:
 def clean_log(table: Table, keep_from: int) -> LogCleaned:
     """Delete the commit files that no reader from `keep_from` on needs; 0 commits.
 
-    The kept log begins at a checkpoint. Commit files are deleted first, oldest first, and data
-    files after them, so that no commit ever names a deleted file. A process that is killed in
-    between leaves files that no commit names, which `maintenance.orphans` removes.
+    The kept log begins at a checkpoint, which is read first as a whole. Commit files
+    are deleted first, oldest first, and data files after them, so that no commit ever names a
+    deleted file. A process that is killed in between leaves files that no commit names, which
+    `maintenance.orphans` removes.
 
     Raises: StorageError.
     """
     files = log_files(table.refresh())
     base = min(files.base(keep_from), _last_checkpoint(table, files))
     doomed = [version for version in files.commits_ms if version < base]
-    if not doomed:
+    if not doomed or not _is_whole(table, base):
         return LogCleaned()
     removed = set(removed_by(table, doomed)) - named_by(table, _from(files, base))
     delete_files(table, _log_paths(table, base))
@@ -161,12 +169,29 @@ def _file_actions(content: bytes | None) -> Iterator[tuple[str, str]]:
 
 def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
     """The version where readers begin; a slow writer may have set it to an older checkpoint."""
-    newest = max(files.checkpoints, default=0)
     try:
         with table.filesystem.open_input_file(f"{LOG_FOLDER}/{LAST_CHECKPOINT}") as file:
             return int(json.loads(bytes(file.read()))["version"])
     except FileNotFoundError:
-        return newest
+        return max(files.checkpoints, default=0)
+    except (ValueError, KeyError, TypeError):
+        # A crash may leave an empty file; the next checkpoint names itself in a new one.
+        return 0
+
+
+def _is_whole(table: ReadTable, version: int) -> bool:
+    """Whether a checkpoint can be read; without it the commits before it are the only ones."""
+    path = f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+    try:
+        with table.filesystem.open_input_file(path) as source:
+            checkpoint = pq.ParquetFile(source)
+            for group in range(checkpoint.num_row_groups):
+                checkpoint.read_row_group(group)
+    except (OSError, pa.ArrowException) as error:
+        logger.warning("%s: %s cannot be read; no commit is deleted: %s",
+                       table.name, path, in_one_line(error))  # fmt: skip
+        return False
+    return True
 
 
 def _log_paths(table: ReadTable, base: int) -> list[str]:

@@ -8,13 +8,12 @@ opened.
 from __future__ import annotations
 
 import enum
-import errno
 import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -26,33 +25,27 @@ from deltalake import (
     Transaction,
     write_deltalake,
 )
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
+from txmq.delta.failures import FINAL_READ_ERRORS, failed_read, read_errors, translated
+from txmq.delta.features import unwritable_features
 from txmq.errors import (
     CommitRefusedError,
-    ReadOnlyStoreError,
     StorageError,
-    StoreFullError,
     StoreNotFoundError,
-    TxmqError,
+    UnsupportedTableError,
 )
 
 READ_ATTEMPTS = 8
 RETRY_PAUSE_S = 0.01
 # After more commits, asking delta-rs for a mark costs less than reading the commits.
 CARRIED_COMMITS = 16
-SHOWN_CHARACTERS_OF_A_CAUSE = 200
 MISSING = "is not there; run txmq init"
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 Result = TypeVar("Result")
+_NOT_FOUND = pa_fs.FileType.NotFound
 _COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
-_NO_SPACE = ("No space left", "os error 28", "StorageFull")
-# A handle that is older than the first commit in the log cannot compare marks.
-_CLEANED_BEHIND = re.compile(
-    r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"
-)
-_READ_ONLY = ("Read-only file system", "os error 30", "Permission denied", "os error 13")
 
 
 class _Freshness(enum.Enum):
@@ -115,6 +108,8 @@ class PinnedTable:
         except (DeltaError, OSError):
             # With fast writers delta-rs can see a gap in the log; opening again succeeds.
             self._handle = self._opened()
+        else:
+            self._check(self.handle)
 
     def _freshness(self) -> _Freshness:
         """Two lookups of file names save the millisecond in which delta-rs finds nothing new.
@@ -127,7 +122,7 @@ class PinnedTable:
             pinned, following = self._commit_files(self.version, self.version + 1)
         except OSError:
             return _Freshness.UNKNOWN
-        if following.type is not pa_fs.FileType.NotFound or pinned.type is pa_fs.FileType.NotFound:
+        if following.type is not _NOT_FOUND or pinned.type is _NOT_FOUND:
             return _Freshness.UNKNOWN
         is_same = self._newest_seen[1] == (pinned.size, pinned.mtime_ns)
         return _Freshness.NEWEST if is_same else _Freshness.OF_ANOTHER_TABLE
@@ -140,7 +135,7 @@ class PinnedTable:
         # A failed lookup must not hide that the commit before it succeeded.
         with suppress(OSError):
             (info,) = self._commit_files(self.version)
-            is_there = info.type is not pa_fs.FileType.NotFound
+            is_there = info.type is not _NOT_FOUND
             self._newest_seen = (self.version, (info.size, info.mtime_ns)) if is_there else None
 
     def _commit_files(self, *versions: int) -> list[pa_fs.FileInfo]:
@@ -183,7 +178,7 @@ class PinnedTable:
         self._carry_marks()
         if app_id not in self._marks:
             # delta-rs may read the log again, which may have been cleaned since.
-            with translated(self.name):
+            with read_errors(self.name):
                 number = self.handle.transaction_version(app_id)
             self._marks[app_id] = None if number is None else int(number)
         return self._marks[app_id]
@@ -217,13 +212,19 @@ class PinnedTable:
         return {mark["appId"]: int(mark["version"]) for mark in marks}
 
     def has_news(self) -> bool:
-        """Whether a version after the pinned one exists; one lookup of a file name."""
-        return self.has_commit(self.version + 1)
+        """Whether there is a newer version; one lookup of two file names.
+
+        Log clean-up keeps the newest commit, so a pinned commit that is gone is an old one.
+        """
+        with read_errors(self.name):
+            pinned, following = self._commit_files(self.version, self.version + 1)
+        return pinned.type is _NOT_FOUND or following.type is not _NOT_FOUND
 
     def has_commit(self, version: int) -> bool:
         """Whether the commit file of a version exists; one lookup of a file name."""
-        (info,) = self._commit_files(version)
-        return info.type is not pa_fs.FileType.NotFound
+        with read_errors(self.name):
+            (info,) = self._commit_files(version)
+        return info.type is not _NOT_FOUND
 
     @property
     def filesystem(self) -> pa_fs.FileSystem:
@@ -235,11 +236,12 @@ class PinnedTable:
     def commit_bytes(self, version: int) -> bytes | None:
         """The commit file of one version; None where it is missing, as after log clean-up."""
         path = commit_path(version)
-        try:
-            with self.filesystem.open_input_file(path) as file:
-                return bytes(file.read())
-        except FileNotFoundError:
-            return None
+        with read_errors(self.name):
+            try:
+                with self.filesystem.open_input_file(path) as file:
+                    return bytes(file.read())
+            except FileNotFoundError:
+                return None
 
     def commit_problem(self, version: int) -> str | None:
         """Why the commit file of a version cannot be used; None where it can."""
@@ -284,7 +286,14 @@ class PinnedTable:
     def log_folder(self) -> list[pa_fs.FileInfo]:
         """List the folder of commits and checkpoints once."""
         selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
-        return list(self.filesystem.get_file_info(selector))
+        with read_errors(self.name):
+            return list(self.filesystem.get_file_info(selector))
+
+    def check_writable(self) -> None:
+        """Raise UnsupportedTableError for features that delta-rs cannot write; 0 commits."""
+        features = unwritable_features(self.handle)
+        if features:
+            raise UnsupportedTableError(self.name, features)
 
     # --- committing ------------------------------------------------------------------------
 
@@ -309,14 +318,18 @@ class PinnedTable:
 
     def _write_rows(self, rows: pa.Table, marks: Mapping[str, int], **options: Any) -> None:
         """As `_write_transaction`, but delta-rs writes the files."""
+        self.check_writable()
+        pinned = self.version
         with translated(self.name):
             write_deltalake(
                 self.handle, rows, commit_properties=commit_properties(marks), **options
             )
+        self._check_not_overtaken(pinned)
 
     def _write_transaction(self, actions: list[Any], marks: Mapping[str, int]) -> None:
         """Commit through the pinned handle, whose marks are the ones that Delta compares."""
-        handle = self.handle
+        self.check_writable()
+        handle, pinned = self.handle, self.version
         with translated(self.name):
             handle.create_write_transaction(
                 actions, "append", handle.schema(),
@@ -324,7 +337,23 @@ class PinnedTable:
                 commit_properties=commit_properties(marks),
                 post_commithook_properties=NO_CLEANUP,
             )  # fmt: skip
+        self._check_not_overtaken(pinned)
         self._note_newest()
+
+    def _check_not_overtaken(self, pinned: int) -> None:
+        """Raise CommitRefusedError where log clean-up passed the pinned version meanwhile.
+
+        A writer that slept between the last look at the log and its commit may then have written a
+        version that no reader looks at. Who asks again finds by the marks whether it counts.
+        """
+        try:
+            is_kept = self.has_commit(pinned)
+        except StorageError:
+            # A failed lookup must not hide that the commit before it succeeded.
+            return
+        if not is_kept:
+            problem = "the log was cleaned while it was committed to; looking again"
+            raise CommitRefusedError(self.name, problem)
 
 
 # --- helpers ------------------------------------------------------------------------------------
@@ -364,42 +393,8 @@ def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -
         except TableNotFoundError as error:
             raise StoreNotFoundError(table, missing) from error
         except (DeltaError, OSError, pa.ArrowException) as error:
-            failure = error
+            cause, failure = error, failed_read(table, error)
+            if isinstance(failure, FINAL_READ_ERRORS):
+                break
             pause(attempt)
-    raise StorageError(table, f"cannot be read ({problem_of(failure)})") from failure
-
-
-@contextmanager
-def translated(table: str) -> Iterator[None]:
-    """Raise errors of Delta and of the system as errors of txmq."""
-    try:
-        yield
-    except CommitFailedError as error:
-        raise CommitRefusedError(table, "another writer was first; computing again") from error
-    except (DeltaError, OSError) as error:
-        raise _storage_error(table, error) from error
-
-
-def _storage_error(table: str, error: Exception) -> StorageError:
-    if _CLEANED_BEHIND.search(str(error)):
-        return CommitRefusedError(table, "the log was cleaned since it was opened; opening again")
-    problem = f"cannot be written ({problem_of(error)})"
-    return disk_error(table, error) or StorageError(table, problem)
-
-
-def disk_error(table: str, error: Exception) -> StorageError | None:
-    """StoreFullError or ReadOnlyStoreError for an error of the disk; None for other errors."""
-    text, number = str(error), error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _NO_SPACE):
-        return StoreFullError(table, "no space left; free some, then call again")
-    if number in (errno.EROFS, errno.EACCES) or any(sign in text for sign in _READ_ONLY):
-        return ReadOnlyStoreError(table, "cannot be written; check its rights")
-    return None
-
-
-def problem_of(error: BaseException) -> str:
-    """The type of an error; with the first line of its text where that cannot hold a value."""
-    if not isinstance(error, TxmqError | DeltaError | OSError):
-        return type(error).__name__
-    first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first[:SHOWN_CHARACTERS_OF_A_CAUSE]}"
+    raise failure from cause

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from txmq.delta.failures import failed_read, problem_of, read_errors
+from txmq.delta.features import features_beside_files
 from txmq.delta.files import (
     LARGE_FILE_BYTES,
     LARGE_FILE_ROWS,
@@ -29,9 +31,14 @@ from txmq.delta.files import (
     with_partition,
 )
 from txmq.delta.parquet import row_group_ranges
-from txmq.delta.pinned import PinnedTable, Result, problem_of, read_again, translated
+from txmq.delta.pinned import PinnedTable, Result, read_again
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
-from txmq.errors import IncompatibleVersionError, StorageError, StoreFormatError
+from txmq.errors import (
+    IncompatibleVersionError,
+    StorageError,
+    StoreFormatError,
+    UnsupportedTableError,
+)
 
 READ_BUFFER_BYTES = 1 << 20
 # A batch of rows that is in memory at once, where its caller names no other limit.
@@ -67,8 +74,7 @@ class ReadTable(PinnedTable):
         try:
             return DeltaTable.is_deltatable(self.location, self._options or None)
         except (DeltaError, OSError) as error:
-            problem = f"cannot be looked up at {self.location} ({type(error).__name__})"
-            raise StorageError(self.name, problem) from error
+            raise failed_read(self.name, error) from error
 
     def _check(self, handle: DeltaTable) -> None:
         written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)
@@ -79,6 +85,9 @@ class ReadTable(PinnedTable):
         if int(str(written)) > SCHEMA_VERSION:
             problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
             raise IncompatibleVersionError(self.name, problem)
+        features = features_beside_files(handle)
+        if features:
+            raise UnsupportedTableError(self.name, features)
 
     @property
     def columns(self) -> pa.Schema:
@@ -167,7 +176,7 @@ class ReadTable(PinnedTable):
         return self._as_files(actions.filter(pa.array(keep(actions))))
 
     def _actions(self) -> pa.Table:
-        with translated(self.name):
+        with read_errors(self.name):
             return pa.table(self.handle.get_add_actions(flatten=True))
 
     def _as_files(self, actions: pa.Table) -> list[DataFile]:

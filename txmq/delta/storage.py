@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -16,9 +17,10 @@ from deltalake import DeltaTable, Field, Schema, WriterProperties
 from deltalake.transaction import AddAction, RemoveAction
 
 from txmq.clock import elapsed_ms
+from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, partition_texts
 from txmq.delta.parquet import NewFile, write_file
-from txmq.delta.pinned import pause, translated
+from txmq.delta.pinned import pause
 from txmq.delta.reading import ReadTable
 from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
 from txmq.errors import (
@@ -127,7 +129,8 @@ class Table(ReadTable):
             number: a number that this writer has not used; numbers must increase.
 
         Returns:
-            The version of the table that holds the commit, or a later one.
+            The version of the table that holds the rows; the newest one if log clean-up has taken
+            the commit meanwhile.
 
         Raises: CommitConflictError, UnknownCommitError, StoreFullError, ReadOnlyStoreError,
             StorageError.
@@ -154,30 +157,49 @@ class Table(ReadTable):
         if self._handle is None:
             # Opened first: if that fails, nothing was committed.
             self.reopen()
+        problem = ""
         for attempt in range(self._attempts):
+            pinned = self.version
             try:
                 write({app_id: number})
             except StorageError as error:
                 if self._has_landed(app_id, number):
-                    return self.version
+                    return self.version_of(app_id, number)
                 if isinstance(error, FilesSweptError) or not isinstance(error, CommitRefusedError):
                     raise
+                problem = str(error)
                 pause(attempt)
             else:
-                return self.refresh().version
+                return self._version_after(pinned, app_id, number)
         raise CommitConflictError(
-            self.name, f"other writers won {self._attempts} times; write less often"
+            self.name, f"no try of {self._attempts} succeeded, the last one because {problem}"
         )
+
+    def _version_after(self, pinned: int, app_id: str, number: int) -> int:
+        """The version of a commit that succeeded through a handle at `pinned`."""
+        # A look that fails must not hide that the commit succeeded.
+        with suppress(StorageError):
+            is_alone = self.refresh().version == pinned + 1
+            return self.version if is_alone else self.version_of(app_id, number)
+        self._handle = None
+        return pinned + 1
+
+    def version_of(self, app_id: str, number: int) -> int:
+        """The version with this mark in its commit; the pinned one if its commit is gone."""
+        for version in range(self.version, -1, -1):
+            marks = self.marks_of(version)
+            if marks is None or marks.get(app_id) == number:
+                return self.version if marks is None else version
+        return self.version
 
     def _has_landed(self, app_id: str, number: int) -> bool:
         try:
-            self.reopen()
+            return (self.reopen().mark(app_id) or 0) >= number
         except StorageError as error:
             problem = (
                 "gave no answer to a commit and cannot be read; look whether the commit is there"
             )
             raise UnknownCommitError(self.name, problem) from error
-        return (self.mark(app_id) or 0) >= number
 
     def swap(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """Append `rows` and `marks` in one commit, only if nobody moved these marks meanwhile.
@@ -230,7 +252,7 @@ class Table(ReadTable):
     def remove(self, files: Sequence[DataFile], marks: Mapping[str, int] | None = None) -> None:
         """Remove whole files and so their rows, and set marks: one commit.
 
-        Raises: CommitRefusedError.
+        Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
         self._commit_actions([_remove_action(file, is_news=True) for file in files], marks)
 

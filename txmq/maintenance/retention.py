@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
@@ -28,16 +28,15 @@ from txmq.publish.deliveries import are_ended
 from txmq.publish.progress import PublishProgress
 from txmq.results import Sum
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.forgotten import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
 from txmq.store.set_aside import read_set_aside
-from txmq.store.settled import NOTHING, forgotten_id
+from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
 
-FORGOTTEN_BEFORE = "forgotten_before_date"
-SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 CLAIMS_A_COMMIT = 50_000
 OLDER_THAN_RETENTION = "OLDER_THAN_RETENTION"
 _FINAL = pa.array([state.value for state in FINAL_STATES])
@@ -73,10 +72,6 @@ def published_up_to(store: Store) -> int:
     progress = PublishProgress.from_value(value, store.tables.op_log().table)
     parked = (topic.from_version for topic in progress.parked.values())
     return min([progress.low_water_version, *parked])
-
-
-def _no_marks(_: Sequence[DataFile]) -> dict[str, int]:
-    return {}
 
 
 class Retention:
@@ -117,9 +112,7 @@ class Retention:
         gone_half = self._remove_halves(half_days, version)
         gone_op = self._remove(self._op.table, op_days, [self._half])
         gone_due = self._remove_due_days(due_days, version)
-        gone_settled = self._remove(
-            self._settled, settled_days, self._logs_before_settled(), self._forgotten_marks
-        )
+        gone_settled = self._remove_facts(settled_days)
         return Retained(expired, gone_half, gone_op, gone_due, gone_settled)
 
     # --- days ---------------------------------------------------------------------------------
@@ -129,13 +122,10 @@ class Retention:
 
     def _days(self, table: Table, column: str = "store_date") -> dict[date, list[DataFile]]:
         """The files of each day that is over."""
-        by_day: dict[date, list[DataFile]] = {}
-        for file in table.files():
-            by_day.setdefault(file.partition[column], []).append(file)
         now_ms = self._clock.now_ms()
         return {
             day: files
-            for day, files in sorted(by_day.items())
+            for day, files in _by_day(table.files(), column).items()
             if self._is_over(table, day, files, now_ms)
         }
 
@@ -233,28 +223,30 @@ class Retention:
         return [self._half, self._op.table, *scheduled]
 
     def _remove(
-        self,
-        table: Table,
-        days: dict[date, list[DataFile]],
-        before: Sequence[Table],
-        marks_of: Callable[[Sequence[DataFile]], Mapping[str, int]] = _no_marks,
+        self, table: Table, days: dict[date, list[DataFile]], before: Sequence[Table]
     ) -> tuple[date, ...]:
         """Remove days whose transactions are in none of the logs `before` this one."""
         gone = [day for day, files in days.items() if _is_free(table, files, before)]
         if gone:
-            files = [file for day in gone for file in days[day]]
-            table.remove(files, marks_of(files))
+            table.remove([file for day in gone for file in days[day]])
         return tuple(gone)
 
-    def _forgotten_marks(self, files: Sequence[DataFile]) -> dict[str, int]:
-        """How many transactions with each end retention has taken, with those of these files.
+    def _remove_facts(self, days: dict[date, list[DataFile]]) -> tuple[date, ...]:
+        """Remove days of facts, but none while an earlier fact of one of its transactions stays.
 
-        Set with the removal, in one commit, so that the numbers of `status` never fall.
+        The last fact that is left would be taken for the state of its transaction.
         """
-        states = self._settled.read(files, ("state",))["state"]
-        ends = states.filter(pc.is_in(states, value_set=_FINAL)).value_counts().to_pylist()
-        marks = {forgotten_id(row["values"]): int(row["counts"]) for row in ends}
-        return {mark: (self._settled.mark(mark) or 0) + count for mark, count in marks.items()}
+        files_by_day = _by_day(self._settled.files(), "store_date")
+        gone: list[date] = []
+        for day, files in days.items():
+            earlier = [old for at, old in files_by_day.items() if at < day and at not in gone]
+            if _is_free(self._settled, files, self._logs_before_settled()) and not _share_ids(
+                self._settled, files, itertools.chain.from_iterable(earlier)
+            ):
+                gone.append(day)
+        if gone:
+            self._logs.settled.forget([file for day in gone for file in days[day]])
+        return tuple(gone)
 
     def _forget_before(self, day: date, key: str = FORGOTTEN_BEFORE) -> None:
         register = self._store.tables.register("maintenance")
@@ -262,6 +254,22 @@ class Retention:
         if seen.value.get(key, "") < day.isoformat():
             value = {**seen.value, key: day.isoformat()}
             register.swap(seen, value, self._clock.now_ms())
+
+
+def _by_day(files: Iterable[DataFile], column: str) -> dict[date, list[DataFile]]:
+    """The files of each day, oldest first."""
+    by_day: dict[date, list[DataFile]] = {}
+    for file in files:
+        by_day.setdefault(file.partition[column], []).append(file)
+    return dict(sorted(by_day.items()))
+
+
+def _share_ids(table: Table, files: Iterable[DataFile], others: Iterable[DataFile]) -> bool:
+    """Whether a transaction may have rows in files of both."""
+    ids, is_whole = _readable_ids(table, files)
+    other_ids, others_are_whole = _readable_ids(table, others)
+    shared = pc.any(pc.is_in(ids, value_set=other_ids), min_count=0).as_py()
+    return bool(shared) or not (is_whole and others_are_whole)
 
 
 def _readable_ids(table: Table, files: Iterable[DataFile]) -> tuple[pa.Array, bool]:

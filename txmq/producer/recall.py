@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from txmq.errors import ProducerGroupMismatchError, TransactionNotFoundError
+from txmq.errors import ProducerGroupMismatchError
 from txmq.lifecycle import (
     PENDING,
     Claim,
@@ -19,6 +19,8 @@ from txmq.lifecycle import (
     fold,
     fold_deliveries,
 )
+from txmq.store.forgotten import no_transaction
+from txmq.store.known import KnownReader, known_by_message
 from txmq.store.schedule import delayed_messages
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class RecallCheck:
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        self._logs = store.tables.logs()
+        self._store, self._logs = store, store.tables.logs()
 
     def standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
         """The state of the message by all claims that are durable now; 0 commits.
@@ -59,13 +61,20 @@ class RecallCheck:
         Raises: TransactionNotFoundError, ProducerGroupMismatchError, StorageError.
         """
         ids = pa.array([transaction_id], pa.string())
-        self._logs.refresh()
-        halves = self._logs.half.halves(transaction_id)
+        known = KnownReader(self._logs).of(transaction_id)
         delayed = delayed_messages(self._logs.half, self._logs.schedule, ids)
-        group = _owner(transaction_id, halves, delayed)
+        if delayed.num_rows:
+            # A row of the schedule proves a COMMIT.
+            known = known_by_message(known, {"life": 0, **delayed.slice(0, 1).to_pylist()[0]})
+        group = known.producer_group
+        if known.state is None or group is None:
+            raise no_transaction(self._store, transaction_id)
         if group != producer_group:
             raise ProducerGroupMismatchError(transaction_id, group, producer_group)
-        state, committed = self._committed(ids, halves or Halves(group, 0, 0))
+        ended = self._ended(ids)
+        if sequence in ended:
+            return MessageStanding(known.state, ended[sequence])
+        state, committed = self._committed(ids, known.halves or Halves(group, None, 0))
         if committed is None or sequence not in delayed["sequence"].to_pylist():
             return MessageStanding(state, None)
         return MessageStanding(state, self._delivery(ids, committed, sequence))
@@ -86,13 +95,16 @@ class RecallCheck:
         return standing.state, commits[0] if commits else None
 
     def _delivery(self, ids: pa.Array, committed: Claim, sequence: int) -> DeliveryState:
-        settled = {
-            settled_sequence: DeliveryState(row["state"])
-            for row in self._logs.settled.deliveries_of(ids).to_pylist()
-            for settled_sequence in row["sequences"]
-        }
-        states, _ = fold_deliveries(self._claims(ids), committed, {sequence}, settled)
+        states, _ = fold_deliveries(self._claims(ids), committed, {sequence}, {})
         return states.get(sequence, DeliveryState.SCHEDULED)
+
+    def _ended(self, ids: pa.Array) -> dict[int, DeliveryState]:
+        """The settled deliveries and recalls; they outlive the rows of the messages."""
+        return {
+            sequence: DeliveryState(row["state"])
+            for row in self._logs.settled.deliveries_of(ids).to_pylist()
+            for sequence in row["sequences"]
+        }
 
     def _claims(self, ids: pa.Array) -> list[Claim]:
         """The claims about the transaction that are not settled yet."""
@@ -103,11 +115,3 @@ class RecallCheck:
 
 def _commit(producer_group: str, op_version: int, ordinal: int) -> Claim:
     return Claim("", ClaimKind.COMMIT, producer_group, op_version, ordinal)
-
-
-def _owner(transaction_id: str, halves: Halves | None, delayed: pa.Table) -> str:
-    if halves is not None:
-        return halves.producer_group
-    if not delayed.num_rows:
-        raise TransactionNotFoundError(transaction_id)
-    return str(delayed["producer_group"][0])

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.delta.failures import disk_error, problem_of
 from txmq.delta.parquet import NewFile, write_file, write_partitions
-from txmq.delta.pinned import disk_error, problem_of
 from txmq.delta.reading import BATCH_BYTES
 from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.delta.storage import Table

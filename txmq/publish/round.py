@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import Clock
 from txmq.columns import integers
-from txmq.delta.pinned import problem_of
+from txmq.delta.failures import problem_of
 from txmq.errors import CommitConflictError, CommitRefusedError, SourceRestoredError
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import DeliveryState

@@ -5,6 +5,7 @@ A writer counts its commits under its own name; Delta keeps the newest number of
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,10 +27,13 @@ class NumberedCommits:
 
     def __init__(self, table: Table, kind: str) -> None:
         """Open nothing yet; `kind` names the kind of writer in Delta's log."""
-        self._table = table
+        self._table, self._kind = table, kind
+        self._begin()
+
+    def _begin(self) -> None:
         self.session = uuid.uuid4()
-        self._app_id = f"txmq-{kind}/{self.session}"
-        self._last = _Commit(0)
+        self._app_id = f"txmq-{self._kind}/{self.session}"
+        self._last, self._process_id = _Commit(0), os.getpid()
 
     def commit(self, rows: object, write: Callable[[str, int], int]) -> None:
         """Make one commit of `rows` with `write(app_id, number)`.
@@ -40,6 +44,9 @@ class NumberedCommits:
 
         Raises: StorageError, also if the table cannot be read; then nothing was written.
         """
+        if self._process_id != os.getpid():
+            # After a fork both processes would count under one name.
+            self._begin()
         is_retry = rows is self._last.unanswered
         if not is_retry:
             reopen_sometimes(self._table, self._last.number)
@@ -50,12 +57,7 @@ class NumberedCommits:
 
     def last_version(self) -> int:
         """The version of the last commit, which need not be the newest version; 0 commits."""
-        newest = self._table.version
-        mark = self._app_id, self._last.number
-        for version in range(newest, -1, -1):
-            if mark in (self._table.marks_of(version) or {}).items():
-                return version
-        return newest
+        return self._table.version_of(self._app_id, self._last.number)
 
     def _has_landed(self) -> bool:
         return (self._table.reopen().mark(self._app_id) or 0) >= self._last.number

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.delta.files import DataFile
 from txmq.delta.schemas import SETTLED
 from txmq.delta.storage import Table
-from txmq.lifecycle import DeliveryState, Fact, Standing, TransactionState
+from txmq.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
 
 NOTHING = -1
 SET_ASIDE_MARK = "txmq-set-aside"
 FACT_COLUMNS = ("transaction_id", "state", "op_version", "ordinal", "source", "life", "reason")
 SHOWN_COLUMNS = (*FACT_COLUMNS, "sequences", "settled_timestamp", "op_timestamp")
 DELIVERY_COLUMNS = ("transaction_id", "state", "sequences", "op_version", "ordinal", "source")
+_FORGOTTEN = "txmq-forgotten/"
 _DELIVERY_STATES = pa.array([state.value for state in DeliveryState])
 
 
@@ -31,11 +34,6 @@ def mark_id(op_table_id: str) -> str:
 def fingerprint_id(op_table_id: str) -> str:
     """The name of the mark that holds the fingerprint of the op log's commit at `mark_id`."""
     return f"txmq-fingerprint/{op_table_id}"
-
-
-def forgotten_id(state: str) -> str:
-    """The name of the mark that counts the transactions with this end that retention took."""
-    return f"txmq-forgotten/{state}"
 
 
 def settled_table(facts: Sequence[Fact], now_ms: int, op_timestamps: Sequence[object]) -> pa.Table:
@@ -83,6 +81,29 @@ class SettledLog:
     def set_aside_count(self) -> int:
         """How often transactions were set aside or settled late; see `store.set_aside`."""
         return self.table.mark(SET_ASIDE_MARK) or 0
+
+    @property
+    def forgotten(self) -> dict[str, int]:
+        """How many transactions of each final state retention has taken so far."""
+        return {
+            state.value: self.table.mark(f"{_FORGOTTEN}{state.value}") or 0
+            for state in sorted(FINAL_STATES)
+        }
+
+    def forget(self, files: Sequence[DataFile]) -> None:
+        """Remove whole files, and count their final facts in the same commit.
+
+        A transaction has one final fact. Raises: CommitRefusedError where another removal was
+        first; StorageError.
+        """
+        before = self.forgotten
+        counts = Counter(self.table.read(files, ("state",))["state"].to_pylist())
+        marks = {
+            f"{_FORGOTTEN}{state}": number + counts[state]
+            for state, number in before.items()
+            if counts[state]
+        }
+        self.table.remove(files, marks)
 
     def facts_of(self, transaction_ids: pa.Array) -> pa.Table:
         """FACT_COLUMNS of the facts about these transactions, without facts of deliveries."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow.fs as pa_fs
 
+from txmq.delta.failures import read_errors
 from txmq.delta.pinned import rooted_filesystem
 from txmq.delta.schemas import (
     COMMITTER_PROPERTY,
@@ -186,11 +187,12 @@ class StoreTables:
     def _folders(self, parent: str) -> list[str]:
         filesystem = rooted_filesystem(self.location, self._options)
         selector = pa_fs.FileSelector(parent, allow_not_found=True)
-        try:
-            entries = filesystem.get_file_info(selector)
-        except FileNotFoundError:
-            # Another process made the folder during the listing.
-            entries = filesystem.get_file_info(selector)
+        with read_errors(parent):
+            try:
+                entries = filesystem.get_file_info(selector)
+            except FileNotFoundError:
+                # Another process made the folder during the listing.
+                entries = filesystem.get_file_info(selector)
         return sorted(info.base_name for info in entries if info.type is pa_fs.FileType.Directory)
 
     def _create(

@@ -113,11 +113,13 @@ class DeltaInbox:
         Raises:
             InboxError: as `fresh`.
             CommitConflictError: other writers were faster APPLY_ATTEMPTS times; nothing was done.
+            UnsupportedTableError: delta-rs cannot write this table; use `batch_options`.
             StorageError: the table cannot be read or written.
             Exception: the errors of `effect`; nothing was done.
         """
         for attempt in range(APPLY_ATTEMPTS):
             table = self._opened()
+            table.check_writable()
             new = self._fresh(messages, table)
             if not new:
                 return 0
@@ -151,6 +153,7 @@ class DeltaInbox:
             StorageError: the table cannot be read.
         """
         table = self._opened()
+        table.check_writable()
         new = self._fresh(messages, table)
         marks = self._marks(new)
         yield table.handle, new, commit_properties(marks)

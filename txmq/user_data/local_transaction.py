@@ -7,7 +7,7 @@ skipped because of a fence, and COMMIT would publish messages of a change that d
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from txmq.delta.pinned import commit_properties
@@ -16,6 +16,8 @@ from txmq.errors import (
     LocalTransactionError,
     LocalTransactionFencedError,
     LocalTransactionMissingError,
+    StoreNotFoundError,
+    UnsupportedTableError,
 )
 from txmq.user_data import database_marker
 from txmq.user_data.database_marker import MarkerTable
@@ -58,15 +60,15 @@ class LocalTransaction:
     def delta_options(self, table: str | None) -> dict[str, str]:
         """The options that put the marker on one Spark write.
 
-        Raises: LocalTransactionError if no table is named.
+        Raises: LocalTransactionError if no table is named; UnsupportedTableError, StorageError.
         """
-        self._mark(table)
+        self._markable(table)
         return marker_options(self._id)
 
     @contextmanager
     def delta_sql(self, spark: SparkSession, table: str | None) -> Iterator[SqlStatement]:
         """Put the marker on one statement; look for it when the block ends without an error."""
-        marked = self._mark(table)
+        marked = self._markable(table)
         problem = (
             "delta_sql runs one statement, because Spark skips a second write with the same "
             "marker; put the marker on the statement that decides"
@@ -82,9 +84,10 @@ class LocalTransaction:
         """A DeltaTable without this marker or fence, and CommitProperties with the marker.
 
         Looks for the marker when the block ends without an error.
-        Raises: LocalTransactionDoneError, LocalTransactionFencedError.
+        Raises: LocalTransactionDoneError, LocalTransactionFencedError, UnsupportedTableError.
         """
         marked = self._mark(table).reopen()
+        self._check_fence(marked)
         mark = marked.mark(self._id)
         if mark is not None:
             raise self._problem(marked.location, is_done=mark == DONE)
@@ -131,6 +134,21 @@ class LocalTransaction:
             raise LocalTransactionMissingError(self._id, marked.location)
         if mark != DONE:
             raise LocalTransactionFencedError(self._id, marked.location)
+
+    def _markable(self, table: str | None) -> MarkedTable:
+        """The table, if it can be fenced; one that is not there yet is made by the marked write."""
+        marked = self._mark(table)
+        with suppress(StoreNotFoundError):
+            self._check_fence(marked)
+        return marked
+
+    def _check_fence(self, marked: MarkedTable) -> None:
+        """Raise UnsupportedTableError where the check could write no fence; nothing is marked."""
+        try:
+            marked.check_writable()
+        except UnsupportedTableError:
+            self._marked.pop(marked.location, None)
+            raise
 
     def _mark(self, table: str | None) -> MarkedTable:
         location = table or self._table

@@ -105,13 +105,14 @@ def test_a_message_whose_half_was_removed_is_found_in_its_topic(made: HandMadeSt
     assert found.body == b"body-1-1"
 
 
-def test_a_message_of_which_its_topic_alone_is_left_has_no_state(made: HandMadeStore) -> None:
+def test_a_message_of_which_its_topic_alone_is_left_was_committed(made: HandMadeStore) -> None:
     for path in ("half", "op", "settled"):
         made.remove(path, "true")
 
     found = query(made).by_id(id_of(1))
 
-    assert (found.where, found.state, found.source) == ("visible", None, None)
+    assert (found.where, found.state) == ("visible", TransactionState.COMMITTED)
+    assert found.source is None
 
 
 def test_a_claim_that_is_not_settled_yet_counts(made: HandMadeStore) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.kit.builders import halves
 from txmq.delta.log import LogCleaned, LogFiles, clean_log, commit_news, log_files
@@ -180,3 +182,132 @@ def test_commit_that_was_cleaned_away_tells_nothing(table: Table) -> None:
     clean_log(table, table.version)
 
     assert commit_news(table, 0) is None
+
+
+# --- a reader that slept ------------------------------------------------------------------------
+
+
+def test_handle_from_before_the_clean_up_has_news_and_follows(table: Table) -> None:
+    sleeper = Table(table.location, table.schema)
+    sleeper.refresh()
+    for number in range(20, 23):
+        table.append(halves(number), app_id="producer", number=number)
+    table.checkpoint()
+    clean_log(table, table.version)
+    assert sleeper.commit_bytes(sleeper.version + 1) is None
+
+    assert sleeper.has_news()
+    assert sleeper.refresh().version == table.version
+    assert not sleeper.has_news()
+    assert message_ids(sleeper) == message_ids(table)
+    assert sleeper.mark("producer") == 22
+
+
+@pytest.mark.parametrize("slept", ["refresh", "reopen"])
+def test_marks_outlive_the_commits_that_set_them(table: Table, slept: str) -> None:
+    sleeper = Table(table.location, table.schema)
+    assert sleeper.refresh().mark("producer") == 10
+    for number in range(20, 60):
+        table.append(halves(number), app_id="another", number=number)
+    table.checkpoint()
+    clean_log(table, table.version)
+
+    getattr(sleeper, slept)()
+
+    assert (sleeper.mark("producer"), sleeper.mark("another")) == (10, 59)
+
+
+# --- a log that is damaged ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 and nothing more"])
+def test_commits_stay_where_their_checkpoint_cannot_be_read(table: Table, damage: bytes) -> None:
+    table.append(halves(20), app_id="producer", number=20)
+    before = names(table)
+    path = Path(table.location, "_delta_log", f"{11:020}.checkpoint.parquet")
+    path.write_bytes(damage)
+
+    assert clean_log(table, table.version) == LogCleaned()
+    assert names(table) == before
+
+
+def test_commits_stay_where_half_of_their_checkpoint_is_lost(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=20)
+    path = Path(table.location, "_delta_log", f"{11:020}.checkpoint.parquet")
+    whole = path.read_bytes()
+    half = len(whole) // 2
+    path.write_bytes(whole[:4] + bytes(half) + whole[4 + half :])
+
+    assert clean_log(table, table.version) == LogCleaned()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"size": 1}', b'{"version": null}'])
+def test_pointer_that_cannot_be_read_stops_the_clean_up_alone(table: Table, damage: bytes) -> None:
+    table.append(halves(20), app_id="producer", number=20)
+    Path(table.location, "_delta_log", "_last_checkpoint").write_bytes(damage)
+
+    assert clean_log(table, table.version) == LogCleaned()
+    table.checkpoint()
+    assert clean_log(table, table.version).commits > 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 and nothing more"])
+def test_table_is_whole_again_without_the_broken_checkpoint(table: Table, damage: bytes) -> None:
+    before = message_ids(table)
+    log = Path(table.location, "_delta_log")
+    (log / f"{11:020}.checkpoint.parquet").write_bytes(damage)
+    clean_log(table, table.version)
+    with pytest.raises(StorageError, match="cannot be read"):
+        Table(table.location, table.schema).refresh()
+
+    (log / f"{11:020}.checkpoint.parquet").unlink()
+    (log / "_last_checkpoint").unlink()
+
+    assert message_ids(Table(table.location, table.schema)) == before
+
+
+# --- a writer that sleeps in the middle of its commit ---------------------------------------------
+
+
+@pytest.fixture
+def sleeping(table: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A writer that sleeps after its last look at the log; meanwhile the log is cleaned.
+
+    It then makes the file of the next version, as delta-rs does: that name is free again.
+    """
+    commit, sleeper = DeltaTable.create_write_transaction, Table(table.location, table.schema)
+    sleeper.refresh()
+    following = f"{sleeper.version + 1:020}.json"
+
+    def slept(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
+        commit(handle, *arguments, **options)
+        log = Path(table.location, "_delta_log")
+        content = (log / following).read_bytes()
+        (log / following).unlink()
+        table.reopen()
+        for number in range(20, 24):
+            table.append(halves(number), app_id="producer", number=number)
+        table.checkpoint()
+        clean_log(table, table.version)
+        (log / following).write_bytes(content)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", slept)
+    return sleeper
+
+
+def test_rows_of_a_writer_that_slept_in_its_commit_are_there_once(sleeping: Table) -> None:
+    before = len(message_ids(Table(sleeping.location, sleeping.schema)))
+
+    version = sleeping.append(halves(30), app_id="sleeper", number=1)
+
+    fresh = Table(sleeping.location, sleeping.schema).refresh()
+    assert len(message_ids(fresh)) == before + 4 + 1
+    assert fresh.changes(version, version, ("message_id",)).num_rows == 1
+
+
+def test_swap_of_a_writer_that_slept_in_its_commit_is_refused(sleeping: Table) -> None:
+    with pytest.raises(CommitRefusedError, match="cleaned"):
+        sleeping.swap(halves(30), {"progress": 1})
+
+    assert Table(sleeping.location, sleeping.schema).refresh().mark("progress") is None

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -542,6 +542,86 @@ def test_lost_race_is_tried_again(numbers: Table) -> None:
 
     assert len(failed) == 3
     assert stored_numbers(numbers) == [1]
+
+
+def test_append_names_its_own_version_where_another_commits_right_after_it(
+    numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh, rival = numbers.refresh, another()
+
+    def late() -> Table:
+        rival.append(number_rows(9), app_id="rival", number=1)
+        return refresh()
+
+    monkeypatch.setattr(numbers, "refresh", late)
+    version = numbers.append(number_rows(1), app_id=APP, number=1)
+
+    assert another().changes(version, version, ["number"])["number"].to_pylist() == [1]
+
+
+def test_append_whose_answer_was_lost_names_its_own_version(
+    numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ = numbers.handle
+    reopen, rival = numbers.reopen, another()
+
+    def late() -> Table:
+        rival.append(number_rows(9), app_id="rival", number=1)
+        return reopen()
+
+    monkeypatch.setattr(numbers, "reopen", late)
+    with failing_commits(1, table="numbers", after_commit=True):
+        version = numbers.append(number_rows(1), app_id=APP, number=1)
+
+    assert another().changes(version, version, ["number"])["number"].to_pylist() == [1]
+    assert stored_numbers(numbers) == [1, 9]
+
+
+def test_append_after_others_were_faster_names_its_own_version(
+    numbers: Table, another: Another
+) -> None:
+    rival = another()
+
+    with before_commit(lambda: rival.append(number_rows(9), app_id="rival", number=1) and None):
+        version = numbers.append(number_rows(1), app_id=APP, number=1)
+
+    assert another().changes(version, version, ["number"])["number"].to_pylist() == [1]
+
+
+def test_commit_whose_table_cannot_be_looked_at_afterwards_is_acknowledged(
+    numbers: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> Table:
+        raise StorageError("numbers", "cannot be read")
+
+    monkeypatch.setattr(numbers, "refresh", failing)
+
+    assert numbers.append(number_rows(1), app_id=APP, number=1) == 1
+
+
+def test_mark_that_cannot_be_read_leaves_a_commit_unknown(
+    numbers: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: str) -> int:
+        raise CommitRefusedError("numbers", "the log was cleaned since it was opened")
+
+    monkeypatch.setattr(numbers, "mark", failing)
+    with (
+        failing_commits(1, error=OSError("connection reset"), after_commit=True),
+        pytest.raises(UnknownCommitError),
+    ):
+        numbers.append(number_rows(1), app_id=APP, number=1)
+
+
+def test_commit_that_is_refused_for_good_says_why(numbers: Table) -> None:
+    patient = Table(numbers.location, NUMBERS, commit_attempts=2)
+    error = CommitFailedError("the moon is full")
+
+    with (
+        failing_commits(9, error=error),
+        pytest.raises(CommitConflictError, match="the moon is full"),
+    ):
+        patient.append(number_rows(1), app_id=APP, number=1)
 
 
 @pytest.mark.parametrize(

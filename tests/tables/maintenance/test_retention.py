@@ -15,7 +15,6 @@ from txmq.clock import milliseconds
 from txmq.errors import TransactionNotFoundError
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.maintenance.retention import (
-    FORGOTTEN_BEFORE,
     Retained,
     Retention,
     is_over,
@@ -26,6 +25,7 @@ from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
+from txmq.store.forgotten import FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits

@@ -1,0 +1,248 @@
+"""Errors of delta-rs, pyarrow and the system as errors of txmq.
+
+delta-rs tells most failures apart by their text alone: a chain of causes, a line for each. A text
+that nobody listed keeps its type and its words, without secrets. The names of paths decide nothing,
+because a topic may be called SlowDown.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from txmq.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    CommitRefusedError,
+    ReadOnlyStoreError,
+    StorageError,
+    StorageUnavailableError,
+    StoreFullError,
+    TxmqError,
+    UnsupportedTableError,
+)
+
+SHOWN_CHARACTERS_OF_A_CAUSE = 400
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_BACKTRACE = ("stack backtrace", "backtrace")
+# A handle that is older than the first commit in the log cannot compare marks.
+_CLEANED_BEHIND = re.compile(
+    r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"
+)
+_UNSUPPORTED = re.compile(r"unsupported (table|reader|writer) feature", re.IGNORECASE)
+_FEATURES = re.compile(r"\[([^\]]*)\]")
+_FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY_NUMBERS = (errno.EROFS, errno.EACCES, errno.EPERM)
+# A word with a slash is a path, a URL or the end of an XML element.
+_PATH = re.compile(r"[^\s<>\"']*/[^\s<>\"']*")
+_END_OF_ELEMENT = re.compile(r"</\w+>")
+_USER_OF_URL = re.compile(r"(?<=://)[^/@\s]*@")
+_QUERY_OF_URL = re.compile(r"(?<=\w)\?[^\s\"'<>)]*=[^\s\"'<>)]*")
+_SECRET_ELEMENT = re.compile(r"<(\w*(?:Key|Id|Token|Signature|StringToSign|Bytes)\w*)>[^<]*")
+_BEARER = re.compile(r"\b(Bearer|Basic|SharedKey|AWS4?)\s+[\w+/=.:-]{6,}")
+_SECRET_PAIR = re.compile(
+    r"((?:[\w.-]*(?:secret|token|passw(?:or)?d|signature|credential|sas|sig|access_?key)[\w.-]*))"
+    r"([\"']?\s*[=:]\s*[\"']?)([^\s\"',;&<>]+)",
+    re.IGNORECASE,
+)
+
+
+class _Kind(NamedTuple):
+    """Texts that say one thing, and the error for it; `{verb}` is "read" or "written"."""
+
+    text: re.Pattern[str]
+    error: type[StorageError]
+    problem: str
+
+
+def _kind(pattern: str, error: type[StorageError], problem: str) -> _Kind:
+    return _Kind(re.compile(pattern, re.IGNORECASE), error, problem)
+
+
+# The first that fits counts.
+_KINDS = (
+    _kind(
+        r"no space left|os error 28\b|\bStorageFull\b|quota exceeded|os error 122\b",
+        StoreFullError,
+        "no space left; free some, then call again",
+    ),
+    _kind(
+        r"\bNoSuchBucket\b|\bContainerNotFound\b|specified (bucket|container) does not exist",
+        BucketNotFoundError,
+        "cannot be {verb}: the bucket does not exist; check the location, or make the bucket",
+    ),
+    _kind(
+        r"\b(SlowDown|TooManyRequests|ServerBusy|ThrottlingException)\b"
+        r"|status(?: code)?:? (429|503)\b|\b503 Service Unavailable\b|\b429 Too Many Requests\b",
+        StorageUnavailableError,
+        "cannot be {verb}: the storage refuses requests because there are too many; "
+        "call again later, or write less often",
+    ),
+    _kind(
+        r"\b(InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFailed"
+        r"|AuthorizationFailure|InvalidAuthenticationInfo|Unauthenticated|AccessDenied)\b"
+        r"|status(?: code)?:? (401|403)\b|\b403 Forbidden\b|\b401 Unauthorized\b"
+        r"|lacked the necessary privileges|lacked valid authentication credentials",
+        AccessDeniedError,
+        "cannot be {verb}: the storage refuses the credentials or their rights; check them",
+    ),
+    _kind(
+        r"error sending request|connection (refused|reset|closed|error)|connect error|dns error"
+        r"|network is unreachable|no route to host|operation timed out|deadline has elapsed",
+        StorageUnavailableError,
+        "cannot be {verb}: the storage cannot be reached; check its endpoint and the network",
+    ),
+)
+_READ_ONLY = _kind(
+    r"read-only file system|os error 30\b|permission denied|os error 13\b"
+    r"|operation not permitted|os error 1\b",
+    ReadOnlyStoreError,
+    "cannot be written; check its rights",
+)
+# Another commit made this one impossible; trying again helps.
+_LOST_RACE = re.compile(
+    r"another writer was first|concurrent|already exists|metadata changed|protocol changed"
+    r"|commit(s|ted)? since|max commit attempts|conflict",
+    re.IGNORECASE,
+)
+
+
+# Reading again at once does not help; delta-rs has tried again where it may.
+FINAL_READ_ERRORS = (
+    AccessDeniedError,
+    BucketNotFoundError,
+    StorageUnavailableError,
+    UnsupportedTableError,
+)
+
+
+def failed_read(table: str, error: Exception) -> StorageError:
+    """The error of txmq for a failure to read a table."""
+    if _UNSUPPORTED.search(str(error)):
+        return UnsupportedTableError(table, _features(str(error)))
+    known = _of_kind(table, error, _KINDS, "read")
+    if known is None and _is_denied(error):
+        known = AccessDeniedError(table, "cannot be read; check its rights")
+    if known is None and _CLEANED_BEHIND.search(str(error)):
+        return _cleaned_behind(table)
+    return known or StorageError(table, f"cannot be read ({in_one_line(error)})")
+
+
+def failed_write(table: str, error: Exception) -> StorageError:
+    """The error of txmq for a failure to write a table, or to commit to it."""
+    if _UNSUPPORTED.search(str(error)):
+        return UnsupportedTableError(table, _features(str(error)))
+    known = disk_error(table, error) or _of_kind(table, error, _KINDS, "written")
+    if known is not None:
+        return known
+    if _CLEANED_BEHIND.search(str(error)):
+        return _cleaned_behind(table)
+    if isinstance(error, CommitFailedError):
+        return _refused(table, error)
+    return StorageError(table, f"cannot be written ({in_one_line(error)})")
+
+
+@contextmanager
+def read_errors(table: str) -> Iterator[None]:
+    """Raise errors of Delta and of the system as errors of txmq, in a block that reads."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise failed_read(table, error) from error
+
+
+@contextmanager
+def translated(table: str) -> Iterator[None]:
+    """As `read_errors`, in a block that writes."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise failed_write(table, error) from error
+
+
+def _cleaned_behind(table: str) -> CommitRefusedError:
+    return CommitRefusedError(table, "the log was cleaned since it was opened; opening again")
+
+
+def _refused(table: str, error: CommitFailedError) -> CommitRefusedError:
+    if _LOST_RACE.search(without_paths(str(error))):
+        return CommitRefusedError(table, "another writer was first; computing again")
+    return CommitRefusedError(table, f"the commit was refused ({in_one_line(error)})")
+
+
+def disk_error(table: str, error: Exception) -> StorageError | None:
+    """StoreFullError or ReadOnlyStoreError for an error of the disk; None for other errors."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number in _FULL_NUMBERS:
+        return StoreFullError(table, _KINDS[0].problem)
+    if number in _READ_ONLY_NUMBERS:
+        return ReadOnlyStoreError(table, _READ_ONLY.problem)
+    return _of_kind(table, error, (_KINDS[0], _READ_ONLY), "written")
+
+
+def _of_kind(
+    table: str, error: Exception, kinds: tuple[_Kind, ...], verb: str
+) -> StorageError | None:
+    text = without_paths(_COLOUR.sub("", str(error)))
+    for kind in kinds:
+        if kind.text.search(text):
+            return kind.error(table, kind.problem.format(verb=verb))
+    return None
+
+
+def _is_denied(error: Exception) -> bool:
+    number = error.errno if isinstance(error, OSError) else None
+    return number in _READ_ONLY_NUMBERS or bool(_READ_ONLY.text.search(without_paths(str(error))))
+
+
+def _features(text: str) -> list[str]:
+    names = _FEATURES.search(text)
+    return [] if names is None else [name.strip() for name in names[1].split(",") if name.strip()]
+
+
+def without_paths(text: str) -> str:
+    """The text without what users name: paths and URLs."""
+    return _PATH.sub(" ", _END_OF_ELEMENT.sub(" ", text))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Type and chain of causes, without secrets, colours and the backtrace that may follow."""
+    causes = ": ".join(_causes(str(error)))
+    return f"{type(error).__name__}: {without_secrets(causes)[:SHOWN_CHARACTERS_OF_A_CAUSE]}"
+
+
+def problem_of(error: BaseException) -> str:
+    """As `in_one_line`; the type alone where the text may hold a value of a row."""
+    if isinstance(error, TxmqError | DeltaError | OSError):
+        return in_one_line(error)
+    return type(error).__name__
+
+
+def _causes(text: str) -> Iterator[str]:
+    for line in _COLOUR.sub("", text).splitlines():
+        cause = line.strip().removeprefix("↳").strip()
+        if cause.lower().startswith(_BACKTRACE):
+            return
+        if cause:
+            yield cause
+
+
+def without_secrets(text: str) -> str:
+    """The text without passwords and queries of URLs, and without values that are named secret."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+_SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (_USER_OF_URL, ""),
+    (_QUERY_OF_URL, "?…"),
+    (_SECRET_ELEMENT, r"<\1>…"),
+    (_SECRET_PAIR, r"\1\2…"),
+    (_BEARER, r"\1 …"),
+)

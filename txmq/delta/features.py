@@ -1,0 +1,44 @@
+"""Which features of Delta's protocol delta-rs can write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+# As Delta's protocol names them; a test asks delta-rs for each.
+WRITABLE_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+        "variantType-preview",
+    }
+)
+
+
+# Data files alone do not say which rows and columns such a table has.
+MORE_THAN_FILES = frozenset({"columnMapping", "deletionVectors"})
+
+
+def unwritable_features(handle: DeltaTable) -> list[str]:
+    """The features that the table demands and that delta-rs cannot write, sorted."""
+    return sorted(_demanded(handle) - WRITABLE_FEATURES)
+
+
+def features_beside_files(handle: DeltaTable) -> list[str]:
+    """The features that keep txmq from reading and writing the table file by file, sorted."""
+    return sorted(_demanded(handle) - (WRITABLE_FEATURES - MORE_THAN_FILES))
+
+
+def _demanded(handle: DeltaTable) -> set[str]:
+    protocol = handle.protocol()
+    return {*(protocol.writer_features or ()), *(protocol.reader_features or ())}

@@ -1,0 +1,51 @@
+"""What retention has taken: the transactions before a day, as `state/maintenance` says."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time
+from typing import TYPE_CHECKING
+
+from txmq.clock import milliseconds
+from txmq.errors import MessageNotFoundError, TransactionNotFoundError
+from txmq.message.ids import message_address, transaction_time_ms
+from txmq.store.known import KnownReader
+
+if TYPE_CHECKING:
+    from txmq.store.store import Store
+
+FORGOTTEN_BEFORE = "forgotten_before_date"
+SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
+
+
+def forgotten_before(store: Store) -> date | None:
+    """The day before which transactions may be gone; None if retention has taken nothing yet."""
+    day = store.tables.register("maintenance").read().value.get(FORGOTTEN_BEFORE)
+    return None if day is None else date.fromisoformat(day)
+
+
+def no_transaction(store: Store, transaction_id: str) -> TransactionNotFoundError:
+    """The error for an id without rows; with what is known, or may have been taken."""
+    return TransactionNotFoundError(transaction_id, _problem(store, transaction_id))
+
+
+def no_message(store: Store, message_id: str) -> MessageNotFoundError:
+    """As `no_transaction`, for the id of a message."""
+    transaction_id, _ = message_address(message_id)
+    return MessageNotFoundError(message_id, _problem(store, transaction_id))
+
+
+def _problem(store: Store, transaction_id: str) -> str | None:
+    known = KnownReader(store.tables.logs()).of(transaction_id)
+    if known.halves is not None:
+        return None
+    if known.state is not None:
+        end = f"{known.state.value} (by {known.source})"
+        return f"its transaction is {end}, and retention took its messages"
+    day = forgotten_before(store)
+    if day is None or transaction_time_ms(transaction_id) >= _begin_ms(day):
+        return None
+    return f"if it was ever there, retention took it: transactions before {day} may be gone"
+
+
+def _begin_ms(day: date) -> int:
+    return milliseconds(datetime.combine(day, time(), UTC))
