@@ -30,6 +30,8 @@ from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSch
 from txmq.errors import IncompatibleVersionError, StorageError, StoreFormatError
 
 READ_BUFFER_BYTES = 1 << 20
+# Rows that are decoded at once; fewer where some of them may be large.
+STEP_ROWS, WIDE_STEP_ROWS = 4096, 16
 _INSERT = "insert"
 
 
@@ -136,6 +138,28 @@ class ReadTable(PinnedTable):
         stored = [name for name in columns if name not in self.schema.partition_by]
         rows = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
         return None if rows is None else with_partition(rows, part.file, schema)
+
+    def windows(
+        self, part: FilePart, columns: Sequence[str], size_bytes: int
+    ) -> Iterator[tuple[pa.Table, bool]]:
+        """The rows of a file or row group in their order, in tables of about `size_bytes`.
+
+        Each table comes with whether it is the last one; memory holds two of them.
+
+        Raises: FileNotFoundError where the file is gone; StorageError.
+        """
+        schema = self._columns_of(columns)
+        stored = [name for name in columns if name not in self.schema.partition_by]
+        try:
+            with self.filesystem.open_input_file(part.file.path) as source:
+                steps = _in_steps(source, part, stored, size_bytes)
+                for rows, is_last in _in_windows(steps, size_bytes):
+                    yield with_partition(rows, part.file, schema), is_last
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            problem = f"{part.file.path} cannot be read ({type(error).__name__})"
+            raise StorageError(self.name, problem) from error
 
     def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
         def attempt() -> Result | None:
@@ -252,3 +276,34 @@ class ReadTable(PinnedTable):
                 coerce_int96_timestamp_unit="us",
             )
             yield from reader.iter_batches(rows, columns=stored, use_threads=False)
+
+
+def _in_steps(
+    source: pa.NativeFile, part: FilePart, columns: Sequence[str], size_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Some rows after the other; so few at once that large bodies do not fill the memory."""
+    reader = pq.ParquetFile(
+        source, pre_buffer=False, buffer_size=READ_BUFFER_BYTES, coerce_int96_timestamp_unit="us"
+    )
+    metadata = reader.metadata
+    whole = range(metadata.num_row_groups)
+    groups = list(whole) if part.row_group is None else [part.row_group]
+    decoded_bytes = sum(metadata.row_group(group).total_byte_size for group in groups)
+    rows = STEP_ROWS if decoded_bytes <= 2 * size_bytes else WIDE_STEP_ROWS
+    yield from reader.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
+
+
+def _in_windows(
+    batches: Iterator[pa.RecordBatch], size_bytes: int
+) -> Iterator[tuple[pa.Table, bool]]:
+    """Batches that are put together up to a size, each with whether it is the last one."""
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        if waiting and waiting_bytes + batch.nbytes > size_bytes:
+            yield pa.Table.from_batches(waiting), False
+            waiting, waiting_bytes = [], 0
+        waiting.append(batch)
+        waiting_bytes += batch.nbytes
+    if waiting:
+        yield pa.Table.from_batches(waiting), True
