@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,13 +13,13 @@ from tests.kit.consumer_world import (
     ConsumerWorld,
     are_in_order,
     drained,
+    make_old,
     offsets_of,
     wake,
 )
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.group import group_in, state_of, value_of
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import GroupState
 from txmq.errors import ConsumerGroupConflictError
 from txmq.message.received import ReceivedMessage
 from txmq.testing import ManualClock
@@ -47,24 +45,6 @@ def lease_s(world: ConsumerWorld) -> float:
 def polled(consumer: PullConsumer) -> list[ReceivedMessage]:
     wake(consumer)
     return drained(consumer)
-
-
-def make_old(world: ConsumerWorld, seconds: float) -> None:
-    """The storage took all commits of the group so much earlier, and so they were seen."""
-    shift_ms = round(seconds * 1000)
-
-    def earlier(state: GroupState) -> GroupState:
-        seen = {
-            name: sighting._replace(since_ms=sighting.since_ms - shift_ms)
-            for name, sighting in state.seen.items()
-        }
-        return replace(state, seen=seen)
-
-    group_in(world.store, BILLING).change(earlier, world.clock.now_ms())
-    log = Path(world.store.location, "state", f"group_{BILLING}", "_delta_log")
-    for path in log.glob("*.json"):
-        times = path.stat()
-        os.utime(path, (times.st_atime, times.st_mtime - seconds))
 
 
 def test_queues_of_a_member_that_died_with_its_clock_ahead_are_free_after_a_lease(
