@@ -18,6 +18,7 @@ import uuid
 from contextlib import suppress
 
 import psycopg
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from txmq import (
@@ -138,7 +139,8 @@ else:
 # COMMAND ----------
 
 broker.run_once()
-topic = DeltaTable(store.topic_location("order-placed")).to_pyarrow_table()
+# Not to_pyarrow_table(): of deltalake 1.6.6 it may abort Python at its exit.
+topic = pq.read_table(DeltaTable(store.topic_location("order-placed")).file_uris())
 published = sorted(topic["keys"].to_pylist())
 with connect() as connection:
     found = connection.execute(

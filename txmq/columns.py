@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Integers = npt.NDArray[np.int64]
+_FIRST_TIME = datetime.min.replace(tzinfo=UTC)
+_LAST_TIME = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +159,35 @@ def place_in_group(groups: Any) -> Integers:
     places = np.empty(len(group), dtype=np.int64)
     places[order] = np.arange(len(group)) - begins
     return places
+
+
+def python_values(column: Any) -> list[Any]:
+    """The values of a column, also where one of them is no Python value.
+
+    Text that is not UTF-8 has U+FFFD in the place of what cannot be read; a time that Python does
+    not know is the first or the last one that it knows. Else one row would hide all others.
+    """
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        return [_python_value(scalar) for scalar in column]
+    return values
+
+
+def python_rows(rows: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table as dicts; values as `python_values`."""
+    columns = [python_values(column) for column in rows.columns]
+    return [dict(zip(rows.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _python_value(scalar: Any) -> Any:
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.MapScalar):
+        return list(zip(*map(python_values, scalar.values.flatten()), strict=True))
+    if isinstance(scalar, pa.StringScalar):
+        return scalar.as_buffer().to_pybytes().decode(errors="replace")
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return _FIRST_TIME if scalar.value < 0 else _LAST_TIME

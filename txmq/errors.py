@@ -550,6 +550,29 @@ class ConsumerGroupInUseError(TxmqError):
         )
 
 
+class HandlerResultError(TxmqError, TypeError):
+    """A handler returned something that is neither None nor a ConsumeStatus."""
+
+    def __init__(self, result: object) -> None:
+        """Only the type is shown: the result may hold a body."""
+        super().__init__(
+            f"the handler returned {type(result).__name__}, which is no ConsumeStatus; "
+            "return None, ConsumeStatus.SUCCESS or ConsumeStatus.RECONSUME_LATER"
+        )
+
+
+class ConsumeTimeoutError(TxmqError):
+    """A handler took longer for one message than the consume timeout; the message is sent back."""
+
+    def __init__(self, consume_timeout_s: float) -> None:
+        """`consume_timeout_s` is the limit."""
+        self.consume_timeout_s = consume_timeout_s
+        super().__init__(
+            f"the handler took longer than {consume_timeout_s:g} s for a message, which is sent "
+            "back; bound its waits, or raise consume_timeout_s"
+        )
+
+
 class MessagesExpiredError(TxmqError):
     """Retention was faster than a consumer: messages that it has not read are gone."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -18,6 +21,8 @@ LOOK_INTERVAL_S = 0.2
 # A query that breaks BREAKS_MAX times, each time within STEADY_S, is given up.
 BREAKS_MAX = 10
 STEADY_S = 30.0
+# So long the end of a process waits for a thread that was not stopped.
+EXIT_WAIT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +69,49 @@ def _without_java(cause: Exception) -> EnvironmentProblemError:
     return problem
 
 
+class _Exits:
+    """What is closed when Python ends, in the process that made it; the newest first.
+
+    A thread that is in native code when Python ends takes the process down with a signal.
+    """
+
+    def __init__(self) -> None:
+        self._closers: list[tuple[int, weakref.WeakMethod[Callable[[], object]]]] = []
+        self._lock, self._is_registered = threading.Lock(), False
+
+    def add(self, close: Callable[[], object]) -> None:
+        with self._lock:
+            self._closers = [(pid, ref) for pid, ref in self._closers if ref() is not None]
+            self._closers.append((os.getpid(), weakref.WeakMethod(close)))
+            if not self._is_registered:
+                # Functions that are registered later run earlier: before those of libraries.
+                atexit.register(self.close_all)
+                self._is_registered = True
+
+    def close_all(self) -> None:
+        while self._closers:
+            pid, ref = self._closers.pop()
+            close = ref()
+            if close is None or pid != os.getpid():
+                continue
+            try:
+                close()
+            except BaseException:
+                logger.exception("%r could not be closed at the end of the process", close)
+
+
+_exits = _Exits()
+
+
+def close_at_exit(close: Callable[[], object]) -> None:
+    """Call a bound method when Python ends, unless its object is gone; the newest one first.
+
+    Args:
+        close: ends threads, or does nothing where they have ended.
+    """
+    _exits.add(close)
+
+
 class ThreadHandle:
     """A service that is a loop in its own thread; a subclass implements one turn of it."""
 
@@ -79,16 +127,28 @@ class ThreadHandle:
         self._name, self._interval_s, self._first_s = name, interval_s, first_s
         self._stopping = stopping or threading.Event()
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"txmq-{name}", daemon=True)
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name=f"txmq-{self._name}", daemon=True)
 
     def begin(self) -> None:
-        """Start the thread."""
+        """Start the thread; it ends with the process at the latest."""
+        close_at_exit(self._end_at_exit)
         self._thread.start()
 
     def stop(self) -> None:
         """Stop after the current turn; returns when the thread has ended."""
         self._stopping.set()
         self._thread.join()
+
+    def _end_at_exit(self) -> None:
+        self._stopping.set()
+        self._thread.join(EXIT_WAIT_S)
+        if self._thread.is_alive():
+            logger.warning("the %s service does not end; the process ends under it", self._name)
+        else:
+            self.stop()
 
     @property
     def is_alive(self) -> bool:

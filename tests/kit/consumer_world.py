@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from txmq.admin.topics import Topics
 from txmq.clock import Clock
 from txmq.consumer.group import group_in
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.rules import GroupState, TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.message.received import ReceivedMessage
 
@@ -127,3 +128,21 @@ def offsets_of(world: ConsumerWorld, group: str = BILLING) -> dict[TopicQueue, i
 
 def shares(consumers: Iterable[PullConsumer]) -> list[set[TopicQueue]]:
     return [set(consumer.assignment) for consumer in consumers]
+
+
+def make_old(world: ConsumerWorld, seconds: float) -> None:
+    """The storage took all commits of the group so much earlier, and so they were seen."""
+    shift_ms = round(seconds * 1000)
+
+    def earlier(state: GroupState) -> GroupState:
+        seen = {
+            name: sighting._replace(since_ms=sighting.since_ms - shift_ms)
+            for name, sighting in state.seen.items()
+        }
+        return replace(state, seen=seen)
+
+    group_in(world.store, BILLING).change(earlier, world.clock.now_ms())
+    log = Path(world.store.location, "state", f"group_{BILLING}", "_delta_log")
+    for path in log.glob("*.json"):
+        times = path.stat()
+        os.utime(path, (times.st_atime, times.st_mtime - seconds))

@@ -20,6 +20,7 @@ from txmq.admin.dead_letter_notes import PURGED, REPLAYED, DeadLetterNotes, Note
 from txmq.admin.found_message import body_values
 from txmq.admin.replay import Replay, ReplayResult, ReplayTarget
 from txmq.clock import Clock, SystemClock
+from txmq.columns import python_rows, python_values
 from txmq.delta.files import DataFile
 from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
 from txmq.maintenance.retention import published_up_to
@@ -234,7 +235,7 @@ class DeadLetters:
         rows = chosen.of(self._rows(noted, (*_PLACE, "properties")))
         waiting = rows.filter(pa.array(~noted.replayed.holding(offsets_of(rows))))
         replay = Replay(self._store, self.consumer_group, self._table, to, self._clock)
-        properties = waiting["properties"].to_pylist()
+        properties = python_values(waiting["properties"])
         topics = Counter(shown_name(replay.topic_of(dict(pairs or ()))) for pairs in properties)
         if apply and waiting.num_rows:
             for sent in replay.send(offsets_of(waiting), signed):
@@ -348,7 +349,7 @@ def groups_with_dead_letters(store: Store) -> list[str]:
 
 def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
     is_replayed = noted.replayed.holding(offsets_of(rows)).tolist()
-    for row, flag in zip(rows.to_pylist(), is_replayed, strict=True):
+    for row, flag in zip(python_rows(rows), is_replayed, strict=True):
         properties = dict(row["properties"] or ())
         yield DeadLetter(
             **{**row, "properties": properties},

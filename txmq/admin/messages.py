@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
+from txmq.columns import python_rows
 from txmq.errors import InvalidBodyError, InvalidNameError
 from txmq.lifecycle import DeliveryState, TransactionState
 from txmq.maintenance.topic_retention import topic_begins
@@ -228,7 +229,7 @@ class MessageQuery:
         due = ("deliver_timestamp",) if topic == SCHEDULE_TOPIC else ()
         columns = (*_TOPIC_COLUMNS, *due, *body)
         rows = self._table(topic).rows_of("transaction_id", ids, columns)
-        yield from rows.filter(_is_one_of(rows, message_ids)).to_pylist()
+        yield from python_rows(rows.filter(_is_one_of(rows, message_ids)))
 
     def _is_there(self, topic: str) -> bool:
         try:
@@ -280,7 +281,7 @@ def _newest_first(span: FileRange) -> tuple[bool, int]:
 
 
 def _hits_in(rows: pa.Table, key: str) -> Iterator[_Hit]:
-    for row in rows.filter(_has_key(rows["keys"], key)).to_pylist():
+    for row in rows.filter(_has_key(rows["keys"], key)).drop_columns(["keys"]).to_pylist():
         yield _Hit(row["op_version"], row["queue_offset"], row["message_id"])
 
 
@@ -298,7 +299,7 @@ def _by_id(rows: pa.Table, message_ids: Sequence[str]) -> dict[str, dict[str, An
     """The first half of each message; a retried append may have written it twice."""
     rows = rows.filter(pc.and_(_is_one_of(rows, message_ids), pc.is_valid(rows["real_topic"])))
     halves: dict[str, dict[str, Any]] = {}
-    for row in rows.to_pylist():
+    for row in python_rows(rows):
         halves.setdefault(row["message_id"], row)
     return halves
 

@@ -38,6 +38,8 @@ class TopicRebuild:
         kept: messages that only the topic itself still holds: retention has taken their halves.
         unpublished: messages that the publisher has not shown yet, which is no fault.
         marks_differ: whether the mark or a next offset is wrong.
+        groups: consumer groups under which offsets would move; a rebuild refuses, or puts them
+            back by force.
         is_written: false in a dry run, and where nothing is wrong.
     """
 
@@ -50,6 +52,7 @@ class TopicRebuild:
     kept: int
     unpublished: int
     marks_differ: bool
+    groups: tuple[str, ...] = ()
     is_written: bool = False
 
     @property
@@ -104,7 +107,8 @@ class TopicComparison:
         """For each expected message the row that shows it; of duplicates the one that is right."""
         place = self._places()
         is_same = self._is_same(place)
-        order = np.lexsort((~is_same, place))
+        # Of rows that are right the first one stays, so that no offset moves without need.
+        order = np.lexsort((self.shown.queue_offset, ~is_same, place))
         order = order[place[order] != NONE]
         first = order[first_of_each(place[order], np.zeros(len(order), dtype=np.int64))]
         match = np.full(len(self.expected.keys), NONE, dtype=np.int64)
@@ -271,6 +275,19 @@ class TopicComparison:
             for queue, offset in self.next_offsets.items()
         }
         return self.log.next_offsets(list(right)) != right
+
+    @property
+    def moved_from(self) -> dict[int, int]:
+        """By queue the first offset that a rebuild gives to another message, if there is one."""
+        present, queues = self._present_offsets(), self._queues()
+        moved = (present != NONE) & (present != self.offsets)
+        first = np.minimum(present, self.offsets)
+        begin = {int(q): int(first[moved & (queues == q)].min()) for q in np.unique(queues[moved])}
+        for queue, end in self.log.next_offsets(list(self.next_offsets)).items():
+            # The next messages would get offsets that groups have passed already.
+            if self.next_offsets[queue] < end:
+                begin[queue] = min(begin.get(queue, end), self.next_offsets[queue])
+        return begin
 
     @property
     def row_count(self) -> int:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import milliseconds
-from txmq.columns import Integers, flags, integers
+from txmq.columns import Integers, flags, integers, python_values
 from txmq.delta.files import DataFile, FileRange
 from txmq.delta.schemas import TOPIC
 from txmq.errors import StorageError, TopicNotRebuiltError
@@ -255,8 +255,8 @@ def _hashable(column: pa.ChunkedArray) -> Iterator[Any]:
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     if pa.types.is_map(column.type):
-        return (None if value is None else tuple(value) for value in column.to_pylist())
-    return iter(column.to_pylist())
+        return (None if value is None else tuple(value) for value in python_values(column))
+    return iter(python_values(column))
 
 
 def _array(column: Any) -> pa.Array:

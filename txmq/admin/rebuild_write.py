@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.rebuild_compare import NONE, TopicComparison, TopicRebuild
+from txmq.admin.rebuild_groups import RebuiltGroups
 from txmq.admin.rebuild_read import Expected, expected_rows, shown_rows
 from txmq.clock import Clock
 from txmq.columns import Integers, integers
@@ -36,22 +37,33 @@ logger = logging.getLogger(__name__)
 FILE_ROWS = 200_000
 
 
-def rebuild_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> TopicRebuild:
+def rebuild_topic(
+    store: Store, topic: str, clock: Clock, *, apply: bool, force: bool = False
+) -> TopicRebuild:
     """Compare a topic with what it should show, and write it again if they differ and `apply`.
 
-    Needs memory for about 300 bytes a message. Reads: half, settled, the schedule, the topic.
-    Writes: the topic. Commits: one if it writes, else 0. A killed rebuild leaves files that no
+    Where offsets move under consumer groups it refuses; with `force` these groups go back to the
+    first offset that moves, before the commit and once more after it.
+
+    Needs memory for about 300 bytes a message. Reads: half, settled, the schedule, the topic,
+    state/group_<group>. Writes: the topic, with `force` the groups. Commits: one if it writes, else
+    0; with `force` one or two more for each such group. A killed rebuild leaves files that no
     commit names, and nothing else; run it again.
 
     Raises: TopicNotRebuiltError, PayloadMissingError, CommitConflictError, StorageError.
     """
     for _ in range(store.config.commit_attempts):
         comparison = TopicComparison(store, topic)
-        result = comparison.result()
+        groups = RebuiltGroups(store, topic, comparison.moved_from)
+        result = replace(comparison.result(), groups=groups.names())
         if not (apply and result.is_needed):
             return result
-        rebuild = _RebuildCommit(store, comparison, clock.now_ms())
+        if not force:
+            groups.check()
+        rebuild = _RebuildCommit(store, comparison, clock.now_ms(), groups, force=force)
         if rebuild.commit():
+            if force:
+                groups.reset(clock.now_ms())
             logger.warning("topic %s was rebuilt: %d rows", topic, rebuild.rows)
             return replace(
                 result, op_version=rebuild.op_version, rows=rebuild.rows, is_written=True
@@ -62,8 +74,17 @@ def rebuild_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> Top
 class _RebuildCommit:
     """The new files of a topic, extended by what publishers append until the commit succeeds."""
 
-    def __init__(self, store: Store, comparison: TopicComparison, now_ms: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        comparison: TopicComparison,
+        now_ms: int,
+        groups: RebuiltGroups,
+        *,
+        force: bool,
+    ) -> None:
         """Write the files; 0 commits."""
+        self._groups, self._force = groups, force
         self._store, self._comparison, self._log = store, comparison, comparison.log
         self._now_ms = now_ms
         self._seen = {file.path for file in comparison.shown.files}
@@ -85,6 +106,7 @@ class _RebuildCommit:
             if self._log.mark > self.op_version:
                 self._extend()
                 continue
+            self._spare_groups()
             try:
                 self._log.replace_files(self._files, self.op_version, self._next)
             except CommitRefusedError:
@@ -93,6 +115,13 @@ class _RebuildCommit:
             return True
         problem = "publishers won every try; stop them, then try again"
         raise CommitConflictError(self._log.name, problem)
+
+    def _spare_groups(self) -> None:
+        """Groups may have read on while files were written."""
+        if self._force:
+            self._groups.reset(self._now_ms)
+        else:
+            self._groups.check()
 
     def _is_outdated(self) -> bool:
         """Whether retention took messages away, or another rebuild was faster."""

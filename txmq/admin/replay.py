@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from txmq.admin.dead_letter_notes import Offsets, offsets_of
 from txmq.clock import Clock, milliseconds
+from txmq.columns import python_rows
 from txmq.consumer.send_back import RETRY_GROUP
 from txmq.delta.reading import ReadTable
 from txmq.errors import InvalidMessageError
@@ -116,7 +117,7 @@ class Replay:
         sender = OnceSender(self._store, self._group, RETRY_GROUP, self._clock)
         router = MessageRouter(self._store)
         for rows in self._batches(offsets):
-            messages = [self._keyed_message(row, router) for row in rows.to_pylist()]
+            messages = [self._keyed_message(row, router) for row in python_rows(rows)]
             sender.send(messages, operator_reason=operator_reason)
             yield offsets_of(rows)
 

@@ -198,7 +198,7 @@ class Topics:
         topic = self._checked(_own_topic(topic), self._store.tables.topic_register().read())
         return delete_topic(self._store, topic, self._clock, apply=apply)
 
-    def rebuild(self, topic: str, *, apply: bool = False) -> TopicRebuild:
+    def rebuild(self, topic: str, *, apply: bool = False, force: bool = False) -> TopicRebuild:
         """Compare a topic with half and settled, and repair it; a dry run unless `apply`.
 
         Streams skip the commit of a rebuild, so they do not receive messages that it restores.
@@ -206,12 +206,17 @@ class Topics:
         Args:
             topic: the name of the topic; a system topic too, except the schedule.
             apply: repair it; without it the differences are only counted.
+            force: repair it also where offsets move under consumer groups. These lose their members
+                and go back to the first offset that moves: what follows comes to them again, also
+                to a DeltaInbox, which then knows offsets of other messages.
 
-        Reads: half, settled, the schedule, the topic. Writes: the topic. Commits: with `apply` one
-        if anything is wrong, else 0. A repeated call compares again.
+        Reads: half, settled, the schedule, the topic, the groups. Writes: the topic. Commits: with
+        `apply` one if anything is wrong, else 0; with `force` one or two more for each group that
+        it puts back. A repeated call compares again.
 
         Raises:
-            TopicNotRebuiltError: messages are missing that no other table holds any more.
+            TopicNotRebuiltError: messages are missing that no other table holds any more, or
+                offsets would move under consumer groups.
             PayloadMissingError: half messages are missing that retention did not remove.
             TopicNotFoundError, InvalidNameError: there is no such topic.
             CommitConflictError, StorageError: a table cannot be read or written.
@@ -222,7 +227,7 @@ class Topics:
             raise ReservedNameError("topic", name, rule)
         if name not in self._store.topics():
             raise _not_found(name)
-        return rebuild_topic(self._store, name, self._clock, apply=apply)
+        return rebuild_topic(self._store, name, self._clock, apply=apply, force=force)
 
     def all(self) -> tuple[TopicSummary, ...]:
         """All topics by name, system topics too.

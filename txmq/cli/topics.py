@@ -135,11 +135,19 @@ def delete(
 
 
 def rebuild_topic(
-    location: Location, topic: TopicName = None, *, apply: Apply = False, as_json: AsJson = False
+    location: Location,
+    topic: TopicName = None,
+    *,
+    apply: Apply = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Put back consumer groups under which offsets move."),
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Repair a topic from half and settled; without --apply only show what is wrong."""
     location, name = location_and(location, topic, "TOPIC")
-    result = Topics(open_store(location)).rebuild(name, apply=apply)
+    result = Topics(open_store(location)).rebuild(name, apply=apply, force=force)
     print_result(result, _rebuild_view, as_json=as_json)
 
 
@@ -247,6 +255,7 @@ def _rebuild_view(result: TopicRebuild) -> RenderableType:
         "mark and next offsets": "wrong" if result.marks_differ else "right",
         "kept from the topic itself": f"{result.kept:,}",
         "not published yet": f"{result.unpublished:,}",
+        "groups under which offsets move": ", ".join(map(shown_name, result.groups)) or "none",
     }
     return Group(Text(shown_name(result.topic), style="bold"), pairs(lines), _what_follows(result))
 

@@ -154,3 +154,16 @@ def _faults_of_max_messages(max_messages: object) -> list[str]:
     if type(max_messages) is int and max_messages > 0:
         return []
     return [f"max_messages must be a whole number above 0, not {shown(max_messages)}"]
+
+
+def checked_timeout(consume_timeout_s: object, default_s: float) -> float:
+    """The seconds that a handler may take; the default for None. Raises: ConfigError."""
+    if consume_timeout_s is None:
+        return default_s
+    is_number = isinstance(consume_timeout_s, int | float) and not isinstance(
+        consume_timeout_s, bool
+    )
+    if is_number and 0 < float(str(consume_timeout_s)) < math.inf:
+        return float(str(consume_timeout_s))
+    problem = "consume_timeout_s must be seconds above 0"
+    raise ConfigError([f"{problem}, not {shown(consume_timeout_s)}"])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from txmq.consumer.positions import QueueMessage, first_offsets
-from txmq.consumer.rules import ConsumeStatus, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.message.received import ReceivedMessage
 from txmq.results import Sum
 
-logger = logging.getLogger(__name__)
-
-Handler = Callable[[ReceivedMessage], ConsumeStatus | None]
+Send = Callable[[Sequence[FailedMessage]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +29,19 @@ class ConsumeResult(Sum):
 
 
 class Batch:
-    """Messages that were handed out and wait for the handler, and those that it failed on."""
+    """Messages that were handed out and wait for the handler, and those that it failed on.
 
-    def __init__(
-        self,
-        messages: Iterable[QueueMessage],
-        handler: Handler,
-        replays: Mapping[TopicQueue, int],
-    ) -> None:
+    A message that failed is sent back before the next message of its queue is served: an effect by
+    offset, as that of DeltaInbox, says that all messages before it are done.
+    """
+
+    def __init__(self, messages: Iterable[QueueMessage], replays: Mapping[TopicQueue, int]) -> None:
         """`replays` says how often the group went back in a queue on purpose."""
-        self._waiting, self._handler, self._replays = deque(messages), handler, replays
+        self._waiting, self._replays = deque(messages), replays
         self._failed: list[tuple[TopicQueue, FailedMessage]] = []
         self._left: dict[TopicQueue, ReceivedMessage] = {}
         self._consumed, self._sent_back = 0, 0
+        self.is_given_up = False
 
     @property
     def result(self) -> ConsumeResult:
@@ -56,22 +53,39 @@ class Batch:
         """Whether no message waits any more."""
         return not self._waiting
 
-    def serve_next(self, is_owned: Callable[[TopicQueue], bool]) -> None:
-        """Give one message to the handler; leave it out if its queue was lost."""
+    def next_message(
+        self, is_owned: Callable[[TopicQueue], bool], send: Send
+    ) -> ReceivedMessage | None:
+        """The next message for the handler; None where it is left out since its queue was lost.
+
+        It stays the next one until `finish`. Sends back what failed before it in its queue.
+        """
         queue, message = self._waiting[0]
+        if any(failed == queue for failed, _ in self._failed):
+            self.send_back(send)
         # The member may get the queue again: messages after one that was left out wait too.
         if queue in self._left or not is_owned(queue):
             self._left.setdefault(queue, message)
-        else:
-            reason = _failure_of(self._handler, message)
-            self._consumed += 1
-            if reason is not None:
-                replay = self._replays.get(queue, 0)
-                self._failed.append((queue, FailedMessage(message, reason, replay=replay)))
-        # After the handler: a message whose handler was interrupted is handed out again.
-        self._waiting.popleft()
+            self._waiting.popleft()
+            return None
+        return message
 
-    def send_back(self, send: Callable[[Sequence[FailedMessage]], int]) -> None:
+    def finish(
+        self, failure: str | BaseException | None, is_owned: Callable[[TopicQueue], bool]
+    ) -> None:
+        """The handler is through with the next message; None means that it handled it.
+
+        A failure counts only while the queue is owned: else another member has the message.
+        """
+        queue, message = self._waiting.popleft()
+        self._consumed += 1
+        if failure is not None and not is_owned(queue):
+            self._left.setdefault(queue, message)
+        elif failure is not None:
+            replay = self._replays.get(queue, 0)
+            self._failed.append((queue, FailedMessage(message, failure, replay=replay)))
+
+    def send_back(self, send: Send) -> None:
         """Have `send` send back the messages that failed; they are durable on return."""
         if self._failed:
             self._sent_back += send([failed for _, failed in self._failed])
@@ -83,17 +97,3 @@ class Batch:
         failed = ((queue, failed.message.queue_offset) for queue, failed in self._failed)
         left = ((queue, message.queue_offset) for queue, message in self._left.items())
         return first_offsets([*waiting, *failed, *left])
-
-
-def _failure_of(handler: Handler, message: ReceivedMessage) -> str | Exception | None:
-    """Why the handler failed on a message; None where it handled it."""
-    try:
-        status: object = handler(message)
-    except Exception as error:  # noqa: BLE001 - a handler may fail in any way
-        logger.warning("%r is sent back: %s", message, type(error).__name__)
-        return error
-    if status is None or status is ConsumeStatus.SUCCESS:
-        return None
-    if status is ConsumeStatus.RECONSUME_LATER:
-        return ConsumeStatus.RECONSUME_LATER.value
-    return f"the handler returned {type(status).__name__}, which is no ConsumeStatus"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from txmq.consumer.leases import Membership, Sighting
 from txmq.consumer.rules import (
     ConsumeMode,
     GroupSettings,
     GroupState,
-    Membership,
     Owner,
     TopicQueue,
 )
@@ -35,6 +35,11 @@ class ConsumerGroup(SharedValue[GroupState]):
     def retry_topic(self) -> str:
         """The stored name of the topic of messages that a member could not handle (R107)."""
         return retry_topic(self.name)
+
+    def changed_ms(self) -> int | None:
+        """When the storage stored what was read or written last; None where it does not say."""
+        table = self._register.table
+        return table.commit_times_ms().get(table.version)
 
     def _read(self, value: Mapping[str, Any]) -> GroupState:
         try:
@@ -73,7 +78,10 @@ def value_of(state: GroupState) -> dict[str, Any]:
         "subscription": dict(state.settings.subscription),
         "queues": dict(state.queues),
         "offsets": {reader: _nested(offsets) for reader, offsets in state.offsets.items()},
-        "members": {name: list(membership) for name, membership in state.members.items()},
+        # Two numbers, as members of earlier versions read them; the others go by other keys.
+        "members": {name: [at.epoch, at.lease_end_ms] for name, at in state.members.items()},
+        "leases": {name: at.lease_ms for name, at in state.members.items()},
+        "seen": {name: list(sighting) for name, sighting in state.seen.items()},
         "owners": _nested({queue: list(owner) for queue, owner in state.owners.items()}),
         "replays": _nested(state.replays),
         "epoch": state.epoch,
@@ -85,14 +93,19 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
     if not value:
         return GroupState()
     settings = GroupSettings(ConsumeMode(value["mode"]), dict(value["subscription"]))
+    leases_ms = value.get("leases", {})
     return GroupState(
         settings,
         dict(value["queues"]),
         {reader: dict(_flat(offsets)) for reader, offsets in value["offsets"].items()},
-        {name: Membership(*membership) for name, membership in value["members"].items()},
+        {
+            name: Membership(epoch, lease_end_ms, leases_ms.get(name, 0))
+            for name, (epoch, lease_end_ms) in value["members"].items()
+        },
         {queue: Owner(*owner) for queue, owner in _flat(value["owners"])},
         dict(_flat(value["replays"])),
         value["epoch"],
+        {name: Sighting(*sighting) for name, sighting in value.get("seen", {}).items()},
     )
 
 

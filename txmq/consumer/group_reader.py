@@ -12,7 +12,13 @@ from txmq.clock import Clock
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group import group_in
 from txmq.consumer.member import Commits, GroupMember
-from txmq.consumer.positions import QueueMessage, QueuePosition, QueuePositions, first_offsets
+from txmq.consumer.positions import (
+    HandedMessages,
+    QueueMessage,
+    QueuePosition,
+    QueuePositions,
+    first_offsets,
+)
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
@@ -32,6 +38,9 @@ logger = logging.getLogger(__name__)
 # Ten groups that woke up with each commit took the publisher's processor.
 LOOK_INTERVAL_S = 0.03
 FULL_LOOK_S = 0.1
+
+# What was read ahead of several queues is dropped beyond this.
+READ_AHEAD_BYTES = 64 * 1024 * 1024
 
 UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError)
 
@@ -61,8 +70,10 @@ class GroupReader:
     Args:
         store: the store of the topics.
         subscription: the group, its topics and filters, and the name of this member.
-        clock: the clock that leases are measured with.
+        clock: measures leases; only durations count.
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
+        consume_timeout_s: after so long without a question the member is stuck; the default is the
+            setting of the store.
     """
 
     def __init__(
@@ -71,6 +82,8 @@ class GroupReader:
         subscription: Subscription,
         clock: Clock,
         sends_back: SendsBack | None = None,
+        *,
+        consume_timeout_s: float | None = None,
     ) -> None:
         """Join the group: one commit, and one more that creates the table of a new group.
 
@@ -83,6 +96,7 @@ class GroupReader:
         self._subscription, self._lease_s = subscription, store.config.consumer_lease_s
         name = subscription.consumer_group
         self._sends_back = sends_back or SendBack(store, name, clock)
+        self._batch_bytes = store.config.consume_batch_bytes
         self._paused: set[TopicQueue] = set()
         self._paused_topics: set[str] = set()
         self._positions, self._has_raised = QueuePositions(), False
@@ -94,6 +108,7 @@ class GroupReader:
         self._member = GroupMember(
             store, group, subscription.settings, subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
+            consume_timeout_s=consume_timeout_s or store.config.consume_timeout_s,
         )  # fmt: skip
         self._readers = {topic: self._reader(store, topic) for topic in self._member.topics}
         self._renewal_s = self._member.renewal_s
@@ -220,19 +235,26 @@ class GroupReader:
     def take(self, count: int) -> list[QueueMessage]:
         """Take at most `count` messages that are visible, each queue in its order; 0 commits.
 
+        They hold at most `consume_batch_bytes` together, but for a single message.
+
         If a queue cannot be read, the call raises and hands nothing out; the next call serves the
         other queues, and the call after it raises again.
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
         """
-        busy, handed, failure = self._positions.busy(), list[QueueMessage](), None
+        busy, batch, failure = (
+            self._positions.busy(),
+            HandedMessages(count, self._batch_bytes),
+            None,
+        )
         for queue, position in self.servable():
             try:
-                while len(handed) < count and self._has_messages(queue, position):
-                    messages = position.take(count - len(handed))
-                    handed += [(queue, message) for message in messages]
+                while not batch.is_full and self._has_messages(queue, position):
+                    batch.take(queue, position)
             except UNREADABLE as error:
                 failure = failure or error
+        handed = batch.messages
+        self._positions.bound_ahead(READ_AHEAD_BYTES)
         must_raise = not (self._has_raised and handed)
         # The lease may have ended while files were read.
         if (failure is not None and must_raise) or not self._member.may_serve:
@@ -275,6 +297,10 @@ class GroupReader:
         if position.next_offset != reader.ends.get(queue.queue_id, 0):
             reader.read(queue.queue_id, position.next_offset)
         return reader.ends.get(queue.queue_id, 0)
+
+    def row_bytes(self, queue: TopicQueue, start: int, end: int) -> int:
+        """The size of a row of a range of offsets, at the largest by the sizes of their files."""
+        return self._readers[queue.topic].row_bytes(queue.queue_id, start, end)
 
     def hand_out(self, queue: TopicQueue, end: int) -> None:
         """Note that the caller has all messages of a queue up to before `end`."""

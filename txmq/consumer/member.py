@@ -1,7 +1,7 @@
 """A member of a consumer group: it joins, renews its lease, gets its share of queues, commits.
 
-Readers with Spark and without are such members, with the same leases, offsets and lag. Each member
-measures leases with its own clock, so the clocks of a group must agree within a third of a lease.
+Readers with Spark and without are such members, with the same leases, offsets and lag. Whether
+another member lives is seen and not computed; see `leases`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from txmq.clock import Clock
+from txmq.clock import Clock, affine
 from txmq.consumer.group import ConsumerGroup
+from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
 from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, SwapResult, TopicQueue
 from txmq.errors import TxmqError
@@ -23,8 +24,6 @@ from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-# A member that has not asked for messages for so long is stuck (RocketMQ's consume timeout).
-CONSUME_TIMEOUT_S = 900.0
 # Shares of a lease. The reading thread renews first, together with its offsets; the thread of
 # LeaseRenewal looks every sixth of a lease, and renews only where the other one is late.
 RENEWAL, LATE_RENEWAL = 1 / 3, 1 / 2
@@ -65,8 +64,10 @@ class GroupMember:
         settings: what the member reads; all members of a group must agree.
         start: where the group begins in queues of which it has no offsets.
         member_id: the name of the member.
-        clock: the clock that leases are measured with.
+        clock: measures leases; only durations count.
         seen_queues: the numbers of queues that the topics show.
+        consume_timeout_s: a member that has not asked for messages for so long is stuck, and its
+            lease ends.
     """
 
     def __init__(  # noqa: PLR0913 - the facts of a member
@@ -79,6 +80,7 @@ class GroupMember:
         member_id: str,
         clock: Clock,
         seen_queues: Callable[[], Mapping[str, int]],
+        consume_timeout_s: float,
     ) -> None:
         """Nothing is written before `join`."""
         self.member_id, self.settings = member_id, settings
@@ -86,10 +88,12 @@ class GroupMember:
         self._lease_ms = round(store.config.consumer_lease_s * 1000)
         self._catalog, self._seen_queues = TopicCatalog(store), seen_queues
         self._lock = threading.RLock()
-        self._me, self._state, self._lease_end_ms = _NOBODY, GroupState(), 0
-        self._held = HeldQueues()
+        self._me, self._state, self._held = _NOBODY, GroupState(), HeldQueues()
+        self._lease = OwnLease(clock, self._lease_ms)
+        self._watch = LeaseWatch(clock, self._lease_ms)
+        self._consume_timeout_s = consume_timeout_s
         self._looked_s = self._asked_s = time.monotonic()
-        self._has_warned = False
+        self._has_warned = self._has_sighted = False
         self._lease_renewal: LeaseRenewal | None = None
 
     @property
@@ -111,7 +115,7 @@ class GroupMember:
     @property
     def may_serve(self) -> bool:
         """Whether the lease is not over: only then may messages be handed out."""
-        return self._clock.now_ms() < self._lease_end_ms
+        return self._lease.left_ms > 0
 
     @property
     def _is_broadcasting(self) -> bool:
@@ -122,6 +126,8 @@ class GroupMember:
     def join(self) -> bool:
         """Become a member and take a share of the queues: one commit.
 
+        One more commit the first time, where the group lists other members.
+
         Returns:
             False if another member of this name lives. `keep_up` tries again until its lease is
             over.
@@ -130,6 +136,7 @@ class GroupMember:
         """
         with self._lock:
             self._me = _NOBODY
+            self._see_silent_members()
             self._adopt(self._group.change(self._joined, self._clock.now_ms()))
             is_member = self._state.is_member(self._me)
         self._warn_of_namesake(is_member=is_member)
@@ -138,14 +145,31 @@ class GroupMember:
             self._lease_renewal.begin()
         return is_member
 
+    def _see_silent_members(self) -> None:
+        """Learn from the storage for how long the listed members have shown no renewal.
+
+        A process that lives for less than a lease could never see it by itself.
+        """
+        if self._has_sighted:
+            return
+        state = self._group.change(self._sighted, self._clock.now_ms())
+        stored_ms, self._has_sighted = self._group.changed_ms(), True
+        if state.seen and stored_ms is not None:
+            at = affine(self._clock).at
+            silent_ms = {name: at(stored_ms) - at(s.since_ms) for name, s in state.seen.items()}
+            self._watch.note_silence(state.members, silent_ms)
+
+    def _sighted(self, state: GroupState) -> GroupState:
+        stored_ms = self._group.changed_ms() if state.members else None
+        return state if stored_ms is None else state.sighted(stored_ms)
+
     def _joined(self, state: GroupState) -> GroupState:
-        now_ms = self._clock.now_ms()
-        self._me = _NOBODY
-        if self.member_id in state.living(now_ms):
+        self._me, gone = _NOBODY, self._watch.gone(state.members)
+        if self.member_id in state.members and self.member_id not in gone:
             return state
         after = state.joined(
-            self._group.name, self.member_id, self.settings, self._queues(),
-            now_ms=now_ms, lease_end_ms=now_ms + self._lease_ms,
+            self._group.name, self.member_id, self.settings, self._queues(), gone=gone,
+            lease_end_ms=self._lease.next_number(None), lease_ms=self._lease_ms,
         )  # fmt: skip
         self._me = Owner(self.member_id, after.epoch)
         return self._with_starts(after.shared_out(self._me, ()))
@@ -168,7 +192,9 @@ class GroupMember:
         with self._lock:
             if self._me != _NOBODY:
                 self._group.change(lambda state: state.left(self._me), self._clock.now_ms())
-            self._me, self._held, self._lease_end_ms = _NOBODY, HeldQueues(), 0
+            self._me, self._held = _NOBODY, HeldQueues()
+            self._lease.adopt(None)
+            self._lease_renewal = None
 
     # --- living -----------------------------------------------------------------------------
 
@@ -242,9 +268,9 @@ class GroupMember:
     def renew_if_late(self) -> None:
         """Renew the lease while the reading thread is busy with messages: at most one commit.
 
-        Does nothing once the reading thread has not asked for messages for CONSUME_TIMEOUT_S.
+        Does nothing once the reading thread has not asked for messages for the consume timeout.
         """
-        if time.monotonic() - self._asked_s > CONSUME_TIMEOUT_S:
+        if time.monotonic() - self._asked_s > self._consume_timeout_s:
             return
         with self._lock:
             if self._me != _NOBODY and self._is_due(LATE_RENEWAL):
@@ -263,8 +289,7 @@ class GroupMember:
 
     def _is_due(self, share: float) -> bool:
         """Whether this share of the lease is over."""
-        left_ms = self._lease_end_ms - self._clock.now_ms()
-        return left_ms <= self._lease_ms * (1 - share)
+        return self._lease.left_ms <= self._lease_ms * (1 - share)
 
     def _is_unfair(self, busy: Collection[TopicQueue]) -> bool:
         """Whether the member should take or give up queues; looks some times a second."""
@@ -273,23 +298,28 @@ class GroupMember:
             return False
         self._looked_s = now_s
         has_grown = self._state.grown(self._queues()) != self._state
-        return has_grown or self._state.is_unfair_to(self._me, busy, self._clock.now_ms())
+        return has_grown or self._state.is_unfair_to(self._me, busy, self._others_gone(self._state))
 
     # --- changes of the group ---------------------------------------------------------------
 
     def _swapped(
         self, state: GroupState, commits: Commits, busy: Collection[TopicQueue]
     ) -> SwapResult:
-        now_ms = self._clock.now_ms()
         if not state.is_member(self._me):
             return SwapResult(state, frozenset(commits))
+        number = self._lease.next_number(state.members[self.member_id])
         return state.grown(self._queues()).swapped(
-            self._me, now_ms=now_ms, lease_end_ms=now_ms + self._lease_ms,
+            self._me, gone=self._others_gone(state), lease_end_ms=number,
             commits=commits, busy=busy,
         )  # fmt: skip
 
+    def _others_gone(self, state: GroupState) -> frozenset[str]:
+        return self._watch.gone(state.members) - {self.member_id}
+
     def _renewed(self, state: GroupState) -> GroupState:
-        return state.renewed(self._me, self._clock.now_ms() + self._lease_ms)
+        if not state.is_member(self._me):
+            return state
+        return state.renewed(self._me, self._lease.next_number(state.members[self.member_id]))
 
     def _with_starts(self, state: GroupState) -> GroupState:
         """Set first offsets for all queues that have none, also for those of other members.
@@ -324,8 +354,10 @@ class GroupMember:
     def _adopt(self, state: GroupState) -> None:
         """Take over a state of the group; `held` is replaced as a whole."""
         self._state = state
+        self._watch.look(state.members)
         if not state.is_member(self._me):
-            self._held, self._lease_end_ms = HeldQueues(), 0
+            self._held = HeldQueues()
+            self._lease.adopt(None)
             return
         epochs = state.held_by(self._me)
         self._held = HeldQueues(
@@ -334,7 +366,7 @@ class GroupMember:
             frozenset(state.surplus_of(self._me)),
             state.replays,
         )
-        self._lease_end_ms = state.members[self.member_id].lease_end_ms
+        self._lease.adopt(state.members[self.member_id])
 
 
 class LeaseRenewal(ThreadHandle):

@@ -30,18 +30,38 @@ class QueuePosition:
     is_busy: bool = False
     _messages: list[ReceivedMessage] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
+    _sizes_bytes: list[int] = field(default_factory=list)
     _row: int = 0
     _end_offset: int = 0
 
-    def take(self, count: int) -> list[ReceivedMessage]:
-        """Hand out at most `count` of the messages that were read ahead."""
-        end = min(len(self._messages), self._row + count)
+    def take(self, count: int, room_bytes: int) -> tuple[list[ReceivedMessage], int]:
+        """Hand out at most `count` of the messages that were read ahead, as far as there is room.
+
+        Returns:
+            The messages, and their size.
+        """
+        end = self._row
+        size_bytes = 0
+        for size in self._sizes_bytes[self._row : self._row + count]:
+            if size_bytes + size > room_bytes:
+                break
+            end, size_bytes = end + 1, size_bytes + size
         taken = self._messages[self._row : end]
         if taken:
             self._row, self.is_busy = end, True
             is_last = end == len(self._messages)
             self.next_offset = self._end_offset if is_last else self._offsets[end]
-        return taken
+        return taken, size_bytes
+
+    @property
+    def first_bytes(self) -> int:
+        """The size of the next message that was read ahead."""
+        return self._sizes_bytes[self._row]
+
+    @property
+    def ahead_bytes(self) -> int:
+        """The size of the messages that were read ahead; a run is kept as a whole."""
+        return sum(self._sizes_bytes) if self.has_messages() else 0
 
     def has_messages(self) -> bool:
         """Whether messages that were read ahead wait to be handed out."""
@@ -50,12 +70,14 @@ class QueuePosition:
     def put(self, run: Run) -> None:
         """Keep messages that were read ahead. A run that the filter empties is skipped."""
         self._messages, self._offsets = run.rows.messages(), run.offsets
+        self._sizes_bytes = run.rows.sizes_bytes()
         self._row, self._end_offset = 0, run.next_offset
         self.next_offset = self._offsets[0] if self._offsets else run.next_offset
 
     def move_to(self, offset: int) -> None:
         """Hand out this offset next; messages that were read ahead are dropped and read again."""
-        self.next_offset, self._messages, self._offsets, self._row = offset, [], [], 0
+        self.next_offset, self._row = offset, 0
+        self._messages, self._offsets, self._sizes_bytes = [], [], []
         self.is_busy = self.is_busy and offset > self.committed
 
 
@@ -98,6 +120,13 @@ class QueuePositions:
     def has_messages(self) -> bool:
         """Whether messages of any queue were read ahead."""
         return any(position.has_messages() for position in self._positions.values())
+
+    def bound_ahead(self, size_bytes: int) -> None:
+        """Drop what was read ahead beyond a size; it is read again when it is asked for."""
+        for position in self._positions.values():
+            size_bytes -= position.ahead_bytes
+            if size_bytes < 0 and position.has_messages():
+                position.move_to(position.next_offset)
 
     def in_turn(self) -> list[tuple[TopicQueue, QueuePosition]]:
         """All positions. Each call begins with another queue, so that no queue is always last."""
@@ -166,3 +195,23 @@ def first_offsets(offsets: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue,
     for queue, offset in offsets:
         smallest[queue] = min(offset, smallest.get(queue, offset))
     return smallest
+
+
+class HandedMessages:
+    """Messages that are handed out together: so many, and of such a size, but at least one."""
+
+    def __init__(self, count: int, room_bytes: int) -> None:
+        """There is room for `count` messages of `room_bytes` together."""
+        self.messages: list[QueueMessage] = []
+        self._count, self._room_bytes = count, room_bytes
+        self.is_full = False
+
+    def take(self, queue: TopicQueue, position: QueuePosition) -> None:
+        """Take what there is room for of the messages that were read ahead of a queue."""
+        room_bytes = self._room_bytes
+        if not self.messages:
+            room_bytes = max(room_bytes, position.first_bytes)
+        taken, size_bytes = position.take(self._count - len(self.messages), room_bytes)
+        self.messages += [(queue, message) for message in taken]
+        self._room_bytes -= size_bytes
+        self.is_full = not taken or len(self.messages) >= self._count or self._room_bytes <= 0

@@ -7,10 +7,17 @@ from types import TracebackType
 from typing import Self
 
 from txmq.clock import Clock, SystemClock
-from txmq.consumer.arguments import Subscription, Topics, check_poll, check_queue_id
-from txmq.consumer.batch import ConsumeResult, Handler
+from txmq.consumer.arguments import (
+    Subscription,
+    Topics,
+    check_poll,
+    check_queue_id,
+    checked_timeout,
+)
+from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
+from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, check_function
 from txmq.consumer.lag import QueueLag, lag_of_group
 from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
 from txmq.consumer.push import ConsumerHandle, MessagePush
@@ -49,8 +56,12 @@ class PullConsumer:
             messages, and failed ones are not sent back (R109).
         member_id: the name of this member. BROADCASTING needs it: offsets are kept under it.
         namespace: the namespace of the names of the group and of the topics (R94).
-        clock: the clock that leases are measured with.
+        clock: measures leases and calls; only durations count.
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
+        consume_timeout_s: a handler that takes longer for one message has failed on it; the
+            setting `consume_timeout_s` of the store if it is left out.
+        on_error: called with the message and the error where a handler fails: with what it raised,
+            a ConsumeTimeoutError, or a HandlerResultError.
 
     Raises:
         InvalidNameError: a name cannot be used.
@@ -82,10 +93,13 @@ class PullConsumer:
         namespace: str | None = None,
         clock: Clock | None = None,
         sends_back: SendsBack | None = None,
+        consume_timeout_s: float | None = None,
+        on_error: ErrorHook | None = None,
     ) -> None:
         """Check all arguments, then join the group.
 
-        Commits: one, and one more that creates the table of a new group.
+        Commits: one, and one more that creates the table of a new group, or notes the members that
+        it has.
         """
         subscription = Subscription.of(
             consumer_group=consumer_group, topics=topics, from_where=from_where,
@@ -97,7 +111,13 @@ class PullConsumer:
         self.clock: Clock = clock or SystemClock()
         self._use = ExclusiveUse()
         self._handle: ConsumerHandle | None = None
-        self._reader = GroupReader(store, subscription, self.clock, sends_back)
+        self._timeout_s = checked_timeout(consume_timeout_s, store.config.consume_timeout_s)
+        if on_error is not None:
+            check_function("on_error", on_error)
+        self._on_error = on_error
+        self._reader = GroupReader(
+            store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s
+        )
 
     # --- pulling ----------------------------------------------------------------------------
 
@@ -182,30 +202,41 @@ class PullConsumer:
     def run_once(self, handler: Handler) -> ConsumeResult:
         """Give all visible messages to a handler, one after the other, and commit.
 
-        If the handler raises, or returns RECONSUME_LATER, the message is sent back and the next
-        one is served. If the handler raises another BaseException than an Exception, the run ends:
-        messages before this one are committed, and it comes again.
+        If the handler raises, or returns RECONSUME_LATER, the message is sent back before the next
+        one of its queue is served. So it is where the handler returns anything else than None or
+        a ConsumeStatus, or takes longer than `consume_timeout_s`. In the last case the member also
+        leaves the group: others go on behind the message, and this call does once the handler
+        returns. KeyboardInterrupt and SystemExit end the run: messages before this one are
+        committed, and it comes again.
 
         Commits: one at the end, and one each time the lease is renewed, every third of
-        `consumer_lease_s`; two more before it if messages are sent back. A retry goes on after the
-        last commit.
+        `consumer_lease_s`; two more each time that messages are sent back. A retry goes on after
+        the last commit.
 
         Args:
-            handler: called with each message; None or ConsumeStatus.SUCCESS means handled.
+            handler: called with each message; None or ConsumeStatus.SUCCESS means handled. It must
+                not be async.
 
         Returns:
             How many messages the handler was given, and how many of them were sent back.
 
-        Raises: as `poll` and `send_back`.
+        Raises: ConfigError for a handler that cannot be called; as `poll` and `send_back`.
         """
+        push = self._push(handler)
         with self._use:
-            return MessagePush(self._reader, handler).drain()
+            return push.drain()
+
+    def _push(self, handler: Handler) -> MessagePush:
+        checked = MessageHandler(handler, self._on_error)
+        return MessagePush(self._reader, checked, self.clock, self._timeout_s)
 
     def start(self, handler: Handler) -> ConsumerHandle:
         """Run as `run_once` in a new thread until `stop()` of the handle.
 
         Until then the consumer belongs to that thread: other calls raise ConcurrentUseError. Errors
-        of the store are logged, and the thread goes on; ConsumerGroupConflictError ends it.
+        of the store are logged, and the thread goes on; ConsumerGroupConflictError ends it. A call
+        of the handler that takes longer than `consume_timeout_s` is given up: its message is sent
+        back, and another thread goes on; after 20 calls that never return the consumer ends.
 
         Args:
             handler: as in `run_once`; it is called from the new thread.
@@ -213,18 +244,21 @@ class PullConsumer:
         Returns:
             The handle, which stops the thread and counts the messages.
 
-        Raises: ClosedError, ConcurrentUseError.
+        Raises: ConfigError, ClosedError, ConcurrentUseError.
         """
+        push = self._push(handler)
         self._use.begin()
-        push = MessagePush(self._reader, handler)
-        self._handle = ConsumerHandle(self.consumer_group, push.turn, self._end_push)
+        self._handle = ConsumerHandle(self.consumer_group, push, self._end_push)
         self._handle.begin()
         return self._handle
 
-    def _end_push(self) -> None:
+    def _end_push(self, has_failed: bool) -> None:  # noqa: FBT001 - the one argument
         """Commit what the thread has handled, and let other threads in."""
         try:
             self._reader.commit()
+            if has_failed:
+                # Else its lease would keep the queues from other members.
+                self._reader.leave()
         finally:
             self._use.end()
 

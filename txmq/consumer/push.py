@@ -1,64 +1,218 @@
-"""Pushes the messages of a member to a handler, and commits what was handled."""
+"""Pushes the messages of a member to a handler, and commits what was handled.
+
+A thread pushes while it holds a lock, but for the calls of the handler. So another thread can give
+up a call that hangs: it sends the message back and goes on with what is behind it.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from txmq.consumer.batch import Batch, ConsumeResult, Handler
+from txmq.clock import Clock
+from txmq.consumer.batch import Batch, ConsumeResult
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.handler import MessageHandler
+from txmq.consumer.leases import elapsed_ms
 from txmq.consumer.positions import QueueMessage
-from txmq.errors import ConsumerGroupConflictError, TxmqError
+from txmq.errors import ConsumerGroupConflictError, ConsumeTimeoutError, TxmqError
 from txmq.handles import ThreadHandle
+from txmq.message.received import ReceivedMessage
 
 logger = logging.getLogger(__name__)
 
 PUSH_MESSAGES = 256
 PUSH_POLL_S = 0.2
 FAILURE_PAUSE_S = 1.0
+STOP_LOOK_S = 0.05
+HANGING_LOOK_S = 0.2
+# RocketMQ's consumeThreadMax: with so many calls that hang, the consumer ends.
+HANGING_MAX = 20
+
+
+class CallGivenUpError(Exception):
+    """The handler came back after its call was given up; another thread pushes now."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of the handler."""
+
+    batch: Batch
+    message: ReceivedMessage
+    begun_ms: int
+    is_failed: bool = False
 
 
 class MessagePush:
-    """Gives the messages of a member to one handler. Not safe for several threads."""
+    """Gives the messages of a member to one handler, by one thread at a time.
 
-    def __init__(self, reader: GroupReader, handler: Handler) -> None:
+    Args:
+        reader: the messages of the member.
+        handler: checked already.
+        clock: measures how long a call takes.
+        consume_timeout_s: a call that takes longer counts as a failure of its message.
+    """
+
+    def __init__(
+        self, reader: GroupReader, handler: MessageHandler, clock: Clock, consume_timeout_s: float
+    ) -> None:
         """Nothing is read yet."""
-        self._reader, self._handler = reader, handler
+        self._reader, self._handler, self._clock = reader, handler, clock
+        self._timeout_s = consume_timeout_s
+        self._lock = threading.Lock()
+        self._call: _Call | None = None
+        self._hanging = 0
+        self._given_up: Callable[[ConsumeResult], object] = self._leave
+        self._watch: _HangingLook | None = None
 
     def drain(self) -> ConsumeResult:
         """Push all that is visible, then commit; see `PullConsumer.run_once`."""
         total = ConsumeResult()
-        try:
-            while messages := self._reader.poll(PUSH_MESSAGES, 0.0, is_all_handled=True):
-                total += self._push(messages, None)
-        finally:
-            self._reader.commit()
+        with self._lock:
+            try:
+                while messages := self._reader.poll(PUSH_MESSAGES, 0.0, is_all_handled=True):
+                    total += self._drained(messages)
+            finally:
+                self.end()
+                self._reader.commit()
         return total
 
-    def turn(self, stopping: threading.Event) -> ConsumeResult:
-        """Wait a moment for messages and push them, until `stopping` is set."""
-        messages = self._reader.poll(
-            PUSH_MESSAGES, PUSH_POLL_S, stopping=stopping, is_all_handled=True
-        )
-        return self._push(messages, stopping)
+    def _drained(self, messages: Sequence[QueueMessage]) -> ConsumeResult:
+        batch = Batch(messages, self._reader.replays)
+        try:
+            self._push(batch, None)
+        except CallGivenUpError:
+            logger.info("a handler that took too long has come back; its message was sent back")
+        return batch.result
 
-    def _push(
-        self, messages: Sequence[QueueMessage], stopping: threading.Event | None
-    ) -> ConsumeResult:
+    def turn(self, stopping: threading.Event) -> ConsumeResult:
+        """Wait a moment for messages and push them, until `stopping` is set.
+
+        Raises: CallGivenUpError where another thread has taken over.
+        """
+        with self._lock:
+            messages = self._reader.poll(
+                PUSH_MESSAGES, PUSH_POLL_S, stopping=stopping, is_all_handled=True
+            )
+            batch = Batch(messages, self._reader.replays)
+            self._push(batch, stopping)
+            return batch.result
+
+    def go_on_by(self, given_up: Callable[[ConsumeResult], object]) -> None:
+        """Have this called after a call was given up; else the member leaves its group."""
+        self._given_up = given_up
+
+    def end(self) -> None:
+        """No call is under way, or will be; stop looking for calls that hang."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+
+    # --- pushing ----------------------------------------------------------------------------
+
+    def _push(self, batch: Batch, stopping: threading.Event | None) -> None:
         """Messages that were not handled, and cannot be sent back, are handed out again."""
         reader = self._reader
-        batch = Batch(messages, self._handler, reader.replays)
         try:
             while not (batch.is_done or (stopping is not None and stopping.is_set())):
-                batch.serve_next(reader.is_owned)
+                message = batch.next_message(reader.is_owned, reader.send_back)
+                if message is not None:
+                    self._serve(batch, message)
                 if reader.is_commit_due:
                     batch.send_back(reader.send_back)
                     reader.commit(batch.unhandled())
             batch.send_back(reader.send_back)
         finally:
+            # Who gave the call up has done this.
+            if not batch.is_given_up:
+                reader.give_again(batch.unhandled())
+
+    def _serve(self, batch: Batch, message: ReceivedMessage) -> None:
+        """Call the handler without the lock. Raises: CallGivenUpError."""
+        reader = self._reader
+        self._begin_watch()
+        call = self._call = _Call(batch, message, elapsed_ms(self._clock))
+        self._lock.release()
+        try:
+            failure = self._handler.failure_of(message)
+        finally:
+            self._lock.acquire()
+            self._hanging -= batch.is_given_up
+            self._call = self._call if batch.is_given_up else None
+        if batch.is_given_up:
+            raise CallGivenUpError
+        # A message whose handler was interrupted is handed out again.
+        if not call.is_failed:
+            batch.finish(failure, reader.is_owned)
+
+    # --- calls that hang --------------------------------------------------------------------
+
+    def _begin_watch(self) -> None:
+        if self._watch is None:
+            self._watch = _HangingLook(self, min(HANGING_LOOK_S, self._timeout_s / 2))
+            self._watch.begin()
+
+    def give_up_hanging(self) -> None:
+        """Give up the call that is under way, if it takes too long.
+
+        Its message is sent back, offsets are committed up to it, and the rest is handed out again.
+        """
+        call = self._call
+        if call is None or elapsed_ms(self._clock) - call.begun_ms < self._timeout_s * 1000:
+            return
+        # Where the lock is taken, the handler has come back meanwhile.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._call is call:
+                self._give_up(call)
+        finally:
+            self._lock.release()
+
+    def _give_up(self, call: _Call) -> None:
+        reader, batch = self._reader, call.batch
+        if not call.is_failed:
+            call.is_failed = True
+            batch.finish(self._timed_out(call.message), reader.is_owned)
+        batch.send_back(reader.send_back)
+        self._call, batch.is_given_up = None, True
+        self._hanging += 1
+        try:
+            reader.commit(batch.unhandled())
+        finally:
             reader.give_again(batch.unhandled())
-        return batch.result
+            self._given_up(batch.result)
+
+    def _timed_out(self, message: ReceivedMessage) -> ConsumeTimeoutError:
+        error = ConsumeTimeoutError(self._timeout_s)
+        self._handler.report(message, error, logging.ERROR)
+        return error
+
+    def _leave(self, _: ConsumeResult) -> None:
+        # The thread that hangs is the user's own: only other members can go on.
+        self._reader.leave()
+
+    @property
+    def hangs_too_often(self) -> ConsumeTimeoutError | None:
+        """The error that ends a consumer whose calls hang in too many threads."""
+        return ConsumeTimeoutError(self._timeout_s) if self._hanging >= HANGING_MAX else None
+
+
+class _HangingLook(ThreadHandle):
+    """Looks for calls that hang, in a thread of its own."""
+
+    def __init__(self, push: MessagePush, interval_s: float) -> None:
+        super().__init__("consumer-hanging", interval_s, first_s=interval_s)
+        self._push = push
+
+    def _turn(self) -> None:
+        try:
+            self._push.give_up_hanging()
+        except Exception:
+            logger.exception("a message whose handler hangs could not be sent back; trying again")
 
 
 class ConsumerHandle(ThreadHandle):
@@ -73,20 +227,43 @@ class ConsumerHandle(ThreadHandle):
     """
 
     def __init__(
-        self,
-        consumer_group: str,
-        turn: Callable[[threading.Event], ConsumeResult],
-        end: Callable[[], object],
+        self, consumer_group: str, push: MessagePush, finish: Callable[[bool], object]
     ) -> None:
-        """`PullConsumer.start` makes it: `turn` pushes some messages, `end` commits the last."""
+        """`PullConsumer.start` makes it: `finish` commits, and leaves the group after a failure."""
         self._stop_is_asked = threading.Event()
         super().__init__(f"consumer-{consumer_group}", 0.0, stopping=self._stop_is_asked)
-        self._group, self._push, self._finish = consumer_group, turn, end
+        self._group, self._push, self._finish = consumer_group, push, finish
         self.total = ConsumeResult()
+        push.go_on_by(self._go_on)
+
+    def stop(self) -> None:
+        """Stop after the call of the handler on its way, or after its consume timeout."""
+        self._stopping.set()
+        # Another thread may take over from one that hangs.
+        while (thread := self._thread).is_alive():
+            thread.join(STOP_LOOK_S)
+
+    def _go_on(self, result: ConsumeResult) -> None:
+        """Another thread takes over from one whose handler hangs."""
+        self.total += result
+        self._failure = self._push.hangs_too_often
+        if self._failure is not None:
+            self._stopping.set()
+        self._thread = self._new_thread()
+        self._thread.start()
+
+    def _turns(self) -> None:
+        try:
+            super()._turns()
+        except BaseException as error:
+            # Another thread has taken over: this one has nothing to say any more.
+            if threading.current_thread() is self._thread:
+                raise
+            logger.info("group %s: a call that was given up has ended: %r", self._group, error)
 
     def _turn(self) -> None:
         try:
-            self.total += self._push(self._stop_is_asked)
+            self.total += self._push.turn(self._stop_is_asked)
         except ConsumerGroupConflictError:
             raise
         except (TxmqError, OSError) as error:
@@ -94,7 +271,10 @@ class ConsumerHandle(ThreadHandle):
             self._stop_is_asked.wait(FAILURE_PAUSE_S)
 
     def _end(self) -> None:
+        if threading.current_thread() is not self._thread:
+            return
+        self._push.end()
         try:
-            self._finish()
+            self._finish(self._failure is not None)
         except (TxmqError, OSError) as error:
             logger.warning("the last messages come again: %s", error)

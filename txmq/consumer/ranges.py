@@ -10,6 +10,9 @@ from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.errors import TxmqError
 
+# A batch of a handler of DataFrames.
+BATCH_BYTES = 1024 * 1024 * 1024
+
 
 class OffsetRange(NamedTuple):
     """Messages of one queue from `start` to before `end`."""
@@ -52,11 +55,13 @@ class RangeReader:
         """The reader is a member of its group already."""
         self._reader = reader
 
-    def take(self, max_messages: int) -> list[OffsetRange]:
+    def take(self, max_messages: int, max_bytes: int = BATCH_BYTES) -> list[OffsetRange]:
         """The visible messages that were not handed out yet, one range a queue; does not wait.
 
         Args:
             max_messages: the largest number of messages in all ranges together.
+            max_bytes: the size of them all, estimated by the sizes of their files; one message is
+                always taken.
 
         Commits: at most one, to renew the lease.
 
@@ -68,15 +73,18 @@ class RangeReader:
         failure: TxmqError | None = None
         for queue, position in self._reader.servable():
             start, left = position.next_offset, max_messages - count_messages(ranges)
-            if not left:
+            if left <= 0 or max_bytes <= 0:
                 break
             try:
                 end = min(self._reader.end_offset(queue, position), start + left)
+                row_bytes = max(self._reader.row_bytes(queue, start, end), 1)
+                end = min(end, start + max(max_bytes // row_bytes, not ranges))
             except UNREADABLE as error:
                 failure = failure or error
                 continue
             if start < end:
                 ranges.append(OffsetRange(queue, start, end))
+                max_bytes -= (end - start) * row_bytes
         if failure is not None and not ranges:
             raise failure
         # The lease may have ended while files were read.
@@ -104,7 +112,9 @@ class RangeReader:
         self._reader.commit(unhandled)
         self._reader.give_again(unhandled)
 
-    def failed_message(self, offsets: OffsetRange, reason: str | Exception) -> FailedMessage | None:
+    def failed_message(
+        self, offsets: OffsetRange, reason: str | BaseException
+    ) -> FailedMessage | None:
         """The one message of a range as a failure; None where the filter does not let it through.
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.

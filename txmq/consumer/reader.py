@@ -7,17 +7,12 @@ need to hold back VACUUM, compaction or the clean-up of the log.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from txmq.columns import Integers, integers
+from txmq.columns import Integers
 from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
@@ -27,36 +22,17 @@ from txmq.consumer.offsets import (
     may_hold,
     queue_count,
 )
+from txmq.consumer.part_rows import MessageMask, PartRows, Window
 from txmq.delta.files import FilePart
 from txmq.delta.log import CommitNews, commit_news
 from txmq.delta.storage import Table
 from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError, StoreNotFoundError
-from txmq.message.received import MESSAGE_COLUMNS, MessageRows
+from txmq.message.received import MessageRows
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
 
-RUN_ROWS = 1024
 # The reader reads larger files one row group at a time.
 LARGE_FILE_BYTES = 32 * 1024 * 1024
-# The reader reads the bodies of smaller files together with their offsets.
-SMALL_FILE_BYTES = 16 * 1024 * 1024
-KEPT_BYTES = 64 * 1024 * 1024
-# At least so many parts are kept: queues may read in different parts.
-KEPT_PARTS = 2
-KEPT_INDEXES = 256
-
-
-class MessageMask(Protocol):
-    """Says which messages pass a filter; `parse_filter` makes it of an expression."""
-
-    @property
-    def text(self) -> str:
-        """The text of the expression."""
-        ...
-
-    def mask(self, table: pa.Table) -> pa.Array:
-        """One boolean for each row; the columns are MESSAGE_COLUMNS."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,59 +48,6 @@ class Run:
     rows: MessageRows
     offsets: list[int]
     next_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class _PartIndex:
-    """The rows of a part of a file by queue and offset.
-
-    Attributes:
-        by_queue: for each queue its offsets, sorted, and the rows that have them.
-    """
-
-    by_queue: Mapping[int, tuple[Integers, Integers]]
-
-    @classmethod
-    def of(cls, rows: pa.Table) -> _PartIndex:
-        queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
-        order = np.lexsort((offsets, queue_ids))
-        names, first = np.unique(queue_ids[order], return_index=True)
-        rows_by_queue = zip(names, np.split(order, first[1:]), strict=True)
-        return cls({int(name): (offsets[own_rows], own_rows) for name, own_rows in rows_by_queue})
-
-    def run(self, queue_id: int, offset: int) -> Integers | None:
-        """The rows with consecutive offsets from `offset` on, at most RUN_ROWS; None if none."""
-        if queue_id not in self.by_queue:
-            return None
-        offsets, rows = self.by_queue[queue_id]
-        start = int(np.searchsorted(offsets, offset))
-        next_offsets = offsets[start : start + RUN_ROWS]
-        follows = next_offsets == np.arange(offset, offset + len(next_offsets))
-        count = len(next_offsets) if follows.all() else int(np.argmin(follows))
-        return rows[start : start + count] if count else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    """All columns of a part of a file.
-
-    Attributes:
-        rows: the rows with MESSAGE_COLUMNS.
-        passes: which rows pass the filter; None where all pass.
-        size_bytes: the memory that the rows take.
-    """
-
-    rows: pa.Table
-    passes: npt.NDArray[np.bool_] | None
-    size_bytes: int
-
-    @classmethod
-    def of(cls, rows: pa.Table, message_filter: MessageMask | None) -> _Decoded:
-        passes = None
-        if message_filter is not None:
-            mask = pc.fill_null(message_filter.mask(rows), False)  # noqa: FBT003 - pyarrow's
-            passes = mask.to_numpy(zero_copy_only=False).astype(bool)
-        return cls(rows, passes, int(rows.nbytes))
 
 
 class TopicReader:
@@ -146,13 +69,12 @@ class TopicReader:
         """Open nothing yet; messages show names of `namespace` without it."""
         self.topic = topic
         self.ends: dict[int, int] = {}
-        self._store, self._filter, self._namespace = store, message_filter, namespace
+        self._store, self._namespace = store, namespace
         self._table: Table = store.tables.table_at(f"topics/{topic}")
         self._version, self._is_surely_absent = NONE, False
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
-        self._indexes: OrderedDict[FilePart, _PartIndex] = OrderedDict()
-        self._decoded: OrderedDict[FilePart, _Decoded] = OrderedDict()
+        self._rows = PartRows(message_filter)
 
     # --- following the log ------------------------------------------------------------------
 
@@ -227,8 +149,7 @@ class TopicReader:
         self._table = self._store.tables.table_at(f"topics/{self.topic}")
         self._version, self._is_surely_absent = NONE, False
         self.ends, self._parts, self._hints = {}, [], {}
-        self._indexes.clear()
-        self._decoded.clear()
+        self._rows.forget()
 
     def forget_before(self, offsets: Mapping[int, int]) -> None:
         """Drop the files and rows before these offsets of queues; a later `read` finds them."""
@@ -239,8 +160,7 @@ class TopicReader:
             if any(may_hold(part, queue, offset) for queue, offset in unread.items())
         ]
         self._hints = {}
-        for part in self._decoded.keys() - set(self._parts):
-            del self._decoded[part]
+        self._rows.forget(set(self._parts))
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -298,14 +218,14 @@ class TopicReader:
     def _find(self, queue_id: int, offset: int) -> Run | None:
         """The run at an offset; None where it is not there, or a file was removed meanwhile."""
         for part in self._candidates(queue_id, offset):
-            index = self._index_of(part)
+            index = self._rows.index_of(self._table, part)
             if index is None:
                 return None
-            rows = index.run(queue_id, offset)
-            if rows is not None:
-                decoded = self._decoded_of(part)
+            numbers = index.run(queue_id, offset)
+            if numbers is not None:
+                window = self._rows.window(self._table, part, int(numbers[0]))
                 self._hints[queue_id] = part
-                return None if decoded is None else self._run(decoded, rows, offset)
+                return None if window is None else self._run(window, numbers, offset)
         return None
 
     def _candidates(self, queue_id: int, offset: int) -> Iterator[FilePart]:
@@ -330,66 +250,25 @@ class TopicReader:
         self._parts = [*self._parts[:number], *groups, *self._parts[number + 1 :]]
         return groups
 
-    def _run(self, decoded: _Decoded, rows: Integers, offset: int) -> Run:
-        next_offset = offset + len(rows)
+    def _run(self, window: Window, numbers: Integers, offset: int) -> Run:
+        places = window.places(numbers)
+        next_offset = offset + len(places)
         offsets = np.arange(offset, next_offset)
-        if decoded.passes is not None:
-            chosen = decoded.passes[rows]
-            rows, offsets = rows[chosen], offsets[chosen]
-        taken = MessageRows(_taken(decoded, rows), self._namespace)
+        if window.passes is not None:
+            chosen = window.passes[places]
+            places, offsets = places[chosen], offsets[chosen]
+        taken = MessageRows(window.taken(places), self._namespace)
         return Run(taken, offsets.tolist(), next_offset)
 
-    # --- rows that are kept in memory -------------------------------------------------------
-
-    def _index_of(self, part: FilePart) -> _PartIndex | None:
-        index = self._indexes.get(part)
-        if index is None:
-            rows = self._rows_with_positions(part)
-            if rows is None:
-                return None
-            index = self._indexes[part] = _PartIndex.of(rows)
-            while len(self._indexes) > KEPT_INDEXES:
-                self._indexes.popitem(last=False)
-        self._indexes.move_to_end(part)
-        return index
-
-    def _rows_with_positions(self, part: FilePart) -> pa.Table | None:
-        if part.file.size_bytes > SMALL_FILE_BYTES:
-            return self._table.read_part(part, POSITION_COLUMNS)
-        decoded = self._decoded_of(part)
-        return None if decoded is None else decoded.rows
-
-    def _decoded_of(self, part: FilePart) -> _Decoded | None:
-        decoded = self._decoded.get(part)
-        if decoded is None:
-            rows = self._table.read_part(part, MESSAGE_COLUMNS)
-            if rows is None:
-                return None
-            decoded = self._decoded[part] = _Decoded.of(_in_order(part, rows), self._filter)
-            self._drop_oldest()
-        self._decoded.move_to_end(part)
-        return decoded
-
-    def _drop_oldest(self) -> None:
-        size_bytes = sum(decoded.size_bytes for decoded in self._decoded.values())
-        while size_bytes > KEPT_BYTES and len(self._decoded) > KEPT_PARTS:
-            size_bytes -= self._decoded.popitem(last=False)[1].size_bytes
+    def row_bytes(self, queue_id: int, start: int, end: int) -> int:
+        """The largest average size of a row in the files that may hold a range of offsets."""
+        sizes = (
+            part.file.size_bytes // max(part.file.num_records, 1)
+            for part in self._parts
+            if may_hold(part, queue_id, start) and lowest_offset(part) < end
+        )
+        return max(sizes, default=0)
 
 
 def _is_to_split(part: FilePart) -> bool:
     return part.row_group is None and part.file.size_bytes > LARGE_FILE_BYTES
-
-
-def _in_order(part: FilePart, rows: pa.Table) -> pa.Table:
-    """The rows in an order in which a run is a view; those of a small part queue by queue."""
-    if part.file.size_bytes > SMALL_FILE_BYTES:
-        return rows.combine_chunks()
-    queue_ids, offsets = (integers(rows[name], NONE) for name in POSITION_COLUMNS)
-    return rows.take(pa.array(np.lexsort((offsets, queue_ids)))).combine_chunks()
-
-
-def _taken(decoded: _Decoded, rows: Integers) -> pa.Table:
-    """Some rows: a view, or a copy where a view would keep a large part in memory."""
-    if decoded.size_bytes <= LARGE_FILE_BYTES and len(rows) and (np.diff(rows) == 1).all():
-        return decoded.rows.slice(int(rows[0]), len(rows))
-    return decoded.rows.take(pa.array(rows))

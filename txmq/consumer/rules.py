@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from txmq.consumer.leases import Membership, Sighting, sightings
 from txmq.errors import ConsumerGroupConflictError
 
 # The key of the offsets that all members share; in BROADCASTING each member has a key.
@@ -57,18 +58,6 @@ class Owner(NamedTuple):
 
     member_id: str
     epoch: int
-
-
-class Membership(NamedTuple):
-    """One member of a group.
-
-    Attributes:
-        epoch: the epoch of the group when it joined.
-        lease_end_ms: it is a member at least until then.
-    """
-
-    epoch: int
-    lease_end_ms: int
 
 
 Offsets = Mapping[TopicQueue, int]
@@ -119,6 +108,7 @@ class GroupState:
         offsets: the next offset to consume of each queue, under SHARED; in BROADCASTING under the
             name of each member.
         members: the members by name.
+        seen: since when the members that joiners met have shown no renewal.
         owners: the member that has each queue; empty in BROADCASTING.
         replays: how often the group went back in a queue on purpose.
         epoch: grows when a member joins or a queue changes hands, so that an old owner never
@@ -132,6 +122,7 @@ class GroupState:
     owners: Mapping[TopicQueue, Owner] = field(default_factory=dict)
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     epoch: int = 0
+    seen: Mapping[str, Sighting] = field(default_factory=dict)
 
     # --- looking ----------------------------------------------------------------------------
 
@@ -141,7 +132,10 @@ class GroupState:
         return self.settings.mode is ConsumeMode.BROADCASTING
 
     def living(self, now_ms: int) -> list[str]:
-        """The names of the members whose lease is not over, sorted."""
+        """The members that live as far as this clock can say, sorted: for people to look at.
+
+        Members do not rest on it: their clocks may differ. They watch each other instead.
+        """
         return sorted(name for name, at in self.members.items() if now_ms < at.lease_end_ms)
 
     def all_queues(self) -> list[TopicQueue]:
@@ -182,8 +176,9 @@ class GroupState:
         settings: GroupSettings,
         queues: Mapping[str, int],
         *,
-        now_ms: int,
+        gone: Collection[str],
         lease_end_ms: int,
+        lease_ms: int = 0,
     ) -> GroupState:
         """The state with one more member, which has no queue yet.
 
@@ -192,7 +187,7 @@ class GroupState:
 
         Raises: ConsumerGroupConflictError where members with other settings live.
         """
-        after = self.without_gone(now_ms)
+        after = self.without_gone(gone)
         if after.settings != settings:
             if any(name != member_id for name in after.members):
                 raise ConsumerGroupConflictError(group, str(after.settings), str(settings))
@@ -201,15 +196,21 @@ class GroupState:
         others = {name: at for name, at in after.members.items() if name != member_id}
         # A new process does not inherit the queues of an earlier one of the same name.
         after = after._with_members(others)  # noqa: SLF001 - of the same class
-        members = {**others, member_id: Membership(epoch, lease_end_ms)}
+        members = {**others, member_id: Membership(epoch, lease_end_ms, lease_ms)}
         return replace(after, members=members, epoch=epoch).grown(queues)
 
-    def without_gone(self, now_ms: int) -> GroupState:
+    def without_gone(self, gone: Collection[str]) -> GroupState:
         """The state without members whose lease is over; their queues become free."""
-        living = self.living(now_ms)
-        if len(living) == len(self.members):
-            return self
-        return self._with_members({name: self.members[name] for name in living})
+        living = {name: at for name, at in self.members.items() if name not in gone}
+        return self if len(living) == len(self.members) else self._with_members(living)
+
+    def sighted(self, stored_ms: int) -> GroupState:
+        """The state with a note of what its members showed at a time of the storage.
+
+        The epoch grows, so that each call is a commit, which has a time of the storage too.
+        """
+        seen = sightings(self.members, self.seen, stored_ms)
+        return replace(self, seen=seen, epoch=self.epoch + 1)
 
     def left(self, me: Owner) -> GroupState:
         """The state without this member; its queues become free."""
@@ -226,8 +227,10 @@ class GroupState:
         """The state with a longer lease; a member that was dropped must join again."""
         if not self.is_member(me):
             return self
-        end_ms = max(lease_end_ms, self.members[me.member_id].lease_end_ms)
-        return replace(self, members={**self.members, me.member_id: Membership(me.epoch, end_ms)})
+        before = self.members[me.member_id]
+        end_ms = max(lease_end_ms, before.lease_end_ms)
+        after = before._replace(lease_end_ms=end_ms)
+        return replace(self, members={**self.members, me.member_id: after})
 
     # --- queues -----------------------------------------------------------------------------
 
@@ -251,11 +254,11 @@ class GroupState:
         least, odd = divmod(sum(self.queues.values()), len(order))
         return least + (order.index(member_id) < odd)
 
-    def is_unfair_to(self, me: Owner, busy: Collection[TopicQueue], now_ms: int) -> bool:
+    def is_unfair_to(self, me: Owner, busy: Collection[TopicQueue], gone: Collection[str]) -> bool:
         """Whether this member should take queues, or give up queues that it is not busy with."""
         if not self.is_member(me):
             return False
-        after = self.without_gone(now_ms)
+        after = self.without_gone(gone)
         return after.shared_out(me, busy).owners != after.owners
 
     def shared_out(self, me: Owner, busy: Collection[TopicQueue]) -> GroupState:
@@ -341,6 +344,17 @@ class GroupState:
             changed, offsets={**self.offsets, **after}, members={}, owners={}, epoch=self.epoch + 1
         )
 
+    def put_back(self, first: Offsets) -> GroupState:
+        """The state in which nobody is beyond these offsets, and which has no members."""
+        after = {
+            reader: {queue: min(offset, first.get(queue, offset)) for queue, offset in own.items()}
+            for reader, own in self.offsets.items()
+        }
+        if after == self.offsets and not self.members:
+            return self
+        changed = self._replayed(self.offsets.get(SHARED, {}), after.get(SHARED, {}))
+        return replace(changed, offsets=after, members={}, owners={}, epoch=self.epoch + 1)
+
     def _replayed(self, before: Offsets, after: Offsets) -> GroupState:
         """The state with one more replay of each queue in which the group goes back."""
         back = [queue for queue, offset in after.items() if offset < before.get(queue, 0)]
@@ -360,7 +374,7 @@ class GroupState:
         self,
         me: Owner,
         *,
-        now_ms: int,
+        gone: Collection[str],
         lease_end_ms: int,
         commits: Mapping[TopicQueue, tuple[int, int]] | None = None,
         busy: Collection[TopicQueue] = (),
@@ -368,11 +382,11 @@ class GroupState:
         """Do all that a member does in one swap.
 
         It commits its offsets, renews its lease, drops members whose lease is over, and gives up or
-        takes queues. The arguments are those of `committed`, `renewed` and `shared_out`.
+        takes queues. The arguments are those of `committed`, `renewed`, `without_gone` and
+        `shared_out`; the member itself is not among those that are `gone`.
         """
-        # First its own offsets and lease: a lease that ended counts once another member drops it.
         result = self.committed(me, commits or {})
-        after = result.state.renewed(me, lease_end_ms).without_gone(now_ms)
+        after = result.state.renewed(me, lease_end_ms).without_gone(gone)
         return SwapResult(after.shared_out(me, busy), result.refused)
 
 

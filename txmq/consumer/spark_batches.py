@@ -15,6 +15,7 @@ from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.frames import TopicFrames
 from txmq.consumer.group_reader import LOOK_INTERVAL_S
+from txmq.consumer.handler import ENDS, ErrorHook, hand_out, wrong_result
 from txmq.consumer.ranges import OffsetRange, RangeReader, count_messages, split_in_two
 from txmq.consumer.rules import ConsumeStatus, TopicQueue
 from txmq.consumer.send_back import FailedMessage
@@ -43,6 +44,9 @@ class SparkBatches:
     A batch may come again, whole or split otherwise, if the member dies before its commit. The
     handler must bear that: with an inbox, or a MERGE by `message_id`.
 
+    A handler that hangs is not interrupted: after the consume timeout the lease of the member ends,
+    and other members go on.
+
     For one thread at a time. `Consumer.subscribe` makes it.
     """
 
@@ -52,9 +56,11 @@ class SparkBatches:
         frames: TopicFrames,
         handler: BatchHandler,
         max_messages: int,
+        on_error: ErrorHook | None = None,
     ) -> None:
         """The reader of the ranges is a member of its group already."""
         self._ranges, self._frames, self._handler = ranges, frames, handler
+        self._on_error = on_error
         self._max_messages, self._use = max_messages, ExclusiveUse()
         self._handle: BatchHandle | None = None
 
@@ -92,7 +98,8 @@ class SparkBatches:
             ranges = self._ranges.take(self._max_messages)
             if not ranges:
                 return None
-            return _BatchRun(self._ranges, self._frames, self._handler, ranges).run()
+            batch = _BatchRun(self._ranges, self._frames, self._handler, ranges, self._on_error)
+            return batch.run()
 
     def start(self) -> BatchHandle:
         """Run as `run_once` in a new thread until `stop()` of the handle.
@@ -117,6 +124,11 @@ class SparkBatches:
             self._use.close()
             self._ranges.leave()
 
+    def leave(self) -> None:
+        """Leave the group until the next batch, so that others go on: one commit."""
+        with self._use:
+            self._ranges.leave()
+
     def __enter__(self) -> Self:
         """Return the member itself."""
         return self
@@ -135,8 +147,10 @@ class _BatchRun:
         frames: TopicFrames,
         handler: BatchHandler,
         ranges: list[OffsetRange],
+        on_error: ErrorHook | None,
     ) -> None:
         self._reader, self._frames, self._handler = reader, frames, handler
+        self._on_error = on_error
         self._ranges, self._handled = ranges, dict[TopicQueue, int]()
         self._failed: list[tuple[OffsetRange, FailedMessage]] = []
         self._failures = self._sent_back = 0
@@ -154,13 +168,13 @@ class _BatchRun:
         return ConsumeResult(self._count(), self._sent_back)
 
     def _send_back(self) -> None:
-        handled, failed_at = self._handled, dict[TopicQueue, int]()
+        handled, failed_at = dict(self._handled), dict[TopicQueue, int]()
         for offsets, _ in reversed(self._failed):
             failed_at[offsets.queue] = offsets.start
         # Failed messages count as handled only once they are durable in the retry topic.
         self._handled = {q: min(end, failed_at.get(q, end)) for q, end in handled.items()}
-        self._sent_back = self._reader.send_back([failed for _, failed in self._failed])
-        self._handled = handled
+        self._sent_back += self._reader.send_back([failed for _, failed in self._failed])
+        self._handled, self._failed = handled, []
 
     def _count(self) -> int:
         starts = {offsets.queue: offsets.start for offsets in self._ranges}
@@ -169,6 +183,7 @@ class _BatchRun:
     def _try(self, ranges: list[OffsetRange]) -> None:
         if self._is_left(ranges):
             return
+        self._send_back_before(ranges)
         reason = self._failure(ranges)
         if self._has_left:
             return
@@ -180,10 +195,19 @@ class _BatchRun:
         else:
             self._note_failed(ranges[0], reason)
 
-    def _note_failed(self, offsets: OffsetRange, reason: str | Exception) -> None:
+    def _send_back_before(self, ranges: Sequence[OffsetRange]) -> None:
+        """An effect by offset says that all messages before it in its queue are done."""
+        queues = {offsets.queue for offsets in ranges}
+        if any(offsets.queue in queues for offsets, _ in self._failed):
+            self._send_back()
+
+    def _note_failed(self, offsets: OffsetRange, reason: str | BaseException) -> None:
         failed = self._reader.failed_message(offsets, reason)
         if failed is not None:
+            logger.warning("%r is sent back", failed.message)
             self._failed.append((offsets, failed))
+            if isinstance(reason, BaseException):
+                hand_out(self._on_error, failed.message, reason)
         self._handled[offsets.queue] = offsets.end
 
     def _is_left(self, ranges: Sequence[OffsetRange]) -> bool:
@@ -191,23 +215,27 @@ class _BatchRun:
         self._has_left = self._has_left or not self._reader.is_owned(ranges)
         return self._has_left
 
-    def _failure(self, ranges: Sequence[OffsetRange]) -> str | Exception | None:
+    def _failure(self, ranges: Sequence[OffsetRange]) -> str | BaseException | None:
         """Why the handler failed on the ranges; None where it handled them."""
         try:
             rows = self._frames.dataframe(ranges)
             # Opening a table may take longer than a lease.
             if self._is_left(ranges):
                 return None
-            status = self._handler(rows)
-        except Exception as error:
+            status: object = self._handler(rows)
+        except ENDS:
+            raise
+        except BaseException as error:
             self._failures += 1
             if self._failures >= FAILURES_MAX:
                 raise
-            logger.warning("a batch is split and tried again: %s", type(error).__name__)
+            logger.warning("a batch has failed and is split: %s", ranges, exc_info=True)
             return error
-        if status is None or status is ConsumeStatus.SUCCESS:
-            return None
-        return ConsumeStatus.RECONSUME_LATER.value
+        if status is ConsumeStatus.RECONSUME_LATER:
+            return ConsumeStatus.RECONSUME_LATER.value
+        if (wrong := wrong_result(status)) is not None:
+            logger.error("%s: %s", ranges, wrong)
+        return wrong
 
 
 class BatchHandle(ThreadHandle):
@@ -235,3 +263,8 @@ class BatchHandle(ThreadHandle):
         except (TxmqError, OSError) as error:
             logger.error("the consumer goes on after: %s", error)  # noqa: TRY400 - it says all
             self._stop_is_asked.wait(FAILURE_PAUSE_S)
+
+    def _end(self) -> None:
+        if self._failure is not None:
+            # Else the lease of a member that does nothing would keep the queues from others.
+            self._batches.leave()

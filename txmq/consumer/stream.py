@@ -8,9 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from txmq.clock import SystemClock, timestamp
-from txmq.consumer.arguments import Subscription, Topics, check_max_messages, filters_by_topic
+from txmq.consumer.arguments import (
+    Subscription,
+    Topics,
+    check_max_messages,
+    checked_timeout,
+    filters_by_topic,
+)
 from txmq.consumer.frames import TopicFrames, united
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.handler import ErrorHook, check_function
 from txmq.consumer.offsets import OffsetsByTopic, StartPoint, moment_ms
 from txmq.consumer.ranges import RangeReader
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
@@ -180,6 +187,8 @@ class Consumer:
         from_timestamp: datetime | None = None,
         mode: ConsumeMode = ConsumeMode.CLUSTERING,
         member_id: str | None = None,
+        consume_timeout_s: float | None = None,
+        on_error: ErrorHook | None = None,
     ) -> SparkBatches:
         """Join the group as a member whose handler gets DataFrames; see SparkBatches.
 
@@ -199,17 +208,24 @@ class Consumer:
             from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
             mode: in CLUSTERING the members share the queues, in BROADCASTING each member reads all.
             member_id: the name of this member; BROADCASTING needs it.
+            consume_timeout_s: a handler that takes longer for one batch loses the lease of the
+                member; the setting of the store if it is left out.
+            on_error: called with each message that is found to fail, and with its error.
 
         Raises: as PullConsumer.
         """
         check_max_messages(max_messages)
+        check_function("handler", handler)
+        if on_error is not None:
+            check_function("on_error", on_error)
+        timeout_s = checked_timeout(consume_timeout_s, self.store.config.consume_timeout_s)
         subscription = Subscription.of(
             consumer_group=self._given_group, topics=topics, from_where=from_where,
             from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=self.namespace,
         )  # fmt: skip
-        reader = GroupReader(self.store, subscription, SystemClock())
+        reader = GroupReader(self.store, subscription, SystemClock(), consume_timeout_s=timeout_s)
         frames = TopicFrames(self.store, spark, subscription.filters, self.namespace)
-        return SparkBatches(RangeReader(reader), frames, handler, max_messages)
+        return SparkBatches(RangeReader(reader), frames, handler, max_messages, on_error)
 
     def wait(self, query: StreamingQuery, timeout_s: float | None = None) -> bool:
         """Wait until a query over topics ends.

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from txmq.delta.batches import BATCH_BYTES, in_windows, record_batches
 from txmq.delta.failures import failed_read, problem_of, read_errors
 from txmq.delta.features import features_beside_files
 from txmq.delta.files import (
@@ -40,17 +41,13 @@ from txmq.errors import (
     UnsupportedTableError,
 )
 
-READ_BUFFER_BYTES = 1 << 20
-# A batch of rows that is in memory at once, where its caller names no other limit.
-BATCH_BYTES = 16 * 1024 * 1024
 # Above this size a file is filtered batch by batch and never held whole.
 WHOLE_FILE_BYTES = 64 * 1024 * 1024
-# Within a row group that is larger than a batch the large rows may stand together.
-UNEVEN_ROWS = 64
-UNEVEN_PARTS = 8
 # A file that could not be read is not tried again sooner.
 UNREADABLE_PAUSE_S = 10.0
 MOVED_ATTEMPTS = 3
+# Rows that are decoded at once.
+STEP_ROWS = 4096
 _INSERT = "insert"
 
 
@@ -161,6 +158,29 @@ class ReadTable(PinnedTable):
         stored = [name for name in columns if name not in self.schema.partition_by]
         rows = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
         return None if rows is None else with_partition(rows, part.file, schema)
+
+    def windows(
+        self, part: FilePart, columns: Sequence[str], size_bytes: int
+    ) -> Iterator[tuple[pa.Table, bool]]:
+        """The rows of a file or row group in their order, in tables of about `size_bytes`.
+
+        Each table comes with whether it is the last one; memory holds two of them.
+
+        Raises: FileNotFoundError where the file is gone; StorageError.
+        """
+        schema = self._columns_of(columns)
+        stored = [name for name in columns if name not in self.schema.partition_by]
+        try:
+            with self.filesystem.open_input_file(part.file.path) as source:
+                row_groups = None if part.row_group is None else [part.row_group]
+                batches = record_batches(source, stored, STEP_ROWS, size_bytes, row_groups)
+                for rows, is_last in in_windows(batches, size_bytes):
+                    yield with_partition(rows, part.file, schema), is_last
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            problem = f"{part.file.path} cannot be read ({type(error).__name__})"
+            raise StorageError(self.name, problem) from error
 
     def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
         def attempt() -> Result | None:
@@ -360,32 +380,4 @@ class ReadTable(PinnedTable):
         """
         stored = [name for name in columns if name not in self.schema.partition_by]
         with self.filesystem.open_input_file(file.path) as source:
-            # Without a buffer size, memory holds a whole column of a row group.
-            reader = pq.ParquetFile(
-                source,
-                pre_buffer=False,
-                buffer_size=READ_BUFFER_BYTES,
-                coerce_int96_timestamp_unit="us",
-            )
-            for group in range(reader.metadata.num_row_groups):
-                size = batch_rows(reader.metadata.row_group(group), stored, rows, batch_bytes)
-                yield from reader.iter_batches(
-                    size, row_groups=[group], columns=stored, use_threads=False
-                )
-
-
-def batch_rows(
-    group: pq.RowGroupMetaData, columns: Sequence[str], rows: int, batch_bytes: int
-) -> int:
-    """How many rows of a row group to hold at once."""
-    names = set(columns)
-    chunks = (group.column(index) for index in range(group.num_columns))
-    size_bytes = sum(
-        chunk.total_uncompressed_size
-        for chunk in chunks
-        if chunk.path_in_schema.partition(".")[0] in names
-    )
-    if size_bytes <= batch_bytes or not group.num_rows:
-        return rows
-    even = max(1, int(batch_bytes * group.num_rows // size_bytes))
-    return min(rows, even, max(UNEVEN_ROWS, even // UNEVEN_PARTS))
+            yield from record_batches(source, stored, rows, batch_bytes)

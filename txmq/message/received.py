@@ -7,6 +7,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from txmq.columns import python_values
 from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, RECONSUME_TIMES, unwrapped
 
 if TYPE_CHECKING:
@@ -37,8 +38,16 @@ class MessageRows:
         """All values of one column."""
         values = self._values.get(name)
         if values is None:
-            values = self._values[name] = self._rows.column(name).to_pylist()
+            values = self._values[name] = python_values(self._rows.column(name))
         return values
+
+    def sizes_bytes(self) -> list[int]:
+        """The size of each message: its body, and its share of the other columns."""
+        import pyarrow.compute as pc
+
+        bodies = pc.fill_null(pc.binary_length(self._rows.column("body")), 0).to_pylist()
+        others = (int(self._rows.nbytes) - sum(bodies)) // max(len(bodies), 1)
+        return [size_bytes + max(others, 0) for size_bytes in bodies]
 
     def shown(self, name: str) -> str:
         """A stored name as the reader's namespace calls it."""

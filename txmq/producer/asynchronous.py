@@ -18,6 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+from txmq.handles import close_at_exit
 from txmq.lifecycle import ClaimKind
 from txmq.message.ids import message_id, new_transaction_id
 from txmq.message.message import LocalTransactionState, Message
@@ -102,6 +103,7 @@ class AsyncSends:
         self._halves = self._step(self._prepare, "txmq-async-halves", limits)
         self._local = _LocalTransactions(self._executed, limits.threads, limits.max_waiting)
         self._ends = self._step(self._end, "txmq-async-ends", limits)
+        close_at_exit(self.close)
 
     @staticmethod
     def _step(

@@ -20,6 +20,7 @@ from txmq.errors import (
     TransactionNotFoundError,
 )
 from txmq.fail_points import FailPoint, reached
+from txmq.handles import close_at_exit
 from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
@@ -70,6 +71,7 @@ class ProducerCommits:
         self._delay_levels_s = store.config.delay_levels_s
         self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
         self._logs = _LogCommits(store, producer_group, clock)
+        close_at_exit(self.close)
 
     def now_ms(self) -> int:
         """The time of the producer's clock."""

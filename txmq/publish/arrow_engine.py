@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import disk_error, problem_of
 from txmq.delta.parquet import NewFile, write_file, write_partitions
-from txmq.delta.reading import BATCH_BYTES
 from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.delta.storage import Table
 from txmq.errors import UnreadableFileError

@@ -205,6 +205,14 @@ class Config:
         10.0, "silence of a member of a consumer group after which other members take over",
         at_least=0.3,
     )  # fmt: skip
+    consume_timeout_s: float = setting(
+        900.0, "a handler that takes longer for one message has failed on it (RocketMQ: 15 min)",
+        at_least=0.001,
+    )  # fmt: skip
+    consume_batch_bytes: int = setting(
+        64 * 1024 * 1024, "size of the messages that one poll or push of a consumer holds",
+        at_least=1,
+    )  # fmt: skip
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={

@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from txmq.consumer.group import state_of, value_of
+from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.rules import SHARED, ConsumeMode, GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupConflictError
+from txmq.testing import ManualClock
 
 LEASE_MS = 10_000
 NAMES = ("a", "b", "c", "d")
+# Clocks that differ by more than a lease, as those of machines may.
+AHEAD_MS = {"a": 0, "b": 3_600_000, "c": -3_600_000, "d": 15_000}
 SETTINGS = GroupSettings(ConsumeMode.CLUSTERING, {"orders": "*", "stock": "eu"})
 
 
@@ -25,12 +29,23 @@ class Member:
     """A process: what it believes of itself, which may be long out of date."""
 
     me: Owner
+    clock: ManualClock
+    watch: LeaseWatch
+    lease: OwnLease
     epochs: dict[TopicQueue, int] = field(default_factory=dict)
     read: dict[TopicQueue, int] = field(default_factory=dict)
     busy: set[TopicQueue] = field(default_factory=set)
-    lease_end_ms: int = 0
+
+    @classmethod
+    def started(cls, name: str, now_ms: int) -> Member:
+        clock = ManualClock(now_ms + AHEAD_MS[name])
+        return cls(Owner("", 0), clock, LeaseWatch(clock, LEASE_MS), OwnLease(clock, LEASE_MS))
+
+    def others_gone(self, state: GroupState) -> frozenset[str]:
+        return self.watch.gone(state.members) - {self.me.member_id}
 
     def adopt(self, state: GroupState) -> None:
+        self.watch.look(state.members)
         held = state.held_by(self.me)
         offsets = state.offsets_of(self.me.member_id)
         for queue, epoch in held.items():
@@ -38,10 +53,8 @@ class Member:
                 self.read[queue] = offsets.get(queue, 0)
         self.busy = {queue for queue in self.busy if held.get(queue) == self.epochs.get(queue)}
         self.epochs = dict(held)
-        membership = state.members.get(self.me.member_id)
-        self.lease_end_ms = (
-            membership.lease_end_ms if membership and state.is_member(self.me) else 0
-        )
+        is_member = state.is_member(self.me)
+        self.lease.adopt(state.members[self.me.member_id] if is_member else None)
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -53,21 +66,25 @@ class GroupMachine(RuleBasedStateMachine):
     def begin(self, counts: dict[str, int]) -> None:
         self.counts = counts
         self.state = GroupState()
-        self.now_ms = 0
+        self.now_ms = 10_000_000
         self.members: dict[str, Member] = {}
         self.handed: Counter[tuple[TopicQueue, int]] = Counter()
 
     @rule(name=st.sampled_from(NAMES))
     def join(self, name: str) -> None:
-        if name in self.state.living(self.now_ms):
+        member = self.members.get(name)
+        if member is None or self.state.is_member(member.me):
+            # Another process of the name, which has seen nothing yet.
+            self.members[name] = member = Member.started(name, self.now_ms)
+        gone = member.watch.gone(self.state.members)
+        if name in self.state.members and name not in gone:
             return
         after = self.state.joined(
             "group", name, SETTINGS, self.counts,
-            now_ms=self.now_ms, lease_end_ms=self.now_ms + LEASE_MS,
+            gone=gone, lease_end_ms=member.lease.next_number(None), lease_ms=LEASE_MS,
         )  # fmt: skip
-        member = Member(Owner(name, after.epoch))
+        member.me = Owner(name, after.epoch)
         self._put(after.shared_out(member.me, ()), member)
-        self.members[name] = member
 
     @rule(name=st.sampled_from(NAMES), is_commit=st.booleans())
     def swap(self, name: str, is_commit: bool) -> None:  # noqa: FBT001 - Hypothesis draws it
@@ -84,7 +101,8 @@ class GroupMachine(RuleBasedStateMachine):
         before = self.state.offsets_of(name)
         held = self.state.held_by(member.me)
         result = self.state.swapped(
-            member.me, now_ms=self.now_ms, lease_end_ms=self.now_ms + LEASE_MS,
+            member.me, gone=member.others_gone(self.state),
+            lease_end_ms=member.lease.next_number(self.state.members[name]),
             commits=commits, busy=() if is_commit else member.busy,
         )  # fmt: skip
         assert result.refused == {q for q, (epoch, _) in commits.items() if held.get(q) != epoch}
@@ -98,7 +116,7 @@ class GroupMachine(RuleBasedStateMachine):
     def consume(self, name: str, count: int) -> None:
         """Only while the lease is not over, only of what is believed to be held."""
         member = self.members.get(name)
-        if member is None or self.now_ms >= member.lease_end_ms:
+        if member is None or member.lease.left_ms <= 0:
             return
         for queue in sorted(member.epochs)[:count]:
             owner = self.state.owners.get(queue)
@@ -115,6 +133,8 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 4, 11]))
     def wait(self, seconds: int) -> None:
         self.now_ms += seconds * 1000
+        for member in self.members.values():
+            member.clock.advance(seconds)
 
     @rule(topic=st.sampled_from(["orders", "stock"]))
     def alter(self, topic: str) -> None:
@@ -131,7 +151,7 @@ class GroupMachine(RuleBasedStateMachine):
                 if self.state.is_member(member.me):
                     member.adopt(self.state)
                     self.swap(name, is_commit=True)
-        living = self.state.living(self.now_ms)
+        living = sorted(name for name in self.members if self.is_serving(name))
         if not living or set(self.state.members) - set(self.members):
             return
         if set(living) != set(self.state.members):
@@ -157,6 +177,11 @@ class GroupMachine(RuleBasedStateMachine):
             assert {o.member_id for o in self.state.owners.values()} <= set(self.state.members)
             assert set(self.state.owners) <= set(self.state.all_queues())
 
+    def is_serving(self, name: str) -> bool:
+        """Whether the group shows the process of a name, and its lease is not over."""
+        member = self.members.get(name)
+        return member is not None and self.state.is_member(member.me) and member.lease.left_ms > 0
+
     def _put(self, after: GroupState, member: Member | None) -> None:
         before = self.state.offsets.get(SHARED, {})
         now = after.offsets.get(SHARED, {})
@@ -168,8 +193,8 @@ class GroupMachine(RuleBasedStateMachine):
         for queue in moved:
             old = self.state.owners[queue]
             membership = self.state.members.get(old.member_id)
-            is_alive = membership is not None and self.now_ms < membership.lease_end_ms
-            assert not is_alive, "a queue is taken only from who is gone"
+            is_the_same = membership is not None and self.is_serving(old.member_id)
+            assert not is_the_same, "a queue is taken only from who is gone"
         self.state = after
         if member is not None:
             member.adopt(after)
@@ -183,7 +208,7 @@ def joined(*names: str, queues: int = 4) -> tuple[GroupState, list[Owner]]:
     state, members = GroupState(), []
     for name in names:
         state = state.joined(
-            "group", name, SETTINGS, {"orders": queues}, now_ms=0, lease_end_ms=LEASE_MS
+            "group", name, SETTINGS, {"orders": queues}, gone=(), lease_end_ms=LEASE_MS
         )
         members.append(Owner(name, state.epoch))
     for _ in range(4):
@@ -198,7 +223,7 @@ def test_queue_stays_where_it_is_when_a_member_joins_unless_it_is_needed(
 ) -> None:
     before, _ = joined(*NAMES[: count - 1], queues=queues) if count > 1 else (GroupState(), [])
     state = before.joined(
-        "group", "z", SETTINGS, {"orders": queues}, now_ms=0, lease_end_ms=LEASE_MS
+        "group", "z", SETTINGS, {"orders": queues}, gone=(), lease_end_ms=LEASE_MS
     )
     members = [Owner(name, membership.epoch) for name, membership in state.members.items()]
     for _ in range(4):
@@ -212,7 +237,7 @@ def test_queue_stays_where_it_is_when_a_member_joins_unless_it_is_needed(
 
 def test_member_that_is_busy_gives_up_only_what_it_is_not_busy_with() -> None:
     state, (first,) = joined("a")
-    state = state.joined("group", "b", SETTINGS, {}, now_ms=0, lease_end_ms=LEASE_MS)
+    state = state.joined("group", "b", SETTINGS, {}, gone=(), lease_end_ms=LEASE_MS)
     busy = {TopicQueue("orders", queue) for queue in (1, 2, 3)}
 
     after = state.shared_out(first, busy)
@@ -249,12 +274,10 @@ def test_other_settings_are_refused_while_anybody_lives_and_replace_them_later()
     state = state.begun("a", {TopicQueue("orders", 0): 5})
     other = GroupSettings(ConsumeMode.CLUSTERING, {"orders": "us"})
     with pytest.raises(ConsumerGroupConflictError) as refused:
-        state.joined("group", "b", other, {"orders": 4}, now_ms=1, lease_end_ms=LEASE_MS)
+        state.joined("group", "b", other, {"orders": 4}, gone=(), lease_end_ms=LEASE_MS)
     assert (refused.value.group, refused.value.given) == ("group", str(other))
 
-    after = state.joined(
-        "group", "b", other, {"orders": 4}, now_ms=LEASE_MS, lease_end_ms=2 * LEASE_MS
-    )
+    after = state.joined("group", "b", other, {"orders": 4}, gone={"a"}, lease_end_ms=2 * LEASE_MS)
 
     assert after.settings == other
     assert after.offsets == state.offsets

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kit.builders import table_versions
-from tests.kit.consumer_world import BILLING, ConsumerWorld, drained
+from tests.kit.consumer_world import BILLING, ConsumerWorld, drained, make_old
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.group import group_in
 from txmq.consumer.pull import PullConsumer
@@ -125,6 +125,7 @@ def test_group_name_twice_with_other_topics_is_refused_while_a_member_lives(
 def test_member_whose_group_got_other_settings_meanwhile_is_told(world: ConsumerWorld) -> None:
     silent = world.consumer()
     world.clock.advance(3600)
+    make_old(world, 3600)
     world.consumer("stock")
 
     with pytest.raises(ConsumerGroupConflictError):

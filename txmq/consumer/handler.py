@@ -1,0 +1,92 @@
+"""Calls a user's handler: what it may be, what it may return, and who hears of its failures."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+
+from txmq.consumer.rules import ConsumeStatus
+from txmq.errors import ConfigError, HandlerResultError, shown
+from txmq.message.received import ReceivedMessage
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[ReceivedMessage], "ConsumeStatus | None"]
+ErrorHook = Callable[[ReceivedMessage, BaseException], object]
+# Somebody ends the process or the thread with them; a Rust panic is no Exception either.
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_LAZY = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+
+
+def check_function(name: str, function: object) -> None:
+    """Refuse what cannot be called, or does nothing when it is called. Raises: ConfigError."""
+    if not callable(function):
+        raise ConfigError([f"{name} must be a function, not {shown(function)}"])
+    called = (function, type(function).__call__)
+    if any(is_lazy(part) for is_lazy in _LAZY for part in called):
+        problem = "is async or a generator, so a call of it does nothing; pass a plain function"
+        advice = "such as lambda message: asyncio.run(handle(message))"
+        raise ConfigError([f"{name} {problem}, {advice}"])
+
+
+class MessageHandler:
+    """A handler of single messages with its hook for failures.
+
+    A failure is logged with its traceback and the id of the message; txmq logs no body.
+    """
+
+    def __init__(self, handler: Handler, on_error: ErrorHook | None = None) -> None:
+        """Check the handler. Raises: ConfigError."""
+        check_function("handler", handler)
+        self._handler, self._on_error = handler, on_error
+
+    def failure_of(self, message: ReceivedMessage) -> str | BaseException | None:
+        """Call the handler; why it failed on the message, None where it handled it.
+
+        Raises: KeyboardInterrupt, SystemExit, GeneratorExit of the handler.
+        """
+        try:
+            status: object = self._handler(message)
+        except ENDS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler may fail in any way
+            self.report(message, error)
+            return error
+        if status is ConsumeStatus.RECONSUME_LATER:
+            logger.info("%r comes again later", message)
+            return ConsumeStatus.RECONSUME_LATER.value
+        wrong = wrong_result(status)
+        if wrong is None:
+            return None
+        self.report(message, wrong, logging.ERROR)
+        return str(wrong)
+
+    def report(
+        self, message: ReceivedMessage, error: BaseException, level: int = logging.WARNING
+    ) -> None:
+        """Write a failure into the log, and hand it to the hook."""
+        logger.log(level, "%r is sent back", message, exc_info=error)
+        hand_out(self._on_error, message, error)
+
+
+def hand_out(on_error: ErrorHook | None, message: ReceivedMessage, error: BaseException) -> None:
+    """Call the hook of failures; what it raises is logged."""
+    if on_error is None:
+        return
+    try:
+        on_error(message, error)
+    except ENDS:
+        raise
+    except BaseException:
+        logger.exception("on_error failed for %r", message)
+
+
+def wrong_result(status: object) -> HandlerResultError | None:
+    """The error for a result that is neither None nor a ConsumeStatus; None where it is right."""
+    if status is None or isinstance(status, ConsumeStatus):
+        return None
+    if inspect.iscoroutine(status):
+        # Else Python warns that nobody has awaited it.
+        status.close()
+    return HandlerResultError(status)
