@@ -25,6 +25,7 @@ from txmq.errors import (
     ConsumerGroupConflictError,
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
+    DifferentMessagesError,
     EnvironmentProblemError,
     HookError,
     InboxError,
@@ -73,6 +74,7 @@ from txmq.errors import (
     StoreFullError,
     StoreNotFoundError,
     TooLargeError,
+    TopicChangedError,
     TopicConflictError,
     TopicExistsError,
     TopicInUseError,
@@ -80,6 +82,7 @@ from txmq.errors import (
     TopicNotFoundError,
     TopicNotRebuiltError,
     TransactionError,
+    TransactionForgottenError,
     TransactionNotFoundError,
     TxmqError,
     UnknownCommitError,
@@ -109,6 +112,7 @@ if TYPE_CHECKING:
         SendContext,
         SendMessageHook,
     )
+    from txmq.lifecycle import TransactionState
     from txmq.listeners.database import DatabaseListener
     from txmq.listeners.delta import DeltaListener
     from txmq.listeners.http import HttpListener
@@ -170,6 +174,7 @@ _MODULES = {
     "EndTransactionHook": "txmq.hooks",
     "SendContext": "txmq.hooks",
     "SendMessageHook": "txmq.hooks",
+    "TransactionState": "txmq.lifecycle",
     "DatabaseListener": "txmq.listeners.database",
     "DeltaListener": "txmq.listeners.delta",
     "HttpListener": "txmq.listeners.http",
@@ -248,6 +253,7 @@ __all__ = [
     "DelayService",
     "DeltaInbox",
     "DeltaListener",
+    "DifferentMessagesError",
     "EndContext",
     "EndTransactionHook",
     "EnvironmentProblemError",
@@ -319,6 +325,7 @@ __all__ = [
     "StoreFullError",
     "StoreNotFoundError",
     "TooLargeError",
+    "TopicChangedError",
     "TopicConflictError",
     "TopicExistsError",
     "TopicInUseError",
@@ -331,10 +338,12 @@ __all__ = [
     "TraceHook",
     "Transaction",
     "TransactionError",
+    "TransactionForgottenError",
     "TransactionListener",
     "TransactionNotFoundError",
     "TransactionProducer",
     "TransactionSendResult",
+    "TransactionState",
     "TxmqError",
     "UnknownCommitError",
     "__version__",

@@ -29,6 +29,7 @@ from deltalake import (
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
+from txmq.delta.forks import begin_use, refuse_panic
 from txmq.errors import (
     CommitRefusedError,
     ReadOnlyStoreError,
@@ -89,12 +90,14 @@ class PinnedTable:
     @property
     def handle(self) -> DeltaTable:
         """The delta-rs table this object is pinned to."""
+        begin_use()
         if self._handle is None:
             self._handle = self._opened()
         return self._handle
 
     def refresh(self) -> Self:
         """Pin the newest version; returns the object itself. Raises: StorageError."""
+        begin_use()
         if self._handle is None:
             self._handle = self._opened()
             return self
@@ -152,6 +155,7 @@ class PinnedTable:
         return self
 
     def _opened(self) -> DeltaTable:
+        begin_use()
         options = self._options or None
         handle = read_again(
             self.name, lambda: DeltaTable(self.location, storage_options=options), self.missing
@@ -336,6 +340,9 @@ def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -
         except (DeltaError, OSError, pa.ArrowException) as error:
             failure = error
             pause(attempt)
+        except BaseException as error:
+            refuse_panic(error)
+            raise
     raise StorageError(table, f"cannot be read ({_in_one_line(failure)})") from failure
 
 
@@ -348,6 +355,9 @@ def translated(table: str) -> Iterator[None]:
         raise CommitRefusedError(table, "another writer was first; computing again") from error
     except (DeltaError, OSError) as error:
         raise _storage_error(table, error) from error
+    except BaseException as error:
+        refuse_panic(error)
+        raise
 
 
 def _storage_error(table: str, error: Exception) -> StorageError:

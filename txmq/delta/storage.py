@@ -16,6 +16,7 @@ from deltalake import DeltaTable, Field, Schema, WriterProperties
 from deltalake.transaction import AddAction, RemoveAction
 
 from txmq.delta.files import DataFile, partition_columns, partition_texts
+from txmq.delta.forks import begin_use
 from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.pinned import pause, translated
 from txmq.delta.reading import ReadTable
@@ -63,6 +64,7 @@ class Table(ReadTable):
         self._handle = None
 
     def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:
+        begin_use()
         with translated(self.name):
             DeltaTable.create(
                 self.location,

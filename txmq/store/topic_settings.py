@@ -206,6 +206,14 @@ class TopicRegister:
         settings = {name: TopicSettings.from_value(name, value) for name, value in kept.items()}
         return RegisteredTopics(settings, frozenset(seen.value.get("deleted", ())), seen)
 
+    def has_news(self) -> bool:
+        """Whether somebody changed the settings since `read`; one lookup of a file name.
+
+        Raises: OSError, StorageError.
+        """
+        table = self._register.table
+        return table.has_news() if self._is_there else table.has_commit(0)
+
     def swap(self, after: RegisteredTopics, now_ms: int) -> None:
         """Replace the value that `after` was made from, in one commit.
 
