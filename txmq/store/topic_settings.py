@@ -182,9 +182,14 @@ class RegisteredTopics:
             {**self.settings, topic: settings}, self.deleted - {topic}, self.seen
         )
 
+    def without_settings(self, topic: str) -> RegisteredTopics:
+        """A copy without settings for one topic."""
+        kept = {name: settings for name, settings in self.settings.items() if name != topic}
+        return RegisteredTopics(kept, self.deleted, self.seen)
+
     def with_deleted(self, topic: str) -> RegisteredTopics:
         """A copy in which one topic is deleted."""
-        kept = {name: settings for name, settings in self.settings.items() if name != topic}
+        kept = self.without_settings(topic).settings
         return RegisteredTopics(kept, self.deleted | {topic}, self.seen)
 
 
