@@ -211,8 +211,8 @@ class TransactionForgottenError(TransactionNotFoundError):
         TransactionError.__init__(
             self,
             transaction_id,
-            "had its end, and retention has removed its rows since (file_reserved_time_h); that end "
-            "stands, so compare its topics with your local transaction",
+            "had its end, and retention has removed its rows since (file_reserved_time_h); that "
+            "end stands, so compare its topics with your local transaction",
         )
 
 

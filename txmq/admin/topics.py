@@ -284,9 +284,11 @@ class Topics:
             check_unused(self._store, topic)
         except TopicInUseError:
             self._swap(
-                lambda registered: registered.with_settings(topic, before)
-                if before is not None
-                else registered.without_settings(topic)
+                lambda registered: (
+                    registered.with_settings(topic, before)
+                    if before is not None
+                    else registered.without_settings(topic)
+                )
             )
             raise
 

@@ -100,15 +100,15 @@ class ProducerCommits:
         Raises: as `TransactionProducer.end_transaction`.
         """
         halves = self.store.tables.half_log().halves(transaction_id)
-        end = AskedEnd(transaction_id, state, message_count=halves and halves.message_count)
         if halves is None:
-            self._confirm_kept(end)
+            self._confirm_kept(AskedEnd(transaction_id, state))
             return
         if halves.producer_group != self.producer_group:
             group = halves.producer_group
             raise ProducerGroupMismatchError(transaction_id, group, self.producer_group)
         if halves.problem and state is LocalTransactionState.COMMIT:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
+        end = AskedEnd(transaction_id, state, message_count=halves.message_count)
         if state is LocalTransactionState.UNKNOWN:
             self.hooks.ended(end, None)
         else:

@@ -215,14 +215,11 @@ def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
     ]
 
 
-def _first_places(
-    functions: Any, problems: Mapping[str, Column], place: Column
-) -> list[Column]:
+def _first_places(functions: Any, problems: Mapping[str, Column], place: Column) -> list[Column]:
     """Columns with the place of the first row with each problem, as Spark numbers rows."""
     F = functions  # noqa: N806
     return [
-        F.min(F.when(problem, place)).alias(f"{_FIRST}{name}")
-        for name, problem in problems.items()
+        F.min(F.when(problem, place)).alias(f"{_FIRST}{name}") for name, problem in problems.items()
     ]
 
 

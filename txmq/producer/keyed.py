@@ -58,10 +58,12 @@ class KeyedTry(NamedTuple):
 
     @property
     def transaction_id(self) -> str:
+        """The id of the attempt."""
         return self.half.origin.transaction_id
 
     @property
     def size(self) -> Size:
+        """Without the DataFrames, which are in files."""
         bodies = sum([message.body_size_bytes for message in self.half.messages])
         return Size(self.half.rows, bodies)
 
@@ -89,7 +91,8 @@ class KeyedHalves:
         """The first attempt that was not rolled back or expired; 0 commits."""
         ids, reader = _KeyIds(self._group), EndReader(self._store.tables.logs())
         (attempt,) = attempts_that_count([key], ids, reader.kept_ends_of)
-        return KeyedAttempt(attempt.transaction_id, key.key, attempt.end and attempt.end.state)
+        state = None if attempt.end is None else attempt.end.state
+        return KeyedAttempt(attempt.transaction_id, key.key, state)
 
     def append(self, tried: KeyedTry) -> bool:
         """Append the halves unless an earlier try did: one commit, shared; whether this one did.
@@ -127,9 +130,7 @@ class KeyedHalves:
         stored = stored_messages(half, tried.transaction_id, first_sequence)
         differences = stored.differences(sent)
         if differences:
-            raise DifferentMessagesError(
-                tried.transaction_id, tried.key, state.value, differences
-            )
+            raise DifferentMessagesError(tried.transaction_id, tried.key, state.value, differences)
 
     def remove_files(self, tried: KeyedTry) -> None:
         """Remove the files of a try that joined an earlier one; no commit names them."""
@@ -169,9 +170,7 @@ class KeyedHalves:
                 return new
         raise CommitConflictError("half", f"other writers won {self._attempts} times; try again")
 
-    def _new(
-        self, tries: Sequence[KeyedTry], failure: StorageError | None
-    ) -> Sequence[KeyedTry]:
+    def _new(self, tries: Sequence[KeyedTry], failure: StorageError | None) -> Sequence[KeyedTry]:
         try:
             self._half.refresh()
             there = self._half.log.halves_of([tried.transaction_id for tried in tries])

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 class LogCommits:
     """The committing threads of one producer; each starts with its first commit."""
 
-    def __init__(
-        self, store: Store, producer_group: str, clock: Clock, watch: BodyWatch
-    ) -> None:
+    def __init__(self, store: Store, producer_group: str, clock: Clock, watch: BodyWatch) -> None:
         """Open nothing yet."""
         self._half = store.tables.half_log()
         self._store, self._producer_group, self._watch = store, producer_group, watch

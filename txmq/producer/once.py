@@ -170,9 +170,7 @@ class ScopedHalves:
         reopen_sometimes(self.log.table, self._commits)
         self.log.table.refresh()
 
-    def append(
-        self, rows: pa.Table, scopes: Iterable[str], files: Sequence[NewFile] = ()
-    ) -> None:
+    def append(self, rows: pa.Table, scopes: Iterable[str], files: Sequence[NewFile] = ()) -> None:
         """Append rows, and files that are written already: one commit.
 
         Raises: CommitRefusedError where a sender of one of the scopes was faster; StorageError.

@@ -193,7 +193,7 @@ def test_callers_wait_where_too_many_are_on_their_way(tmp_path: Path, listener: 
     world.producer.close()
 
 
-class PanicException(BaseException):  # noqa: N818 - as Rust's library names it
+class PanicException(BaseException):
     """No Exception, as a panic of a native library."""
 
 
@@ -283,9 +283,7 @@ def test_callers_wait_where_the_sends_on_their_way_hold_too_many_bytes(
     ) as producer:
         futures = []
         for _ in range(50):
-            futures.append(
-                producer.send_message_in_transaction_async(Message(TOPIC, b"c" * 300))
-            )
+            futures.append(producer.send_message_in_transaction_async(Message(TOPIC, b"c" * 300)))
             most = max(most, producer._async._room.taken_bytes)
         assert all(future.result(30) for future in futures)
         # A message that is larger than all the room is sent alone.

@@ -137,5 +137,3 @@ def test_transaction_that_is_faster_than_the_new_schema_keeps_its_topic(
     other.commit()
     publish(store)
     assert bodies(store) == [BAD.body]
-
-
