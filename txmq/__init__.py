@@ -28,6 +28,7 @@ from txmq.errors import (
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
     ConsumeTimeoutError,
+    DifferentMessagesError,
     EnvironmentProblemError,
     FilesSweptError,
     HandlerResultError,
@@ -79,6 +80,7 @@ from txmq.errors import (
     StoreFullError,
     StoreNotFoundError,
     TooLargeError,
+    TopicChangedError,
     TopicConflictError,
     TopicExistsError,
     TopicInUseError,
@@ -86,6 +88,7 @@ from txmq.errors import (
     TopicNotFoundError,
     TopicNotRebuiltError,
     TransactionError,
+    TransactionForgottenError,
     TransactionNotFoundError,
     TxmqError,
     UnknownCommitError,
@@ -117,6 +120,7 @@ if TYPE_CHECKING:
         SendContext,
         SendMessageHook,
     )
+    from txmq.lifecycle import TransactionState
     from txmq.listeners.database import DatabaseListener
     from txmq.listeners.delta import DeltaListener
     from txmq.listeners.http import HttpListener
@@ -178,6 +182,7 @@ _MODULES = {
     "EndTransactionHook": "txmq.hooks",
     "SendContext": "txmq.hooks",
     "SendMessageHook": "txmq.hooks",
+    "TransactionState": "txmq.lifecycle",
     "DatabaseListener": "txmq.listeners.database",
     "DeltaListener": "txmq.listeners.delta",
     "HttpListener": "txmq.listeners.http",
@@ -259,6 +264,7 @@ __all__ = [
     "DelayService",
     "DeltaInbox",
     "DeltaListener",
+    "DifferentMessagesError",
     "EndContext",
     "EndTransactionHook",
     "EnvironmentProblemError",
@@ -333,6 +339,7 @@ __all__ = [
     "StoreFullError",
     "StoreNotFoundError",
     "TooLargeError",
+    "TopicChangedError",
     "TopicConflictError",
     "TopicExistsError",
     "TopicInUseError",
@@ -345,10 +352,12 @@ __all__ = [
     "TraceHook",
     "Transaction",
     "TransactionError",
+    "TransactionForgottenError",
     "TransactionListener",
     "TransactionNotFoundError",
     "TransactionProducer",
     "TransactionSendResult",
+    "TransactionState",
     "TxmqError",
     "UnknownCommitError",
     "UnreadableFileError",

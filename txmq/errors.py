@@ -219,6 +219,19 @@ class TransactionNotFoundError(TransactionError):
         super().__init__(str(transaction_id), f"has no half message; {problem}")
 
 
+class TransactionForgottenError(TransactionNotFoundError):
+    """The transaction is so old that nothing of it is kept: it had its end long ago."""
+
+    def __init__(self, transaction_id: str) -> None:
+        """The first end stands; which one it was, only its topics and its local data can tell."""
+        TransactionError.__init__(
+            self,
+            transaction_id,
+            "had its end, and retention has removed its rows since (file_reserved_time_h); that "
+            "end stands, so compare its topics with your local transaction",
+        )
+
+
 class MessageNotFoundError(TransactionError):
     """No message of this id is there."""
 
@@ -273,6 +286,22 @@ class IncompleteTransactionError(TransactionError):
         super().__init__(transaction_id, f"has {found} of {wanted} messages; repair, then resume")
 
 
+class DifferentMessagesError(TransactionError):
+    """An earlier try with the same idempotency key has other messages, which stand."""
+
+    def __init__(
+        self, transaction_id: str, key: str, state: str, differences: Sequence[str]
+    ) -> None:
+        """`state` is that of the earlier try; `differences` names fields and never shows a body."""
+        self.key, self.state, self.differences = key, state, tuple(differences)
+        super().__init__(
+            transaction_id,
+            f"an earlier try with the key {shown(key)} is {state} with other messages "
+            f"({'; '.join(self.differences)}); nothing was written. Give every try the same "
+            "messages, look at `state` before you send, or take another key for other work",
+        )
+
+
 class LocalTransactionError(TransactionError):
     """The local transaction cannot carry its marker, or did not take place."""
 
@@ -306,8 +335,8 @@ class LocalTransactionMissingError(LocalTransactionError):
     def __init__(self, transaction_id: str, where: str) -> None:
         """Say what may have happened."""
         problem = (
-            "no write with the marker of this transaction is there; was it run, on this table, "
-            "with delta_options()? Without it, roll back"
+            "no write with the marker of this transaction is there; was it run and committed, "
+            "here and with its marker? Without it, roll back"
         )
         super().__init__(transaction_id, where, problem)
 
@@ -377,6 +406,20 @@ class TopicNotFoundError(StorageError):
 
 class BodySchemaConflictError(StorageError):
     """The topic is there already, with other bodies than those it should get."""
+
+
+class TopicChangedError(StorageError):
+    """A topic became typed while a message was written to it, and the body does not fit."""
+
+    def __init__(self, topic: str, transaction_id: str, problem: str) -> None:
+        """The transaction is rolled back; `problem` names a field and never shows the body."""
+        self.topic, self.transaction_id = topic, transaction_id
+        text = (
+            f"the topic {shown(topic)} got another body schema while transaction "
+            f"{shown(transaction_id)} was written, and its body does not fit: {problem}; it is "
+            "rolled back, send bodies that have the schema"
+        )
+        super().__init__("half", text)
 
 
 class TopicInUseError(StorageError):

@@ -276,7 +276,7 @@ class MemoryTable(Table):
         return SimpleNamespace(type=pa_fs.FileType.File, size=len(content), mtime_ns=hash(content))
 
     def commit_bytes(self, version: int) -> bytes | None:
-        commits = self._log.commits
+        commits = self._log.commits if self.exists() else []
         return commits[version].content if version < len(commits) else None
 
     def commit_problem(self, version: int) -> str | None:

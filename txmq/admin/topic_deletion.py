@@ -67,8 +67,7 @@ def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> Topi
 
 
 def _planned(store: Store, topic: str, table: Table) -> TopicDeletion:
-    version = _published(store, topic)
-    _check_unused(topic, unfinished(store, topic, version))
+    version = check_unused(store, topic)
     if not table.exists():
         return TopicDeletion(topic, 0, 0, NOTHING)
     ranges = table.ranges("op_version")
@@ -79,13 +78,20 @@ def _planned(store: Store, topic: str, table: Table) -> TopicDeletion:
     return TopicDeletion(topic, rows, sum(span.file.size_bytes for span in ranges), version)
 
 
-def _check_unused(topic: str, ids: pa.Array) -> None:
+def check_unused(store: Store, topic: str) -> int:
+    """The op version up to which the topic has all messages.
+
+    Raises: TopicInUseError if transactions that name it are open or not published everywhere.
+    """
+    version = _published(store, topic)
+    ids = unfinished(store, topic, version)
     if len(ids):
         problem = (
             f"is named by {len(ids):,} transactions that are open or not published everywhere, "
             f"first {ids[0]}; end them, let the publisher catch up, then try again"
         )
         raise TopicInUseError(topic, len(ids), problem)
+    return version
 
 
 def _delete(store: Store, table: Table, plan: TopicDeletion, now_ms: int) -> None:

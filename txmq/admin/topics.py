@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from txmq.admin.rebuild_compare import TopicRebuild
 from txmq.admin.rebuild_write import rebuild_topic
-from txmq.admin.topic_deletion import TopicDeletion, delete_topic
+from txmq.admin.topic_deletion import TopicDeletion, check_unused, delete_topic
 from txmq.admin.topic_description import TopicDescription, TopicSummary
 from txmq.clock import Clock, SystemClock
 from txmq.delta.files import DataFile, FileRange
@@ -23,6 +23,7 @@ from txmq.errors import (
     InvalidNameError,
     ReservedNameError,
     TopicExistsError,
+    TopicInUseError,
     TopicNotFoundError,
 )
 from txmq.maintenance.topic_retention import topic_begins
@@ -102,6 +103,7 @@ class Topics:
             TopicConflictError: there is a topic whose name differs only in case.
             ReservedNameError, InvalidNameError: the name is not allowed.
             ConfigError: a setting or the body schema is wrong.
+            TopicInUseError: it would get a body schema, and open transactions name it.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         topic = _own_topic(topic)
@@ -113,10 +115,12 @@ class Topics:
             check_spelling(topic, names)
             if topic in names:
                 raise TopicExistsError("topic", topic, "it is there already; alter it instead")
-            self._store.tables.check_body_schema(topic, settings.body_schema)
+            self._check_body_schema(topic, settings)
             return registered.with_settings(topic, settings)
 
         self._swap(created)
+        if settings.body is not None:
+            self._confirm_unused(topic, None)
         self._store.tables.create_topic(topic)
         return settings
 
@@ -153,9 +157,12 @@ class Topics:
             TopicNotFoundError, InvalidNameError: there is no such topic.
             ConfigError: a setting is wrong, or there would be fewer queues without `force`.
             BodySchemaConflictError: the topic has messages with other bodies.
+            TopicInUseError: it would get a body schema, and open transactions name it.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         topic = _own_topic(topic)
+
+        seen: list[TopicSettings] = []
 
         def altered(registered: RegisteredTopics) -> RegisteredTopics:
             before = self._settings(self._checked(topic, registered), registered)
@@ -167,13 +174,16 @@ class Topics:
             )
             _check_queues(before, after, force=force)
             if not isinstance(body, Keep):
-                self._store.tables.check_body_schema(topic, after.body_schema)
+                self._check_body_schema(topic, after)
+            seen.append(before)
             return registered.with_settings(topic, after)
 
-        settings = self._swap(altered).settings[topic]
+        registered = self._swap(altered)
         if not isinstance(body, Keep):
+            if body is not None:
+                self._confirm_unused(topic, seen[-1])
             self._store.tables.create_topic(topic)
-        return settings
+        return registered.settings[topic]
 
     def delete(self, topic: str, *, apply: bool = False) -> TopicDeletion:
         """Remove the settings and the messages of a topic; a dry run unless `apply`.
@@ -263,6 +273,29 @@ class Topics:
         )
 
     # --- helpers ------------------------------------------------------------------------------
+
+    def _check_body_schema(self, topic: str, settings: TopicSettings) -> None:
+        """Raise where the table or messages on their way have other bodies."""
+        self._store.tables.check_body_schema(topic, settings.body_schema)
+        if settings.body is not None:
+            check_unused(self._store, topic)
+
+    def _confirm_unused(self, topic: str, before: TopicSettings | None) -> None:
+        """Take a new body schema back if a transaction named the topic before producers saw it.
+
+        Producers compare the settings right after each commit of halves, so later ones are refused.
+        """
+        try:
+            check_unused(self._store, topic)
+        except TopicInUseError:
+            self._swap(
+                lambda registered: (
+                    registered.with_settings(topic, before)
+                    if before is not None
+                    else registered.without_settings(topic)
+                )
+            )
+            raise
 
     def _summary(
         self, topic: str, registered: RegisteredTopics, parked: Mapping[str, ParkedTopic]

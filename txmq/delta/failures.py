@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from txmq.delta.forks import refuse_panic
 from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
@@ -154,6 +155,9 @@ def read_errors(table: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         raise failed_read(table, error) from error
+    except BaseException as error:
+        refuse_panic(error)
+        raise
 
 
 @contextmanager
@@ -163,6 +167,9 @@ def translated(table: str) -> Iterator[None]:
         yield
     except (DeltaError, OSError) as error:
         raise failed_write(table, error) from error
+    except BaseException as error:
+        refuse_panic(error)
+        raise
 
 
 def _cleaned_behind(table: str) -> CommitRefusedError:

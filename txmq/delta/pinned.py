@@ -30,6 +30,7 @@ from deltalake.fs import DeltaStorageHandler
 
 from txmq.delta.failures import FINAL_READ_ERRORS, failed_read, read_errors, translated
 from txmq.delta.features import unwritable_features
+from txmq.delta.forks import begin_use, refuse_panic
 from txmq.errors import (
     CommitRefusedError,
     StorageError,
@@ -83,12 +84,14 @@ class PinnedTable:
     @property
     def handle(self) -> DeltaTable:
         """The delta-rs table this object is pinned to."""
+        begin_use()
         if self._handle is None:
             self._handle = self._opened()
         return self._handle
 
     def refresh(self) -> Self:
         """Pin the newest version; returns the object itself. Raises: StorageError."""
+        begin_use()
         if self._handle is None:
             self._handle = self._opened()
             return self
@@ -148,6 +151,7 @@ class PinnedTable:
         return self
 
     def _opened(self) -> DeltaTable:
+        begin_use()
         options = self._options or None
         handle = read_again(
             self.name, lambda: DeltaTable(self.location, storage_options=options), self.missing
@@ -397,4 +401,7 @@ def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -
             if isinstance(failure, FINAL_READ_ERRORS):
                 break
             pause(attempt)
+        except BaseException as error:
+            refuse_panic(error)
+            raise
     raise failure from cause

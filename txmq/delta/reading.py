@@ -31,6 +31,7 @@ from txmq.delta.files import (
     value_bounds,
     with_partition,
 )
+from txmq.delta.forks import begin_use, refuse_panic
 from txmq.delta.parquet import row_group_ranges
 from txmq.delta.pinned import PinnedTable, Result, read_again
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
@@ -68,10 +69,14 @@ class ReadTable(PinnedTable):
 
     def exists(self) -> bool:
         """Whether there is a Delta table at the location. Raises: StorageError."""
+        begin_use()
         try:
             return DeltaTable.is_deltatable(self.location, self._options or None)
         except (DeltaError, OSError) as error:
             raise failed_read(self.name, error) from error
+        except BaseException as error:
+            refuse_panic(error)
+            raise
 
     def _check(self, handle: DeltaTable) -> None:
         written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)

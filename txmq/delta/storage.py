@@ -19,6 +19,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from txmq.clock import elapsed_ms
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, partition_texts
+from txmq.delta.forks import begin_use
 from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.pinned import pause
 from txmq.delta.reading import ReadTable
@@ -69,6 +70,7 @@ class Table(ReadTable):
         self._handle = None
 
     def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:
+        begin_use()
         with translated(self.name):
             DeltaTable.create(
                 self.location,

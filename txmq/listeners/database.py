@@ -121,6 +121,28 @@ class DatabaseListener:
                 answers.add(ids[chunk], is_young[chunk])
         return outcome_table((key, *answers.by_id.get(key, NOT_YET)) for key in ids)
 
+    def marker_place(self) -> str:
+        """The name of the marker table."""
+        return self._table
+
+    def is_marked(self, transaction_id: str) -> bool | None:
+        """Whether a local transaction is committed, by its marker row; nothing is fenced.
+
+        Its producer asks in `commit()`. Statements: one, through a connection of its own.
+
+        Args:
+            transaction_id: the id of the transaction.
+
+        Returns: True if it is, False if it is fenced, None if there is no row.
+
+        Raises:
+            EnvironmentProblemError: the driver is not known, or the connection is in autocommit.
+            Exception: the driver's own errors.
+        """
+        with self._opened() as (_, markers):
+            outcome = markers.outcome(transaction_id)
+        return None if outcome is None else outcome == DONE
+
     @contextmanager
     def _opened(self) -> Iterator[tuple[Any, MarkerTable]]:
         connection = self._connect()

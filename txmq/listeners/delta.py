@@ -80,6 +80,27 @@ class DeltaListener:
         with self._lock:
             return self._outcomes(heads)
 
+    def marker_place(self) -> str:
+        """The location of the table."""
+        return self.table
+
+    def is_marked(self, transaction_id: str) -> bool | None:
+        """Whether the local transaction is in the table, by its marker; nothing is fenced.
+
+        Its producer asks in `commit()`. Reads: the table's log. Commits: 0.
+
+        Args:
+            transaction_id: the id of the transaction.
+
+        Returns: True if it is, False if it is fenced, None if there is neither.
+
+        Raises:
+            StorageError: the location is no Delta table, or cannot be read.
+        """
+        with self._lock:
+            mark = self._marked.refresh().mark(transaction_id)
+        return None if mark is None else mark == DONE
+
     def _outcomes(self, heads: pa.Table) -> pa.Table:
         ids = heads["transaction_id"].combine_chunks()
         age_s = pa.array(ages_s(heads, self._clock))

@@ -12,7 +12,7 @@ from txmq.clock import Clock, SystemClock
 from txmq.errors import EnvironmentProblemError, ListenerError
 from txmq.listeners.database import ANSWERS, NOT_YET
 from txmq.listeners.protocol import ages_s
-from txmq.user_data.database_marker import DIALECTS, MARKER_TABLE, check_table
+from txmq.user_data.database_marker import DIALECTS, DONE, MARKER_TABLE, check_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,6 +105,33 @@ class JdbcListener:
                 outcomes |= self._read(spark, old, fence=True)
             rows += [(key, *ANSWERS.get(outcomes.get(key, ""), NOT_YET)) for key in chunk]
         return spark.createDataFrame(rows, "transaction_id string, state string, reason string")
+
+    def marker_place(self) -> str:
+        """The name of the marker table."""
+        return self._table
+
+    def is_marked(self, transaction_id: str) -> bool | None:
+        """Whether a local transaction is committed, by its marker row; nothing is fenced.
+
+        Its producer asks in `commit()`. Reads: the marker table, by the active Spark session.
+
+        Args:
+            transaction_id: the id of the transaction.
+
+        Returns: True if it is, False if it is fenced, None if there is no row.
+
+        Raises:
+            EnvironmentProblemError: no Spark session is active.
+            Exception: Spark's own errors.
+        """
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            problem = "commit() looks for the marker by Spark, and no session is active"
+            raise EnvironmentProblemError(problem, "Start one, or use a DatabaseListener.")
+        outcome = self._read(spark, [transaction_id]).get(transaction_id)
+        return None if outcome is None else outcome == DONE
 
     def _read(
         self, spark: SparkSession, ids: Sequence[str], *, fence: bool = False

@@ -59,6 +59,8 @@ def _checked_name(key: object) -> str:
     if not key.strip() or len(key.encode("utf-8", "replace")) > MAX_FIELD_BYTES:
         problem = f"must not be blank, and not longer than {MAX_FIELD_BYTES:,} bytes"
         raise InvalidMessageError("idempotency_key", problem)
+    if not key.isascii() and any("\ud800" <= letter <= "\udfff" for letter in key):
+        raise InvalidMessageError("idempotency_key", "is not valid Unicode (a lone surrogate)")
     return key
 
 

@@ -135,11 +135,11 @@ def unwrapped(name: str, namespace: str | None = None) -> str:
     """The name without its namespace; with `namespace`, only where it is that one."""
     if NAMESPACE_SEPARATOR not in name:
         return name
-    namespace = namespace_of(name)
-    if namespace is None or namespace not in (None, namespace):
+    stored = namespace_of(name)
+    if stored is None or namespace not in (None, stored):
         return name
     prefix, bare = _parts(name, _SHOWN_PREFIXES)
-    return prefix + bare.removeprefix(f"{namespace}{NAMESPACE_SEPARATOR}")
+    return prefix + bare.removeprefix(f"{stored}{NAMESPACE_SEPARATOR}")
 
 
 def namespace_of(name: str) -> str | None:

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import time
-import uuid
-from collections.abc import Callable, Sequence
-from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
 from txmq.errors import (
-    AlreadyResolvedError,
     IncompleteTransactionError,
-    InvalidMessageError,
     NotRecalledError,
     ProducerGroupMismatchError,
+    TopicChangedError,
     TransactionNotFoundError,
+    TxmqError,
 )
-from txmq.fail_points import FailPoint, reached
 from txmq.handles import close_at_exit
 from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import LocalTransactionState, Message
-from txmq.producer.attempts import attempts_that_count
+from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
-from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
-from txmq.producer.ends import EndCommits, Ends
-from txmq.producer.group_commit import Answer, GroupCommitter, Item
+from txmq.producer.dataframe import DataFrameSend
+from txmq.producer.ends import AskedEnds, Ends, trusted_s
+from txmq.producer.group_commit import Size
+from txmq.producer.keyed import KeyedAttempt, KeyedTry
+from txmq.producer.log_commits import LogCommits
 from txmq.producer.recall import RecallCheck, recall_problem
 from txmq.producer.routing import MessageRouter, PlannedSend, RoutedMessage
-from txmq.store.claim_writer import ClaimWriter
-from txmq.store.half import HalfOrigin, HalfTransaction, half_table
-from txmq.store.numbered import NumberedCommits
+from txmq.store.half import HalfOrigin, HalfTransaction
 from txmq.store.op import OpRow
 from txmq.store.resolution import EndReader, Resolution
 
@@ -70,7 +66,8 @@ class ProducerCommits:
         # Each message needs it, and the property parses a string.
         self._delay_levels_s = store.config.delay_levels_s
         self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
-        self._logs = _LogCommits(store, producer_group, clock)
+        self.trusted_s = trusted_s(store.config.file_reserved_time_h)
+        self._logs = LogCommits(store, producer_group, clock, BodyWatch(router.catalog))
         close_at_exit(self.close)
 
     def now_ms(self) -> int:
@@ -85,41 +82,47 @@ class ProducerCommits:
         """Wait for running commits and end the committing threads."""
         self._logs.close()
 
-    def attempt_of(self, key: IdempotencyKey) -> str:
-        """The id of the first attempt that was not rolled back or expired; 0 commits."""
-        ids, reader = _KeyIds(self.producer_group), EndReader(self.store.tables.logs())
-        (attempt,) = attempts_that_count([key], ids, reader.ends_of)
-        return attempt.transaction_id
+    def attempt_of(self, key: IdempotencyKey) -> KeyedAttempt:
+        """The first attempt under a key that was not rolled back or expired; 0 commits."""
+        return self._logs.keyed.attempt_of(key)
 
-    def is_prepared(self, transaction_id: str) -> bool:
-        """Whether an earlier try made all halves durable and the transaction is open; 0 commits.
+    def state_of(self, transaction_id: str) -> TransactionState | None:
+        """The state by all claims that are durable now; None if no log keeps anything; 0 commits.
 
-        Raises: AlreadyResolvedError, IncompleteTransactionError.
+        Raises: StorageError.
         """
-        logs = self.store.tables.logs()
-        resolution = EndReader(logs).end_of(transaction_id)
-        halves = logs.half.halves(transaction_id)
-        if resolution.state is TransactionState.PENDING and (halves is None or not halves.problem):
-            return halves is not None
-        if halves is not None and halves.problem:
-            raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
-        raise AlreadyResolvedError(transaction_id, resolution.state.value, resolution.source)
+        end = EndReader(self.store.tables.logs()).end_of(transaction_id)
+        return end.state if end.is_kept else None
 
-    def count_before_end(self, transaction_id: str, state: LocalTransactionState) -> int | None:
-        """The message count of the head, after a check that this group may ask for this end.
+    def end_by_id(self, transaction_id: str, state: LocalTransactionState) -> None:
+        """End a transaction whose halves this process need not know: one commit, shared.
 
-        Raises: TransactionNotFoundError, ProducerGroupMismatchError, IncompleteTransactionError.
+        None for UNKNOWN, and where the halves are gone and the end that is asked for stands.
+
+        Raises: as `TransactionProducer.end_transaction`.
         """
         halves = self.store.tables.half_log().halves(transaction_id)
         if halves is None:
-            raise TransactionNotFoundError(transaction_id)
+            self._confirm_kept(AskedEnd(transaction_id, state))
+            return
         if halves.producer_group != self.producer_group:
-            raise ProducerGroupMismatchError(
-                transaction_id, halves.producer_group, self.producer_group
-            )
+            group = halves.producer_group
+            raise ProducerGroupMismatchError(transaction_id, group, self.producer_group)
         if halves.problem and state is LocalTransactionState.COMMIT:
             raise IncompleteTransactionError(transaction_id, halves.message_count, halves.found)
-        return halves.message_count
+        end = AskedEnd(transaction_id, state, message_count=halves.message_count)
+        if state is LocalTransactionState.UNKNOWN:
+            self.hooks.ended(end, None)
+        else:
+            self.end(end)
+
+    def _confirm_kept(self, end: AskedEnd) -> None:
+        """Compare an end with the one that stands where the halves are gone."""
+        resolution = EndReader(self.store.tables.logs()).end_of(end.transaction_id)
+        if not resolution.is_kept:
+            raise TransactionNotFoundError(end.transaction_id)
+        if end.asked is not LocalTransactionState.UNKNOWN:
+            resolution.confirm(end.transaction_id, end.kind)
 
     def half_of(
         self, send: PlannedSend, *, in_turn: bool = True, ordinary: bool = False
@@ -130,27 +133,31 @@ class ProducerCommits:
         origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))
 
-    def prepare(
-        self, transaction_id: str, routed: Sequence[RoutedMessage], *, in_turn: bool = True
-    ) -> None:
-        """Append all halves of a transaction: one commit, shared.
-
-        Without `in_turn` the queue of a message follows from its place in the transaction, so that
-        two concurrent tries choose the same queues.
-        """
+    def prepare(self, transaction_id: str, routed: Sequence[RoutedMessage]) -> None:
+        """Append all halves of a transaction: one commit, shared."""
         send = PlannedSend(transaction_id, routed)
-        half = self.half_of(send, in_turn=in_turn)
+        half = self.half_of(send)
         with self.hooks.sending(transaction_id, send.messages):
-            self.append_halves([[half]])
+            _raise_first(self.append_halves([[half]]))
 
-    def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> None:
-        """Append transactions, each list in one shared commit; return when all are durable."""
-        futures = [
-            self._logs.halves.submit(halves, sum([half.rows for half in halves]))
-            for halves in commits
-        ]
+    def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> Refused:
+        """Append transactions, each list in one shared commit; return when all are durable.
+
+        Returns: the errors of transactions that must not be used.
+        """
+        futures = [self._logs.halves.submit(halves, _size(halves)) for halves in commits]
+        refused: dict[str, TxmqError] = {}
         for future in futures:
-            future.result()
+            refused |= future.result()
+        self._end_changed(refused)
+        return refused
+
+    def _end_changed(self, refused: Refused) -> None:
+        """Roll back what is durable and must not be used, so that nobody is asked about it."""
+        ids = [key for key, error in refused.items() if isinstance(error, TopicChangedError)]
+        # Where this fails the check does it.
+        with suppress(TxmqError):
+            self.append_ends([(transaction_id, ClaimKind.ROLLBACK) for transaction_id in ids])
 
     def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
         """Tell the hooks that these sends begin. Raises: SendForbiddenError."""
@@ -164,39 +171,81 @@ class ProducerCommits:
         transaction_id: str,
         sends: Sequence[DataFrameSend],
         routed: Sequence[RoutedMessage],
-        *,
-        in_turn: bool = True,
     ) -> None:
         """Append all halves of a transaction with DataFrames: one commit, not shared."""
-        messages = PlannedSend(transaction_id, routed).messages
-        origin = self._origin(transaction_id, messages)
-        queues = self._router.queues_of(routed, in_turn=in_turn)
-        with self.hooks.sending(transaction_id, messages, [send.topic for send in sends]):
-            self._logs.commit_dataframes(
-                HalfTransaction(origin, messages, queues, len(messages)),
-                sends,
-                self._router.send_limits,
-            )
+        single = self.half_of(PlannedSend(transaction_id, routed))
+        with self.hooks.sending(transaction_id, single.messages, [send.topic for send in sends]):
+            head, files = self._logs.frame_files(single, sends, self._router.send_limits)
+            refused = self._logs.commit_frames(head, files, _frames_of(sends))
+            self._end_changed(refused)
+            _raise_first(refused)
+
+    def prepare_keyed(
+        self,
+        attempt: KeyedAttempt,
+        sends: Sequence[DataFrameSend],
+        routed: Sequence[RoutedMessage],
+    ) -> TransactionState:
+        """Append the halves of a transaction with a key, or join those of an earlier try.
+
+        Queues follow from the places in the transaction, so that all tries choose the same.
+
+        Returns: PENDING, or COMMITTED where an earlier try is done.
+
+        Raises: as `Transaction.prepare`.
+        """
+        send = PlannedSend(attempt.transaction_id, routed)
+        single = self.half_of(send, in_turn=False)
+        if attempt.state is not None:
+            return self._joined(self._tried(attempt, single, sends))
+        topics = [frame.topic for frame in sends]
+        with self.hooks.sending(attempt.transaction_id, single.messages, topics):
+            tried = self._tried(attempt, single, sends)
+            try:
+                if self._logs.keyed.append(tried):
+                    return TransactionState.PENDING
+            except TopicChangedError as error:
+                self._end_changed({attempt.transaction_id: error})
+                raise
+        return self._joined(tried)
+
+    def _tried(
+        self, attempt: KeyedAttempt, single: HalfTransaction, sends: Sequence[DataFrameSend]
+    ) -> KeyedTry:
+        if not sends:
+            return KeyedTry(attempt.key, single)
+        head, files = self._logs.frame_files(single, sends, self._router.send_limits)
+        return KeyedTry(attempt.key, head, files, _frames_of(sends))
+
+    def _joined(self, tried: KeyedTry) -> TransactionState:
+        try:
+            return self._logs.keyed.join(tried)
+        finally:
+            self._logs.keyed.remove_files(tried)
 
     def end(self, end: AskedEnd) -> None:
         """Claim the end of a transaction and confirm that it took effect: one commit, shared.
 
-        Raises: AlreadyResolvedError.
+        Raises: as `Resolution.confirm`.
         """
         begun_s, resolution = time.monotonic(), None
         try:
-            (resolution,) = self.append_ends([(end.transaction_id, end.kind)])
+            ends = [(end.transaction_id, end.kind)]
+            (resolution,) = self.append_ends(ends, is_doubtful=end.is_doubtful)
             resolution.confirm(end.transaction_id, end.kind)
         except BaseException as error:
             self.hooks.ended(end, resolution, error, begun_s)
             raise
         self.hooks.ended(end, resolution, begun_s=begun_s)
 
-    def append_ends(self, ends: Sequence[tuple[str, ClaimKind]]) -> Sequence[Resolution]:
-        """Claim ends in one shared commit, and read the state of each transaction after it."""
+    def append_ends(self, ends: Ends, *, is_doubtful: bool = False) -> Sequence[Resolution]:
+        """Claim ends in one shared commit, and read the state of each transaction after it.
+
+        With `is_doubtful` more logs are read, as for what is old.
+        """
         if not ends:
             return ()
-        return self._logs.ends.submit(ends, len(ends)).result()
+        return self._logs.ends.submit(AskedEnds(ends, is_doubtful), Size(len(ends))).result()
 
     def recall(self, transaction_id: str, sequence: int) -> None:
         """Claim the RECALL of a delayed message and confirm it: one commit, shared.
@@ -209,7 +258,7 @@ class ProducerCommits:
             transaction_id, ClaimKind.RECALL, self.producer_group, ClaimSource.PRODUCER,
             self.now_ms(), sequences=(sequence,),
         )  # fmt: skip
-        self._logs.recalls.submit(row, 1).result()
+        self._logs.recalls.submit(row, Size(1)).result()
         self._recalled(transaction_id, sequence)
 
     def _recalled(self, transaction_id: str, sequence: int) -> bool:
@@ -244,108 +293,15 @@ class ProducerCommits:
         )
 
 
-class _KeyIds(NamedTuple):
-    """The ids of the attempts under an idempotency key."""
-
-    producer_group: str
-
-    def candidates(self, key: IdempotencyKey, attempt: int) -> tuple[str]:
-        return (self.new(key, attempt),)
-
-    def new(self, key: IdempotencyKey, attempt: int) -> str:
-        return key.transaction_id(self.producer_group, attempt)
+def _size(halves: Sequence[HalfTransaction]) -> Size:
+    rows = sum([half.rows for half in halves])
+    return Size(rows, sum([m.body_size_bytes for half in halves for m in half.messages]))
 
 
-class _LogCommits:
-    """The committing threads of one producer: for halves, for ends and for recalls."""
+def _frames_of(sends: Sequence[DataFrameSend]) -> list[FrameTopic]:
+    return [FrameTopic(send.topic, send.body_schema) for send in sends]
 
-    def __init__(self, store: Store, producer_group: str, clock: Clock) -> None:
-        self._half = store.tables.half_log()
-        self._store, self._producer_group = store, producer_group
-        self._half_commits = NumberedCommits(self._half.table, "producer")
-        self._end_commits = EndCommits(store, producer_group, clock)
-        self._recall_claims = ClaimWriter(
-            store.tables.op_log(), "producer", store.config.half_queues
-        )
-        self.client_id = str(self._end_commits.session)
-        self.queue_id = self._end_commits.queue_id
-        # DataFrames commit in their callers' threads, so they count under a session of their own.
-        # With a shared counter, a commit of one thread would be taken for the lost commit of
-        # another.
-        self._frame_session = f"txmq-producer/{uuid.uuid4()}"
-        self._frame_numbers, self._frame_lock = itertools.count(1), threading.Lock()
-        self.halves: GroupCommitter[Sequence[HalfTransaction], None] = self._committer(
-            self._commit_halves, "txmq-half"
-        )
-        self.ends: GroupCommitter[Ends, list[Resolution]] = self._committer(
-            self._commit_ends, "txmq-op"
-        )
-        # Recalls are rare; a thread and a table handle of their own keep the code of ends simple.
-        self.recalls: GroupCommitter[OpRow, None] = self._committer(
-            self._commit_recalls, "txmq-recall"
-        )
 
-    def _committer(
-        self, commit: Callable[[list[Item]], Sequence[Answer]], name: str
-    ) -> GroupCommitter[Item, Answer]:
-        config = self._store.config
-        return GroupCommitter(
-            commit,
-            name=f"{name}-{self._producer_group}",
-            max_rows=config.group_commit_max_rows,
-        )
-
-    def close(self) -> None:
-        self.halves.close()
-        self.ends.close()
-        self.recalls.close()
-
-    def _commit_halves(self, items: list[Sequence[HalfTransaction]]) -> list[None]:
-        rows, half = half_table(chain.from_iterable(items)), self._half.table
-        reached(FailPoint.HALF_READY)
-        self._half_commits.commit(
-            rows, lambda app_id, number: half.append(rows, app_id=app_id, number=number)
-        )
-        reached(FailPoint.HALF_COMMITTED)
-        return [None] * len(items)
-
-    def commit_dataframes(
-        self,
-        single: HalfTransaction,
-        sends: Sequence[DataFrameSend],
-        limits_of: Callable[[str], SendLimits],
-    ) -> None:
-        """Commit the halves of a transaction with DataFrames; the file of the head is last.
-
-        Args:
-            single: the messages that were sent one by one, with the head.
-            sends: the DataFrames.
-            limits_of: the limits of a topic.
-        """
-        half = self._store.tables.half_log().table
-        first = single.rows
-        files = [
-            file
-            for place, send in enumerate(sends)
-            for file in send.write(
-                half, single.origin, first + place * SEQUENCES_PER_DATAFRAME, limits_of(send.topic)
-            )
-        ]
-        count = single.message_count + sum(file.num_records for file in files)
-        if count == 0:
-            raise InvalidMessageError("transaction", "has no message; the DataFrame is empty")
-        head = half.new_files(half_table([single._replace(message_count=count)]))
-        reached(FailPoint.FRAMES_WRITTEN)
-        with self._frame_lock:
-            number = next(self._frame_numbers)
-            half.append_files([*files, *head], app_id=self._frame_session, number=number)
-        reached(FailPoint.FRAMES_COMMITTED)
-
-    def _commit_ends(self, items: list[Ends]) -> list[list[Resolution]]:
-        ends = list(chain.from_iterable(items))
-        answers = iter(self._end_commits.commit(ends))
-        return [list(islice(answers, len(item))) for item in items]
-
-    def _commit_recalls(self, rows: list[OpRow]) -> list[None]:
-        self._recall_claims.append(rows)
-        return [None] * len(rows)
+def _raise_first(refused: Refused) -> None:
+    for error in refused.values():
+        raise error

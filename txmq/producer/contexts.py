@@ -34,12 +34,18 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class AskedEnd:
-    """An end that a producer asks for; `messages` is empty if this process does not have them."""
+    """An end that a producer asks for.
+
+    Attributes:
+        messages: empty if this process does not have them.
+        is_doubtful: the claim alone proves nothing; settled facts and halves are read too.
+    """
 
     transaction_id: str
     asked: LocalTransactionState
     messages: Sequence[Message] = ()
     message_count: int | None = None
+    is_doubtful: bool = False
 
     @property
     def kind(self) -> ClaimKind:

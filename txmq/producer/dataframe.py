@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from txmq.clock import timestamp
@@ -45,6 +47,10 @@ _COLUMN_TYPES = {
 _TEXTS = ("tags", "keys", "sharding_key")
 WRONG_BODY = "body without the schema of its topic"
 _IS_WRONG = "body_is_wrong"
+_FIRST = "first "
+_ROWS_OF_PARTITION = 1 << 33
+# Python has no earlier time; in a zone east of UTC such a row may look like year 1.
+_YEAR_1_US = -62_135_596_800_000_000
 _CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
 
 
@@ -82,7 +88,9 @@ class DataFrameSend:
         if self.body_schema is not None:
             rows = rows.withColumn(_IS_WRONG, _is_wrong(F, self.body_schema)("body"))
             problems[WRONG_BODY] = F.col(_IS_WRONG)
-        observed = rows.observe(observation, *_counts(F, problems)).drop(_IS_WRONG)
+        place = F.col("sequence") - F.lit(first_sequence)
+        metrics = [*_counts(F, problems), *_first_places(F, problems, place)]
+        observed = rows.observe(observation, *metrics).drop(_IS_WRONG)
         writer = spark_writer(observed)
         with microsecond_timestamps(self.dataframe.sparkSession):
             writer.parquet(f"{half.location}/{folder}")
@@ -207,6 +215,14 @@ def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
     ]
 
 
+def _first_places(functions: Any, problems: Mapping[str, Column], place: Column) -> list[Column]:
+    """Columns with the place of the first row with each problem, as Spark numbers rows."""
+    F = functions  # noqa: N806
+    return [
+        F.min(F.when(problem, place)).alias(f"{_FIRST}{name}") for name, problem in problems.items()
+    ]
+
+
 def _is_wrong(functions: Any, schema: BodySchema) -> Any:
     """A Spark function that returns true for a body without the schema."""
     # Call it here once: a missing package then raises its own error, not one of a Spark worker.
@@ -234,6 +250,7 @@ def _text_problems(functions: Any, texts: Sequence[str]) -> dict[str, Column]:
             F.greatest(F.lit(0), *(_size_bytes(F, name) for name in texts)) > MAX_FIELD_BYTES
         ),
         "keys, tags or sharding_key blank": F.least(F.lit(1), *lengths) == 0,
+        "keys, tags or sharding_key not valid UTF-8": _is_no_text(F, map(F.col, texts)),
     }
     if "tags" in texts:
         problems["tags with |"] = F.col("tags").contains("|")
@@ -244,7 +261,9 @@ def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
     delay_s, due = functions.col("delay_s"), functions.col("deliver_timestamp")
     max_s = limits.timer_max_delay_s
     latest = functions.lit(timestamp(limits.now_ms) + timedelta(seconds=max_s))
+    earliest = functions.timestamp_micros(functions.lit(_YEAR_1_US))
     return {
+        "deliver_timestamp before year 1 in UTC": due < earliest,
         "delay_s below 0": delay_s < 0,
         "both delay_s and deliver_timestamp": delay_s.isNotNull() & due.isNotNull(),
         f"a delay above timer_max_delay_s ({max_s:,.0f} s)": (
@@ -252,6 +271,13 @@ def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
             | functions.coalesce(due > latest, functions.lit(False))  # noqa: FBT003
         ),
     }
+
+
+def _is_no_text(functions: Any, texts: Iterable[Column]) -> Any:
+    """Whether one of these is not valid UTF-8; a cast from binary does not look."""
+    F = functions  # noqa: N806
+    is_valid = [F.coalesce(F.is_valid_utf8(text), F.lit(True)) for text in texts]  # noqa: FBT003
+    return ~reduce(and_, is_valid)
 
 
 def _property_problems(functions: Any) -> dict[str, Column]:
@@ -262,6 +288,9 @@ def _property_problems(functions: Any) -> dict[str, Column]:
         "a property without a value": F.exists(entries, lambda pair: pair["value"].isNull()),
         "a property that is blank or reserved": F.exists(
             entries, lambda pair: _is_refused(F, pair["key"], pair["value"])
+        ),
+        "a property not valid UTF-8": F.exists(
+            entries, lambda pair: _is_no_text(F, (pair["key"], pair["value"]))
         ),
         "control characters in a property": F.concat_ws("", together).rlike(_CONTROL_CHARACTERS),
     }
@@ -298,8 +327,18 @@ def _is_refused(functions: Any, name: Column, value: Column) -> Any:
     return F.coalesce(is_blank | is_reserved, F.lit(False))  # noqa: FBT003
 
 
-def _refuse(counts: dict[str, int]) -> None:
-    problems = [f"{name}: {count:,} rows" for name, count in counts.items() if count]
+def _refuse(metrics: Mapping[str, int | None]) -> None:
+    counts = {name: count for name, count in metrics.items() if not name.startswith(_FIRST)}
+    problems = [
+        f"{name}: {count:,} rows, first {_shown_place(metrics[f'{_FIRST}{name}'] or 0)}"
+        for name, count in counts.items()
+        if count
+    ]
     if problems:
         kind = InvalidBodyError if counts.get(WRONG_BODY) else InvalidMessageError
         raise kind("dataframe", "has rows that cannot be sent; " + "; ".join(problems))
+
+
+def _shown_place(place: int) -> str:
+    """Where a row is: monotonically_increasing_id has the partition in its high bits."""
+    return f"row {place % _ROWS_OF_PARTITION:,} of partition {place // _ROWS_OF_PARTITION:,}"

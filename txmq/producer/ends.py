@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.ids import transaction_time_ms
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import end_table
 from txmq.store.resolution import EndReader, Resolution
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
     from txmq.store.store import Store
 
 Ends = Sequence[tuple[str, ClaimKind]]
+# A clock may be set back by a little between an id and its end.
+_CLOCK_STEP_MS = 60_000
+
+
+class AskedEnds(NamedTuple):
+    """Ends that one caller asks for; `is_doubtful` has more logs read before they are believed."""
+
+    ends: Ends
+    is_doubtful: bool = False
+
+
+def trusted_s(reserved_h: float) -> float:
+    """The age below which retention cannot have removed a claim about a transaction."""
+    return reserved_h * 3600 / 3
 
 
 class EndCommits:
@@ -27,14 +42,24 @@ class EndCommits:
         self.reader = EndReader(logs)
         self._claims = ClaimWriter(logs.op, "producer", store.config.half_queues)
         self._group, self._clock = producer_group, clock
+        self._trusted_ms = trusted_s(store.config.file_reserved_time_h) * 1000
         # Heads carry the session, and halves go to the same queue as their ends.
         self.session, self.queue_id = self._claims.session, self._claims.queue_id
 
     def commit(self, ends: Ends, *, operator_reason: str | None = None) -> list[Resolution]:
+        """As `commit_all` for the ends of one caller."""
+        return self.commit_all([AskedEnds(ends)], operator_reason=operator_reason)
+
+    def commit_all(
+        self, asked: Sequence[AskedEnds], *, operator_reason: str | None = None
+    ) -> list[Resolution]:
         """Claim these ends: one commit.
 
+        For an end that is doubtful or old the settled log and the halves are read too: retention
+        may have removed the claim that was first, and the op log alone would then show no other.
+
         Args:
-            ends: transactions of this group, each with COMMIT or ROLLBACK.
+            asked: transactions of this group, each with COMMIT or ROLLBACK.
             operator_reason: makes them claims of an operator, with this reason.
 
         Returns:
@@ -43,14 +68,29 @@ class EndCommits:
         Raises: as ClaimWriter.append_table; StorageError also where the claims are written but the
             look after them failed.
         """
+        ends = [end for of_caller in asked for end in of_caller.ends]
+        now_ms = self._clock.now_ms()
         rows = end_table(
-            ends, producer_group=self._group, now_ms=self._clock.now_ms(),
+            ends, producer_group=self._group, now_ms=now_ms,
             source=ClaimSource.OPERATOR if operator_reason else ClaimSource.PRODUCER,
             reason=operator_reason,
         )  # fmt: skip
         reached(FailPoint.END_READY)
         self._claims.append_table(rows)
         reached(FailPoint.END_COMMITTED)
-        resolutions = self.reader.ends_after_claims(ends)
+        resolutions = self.reader.ends_after_claims(ends, self._doubtful(asked, now_ms))
         reached(FailPoint.END_CONFIRMED)
         return resolutions
+
+    def _doubtful(self, asked: Sequence[AskedEnds], now_ms: int) -> list[str]:
+        return [
+            transaction_id
+            for ends, is_doubtful in asked
+            for transaction_id, _ in ends
+            if is_doubtful or self._is_old(transaction_id, now_ms)
+        ]
+
+    def _is_old(self, transaction_id: str, now_ms: int) -> bool:
+        """Whether retention may have begun; an id of the future proves nothing."""
+        age_ms = now_ms - transaction_time_ms(transaction_id)
+        return not -_CLOCK_STEP_MS <= age_ms < self._trusted_ms

@@ -8,15 +8,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
+from txmq.delta.forks import fork_problem
 from txmq.errors import ClosedError
 
 DEFAULT_MAX_WAITING = 100_000
+# Of items whose size nobody bounds, such as ends.
+UNBOUNDED_BYTES = 1 << 62
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
+
+
+class Size(NamedTuple):
+    """What an item adds to its commit."""
+
+    rows: int
+    bytes: int = 0
 
 
 class GroupCommitter(Generic[Item, Answer]):
@@ -26,14 +36,16 @@ class GroupCommitter(Generic[Item, Answer]):
     caller never waits for other callers.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the bounds of one committer
         self,
         commit: Callable[[list[Item]], Sequence[Answer]],
         *,
         name: str,
         max_rows: int,
+        max_bytes: int = UNBOUNDED_BYTES,
         max_waiting: int = DEFAULT_MAX_WAITING,
         linger_s: float = 0.0,
+        refuse: Callable[[Item, BaseException], None] | None = None,
     ) -> None:
         """Start no thread yet.
 
@@ -41,36 +53,40 @@ class GroupCommitter(Generic[Item, Answer]):
             commit: makes items durable and returns an answer for each; it runs in one thread only.
             name: the name of the thread, and of the committer in errors.
             max_rows: rows of one commit; a larger item gets a commit of its own.
+            max_bytes: bytes of one commit; as `max_rows`.
             max_waiting: with so many items in the queue the next caller waits.
             linger_s: how long items gather before each commit, which costs as much as thousands of
                 rows.
+            refuse: answers an item of `put` that no commit will take, because the thread broke.
         """
         self._commit = commit
         self._name = name
-        self._max_rows, self._max_waiting = max_rows, max_waiting
+        self._max_rows, self._max_bytes, self._max_waiting = max_rows, max_bytes, max_waiting
         self._linger_s, self._is_urgent = linger_s, threading.Event()
         self._waiting: deque[_Entry[Item, Answer]] = deque()
         lock = threading.Lock()
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
         self._closed = self._has_ended = False
+        self._refuse = refuse
+        self._failure: BaseException | None = None
         # The thread sleeps or is not started yet, so the next caller has to wake it.
         self._is_idle = True
         self._pid = os.getpid()
 
-    def submit(self, item: Item, rows: int) -> Future[Answer]:
-        """Queue an item of `rows` rows for the next commit. Raises: ClosedError."""
+    def submit(self, item: Item, size: Size) -> Future[Answer]:
+        """Queue an item for the next commit. Raises: ClosedError."""
         future: Future[Answer] = Future()
-        self._enter(((item, rows, future),))
+        self._enter(((item, size, future),))
         return future
 
-    def put(self, item: Item, rows: int) -> None:
+    def put(self, item: Item, size: Size) -> None:
         """Queue an item whose answer `commit` delivers itself. Raises: ClosedError."""
-        self._enter(((item, rows, None),))
+        self._enter(((item, size, None),))
 
-    def put_all(self, items: Sequence[Item], rows: Sequence[int]) -> None:
+    def put_all(self, items: Sequence[Item], sizes: Sequence[Size]) -> None:
         """Queue several items as `put` does, in their order. Raises: ClosedError."""
-        self._enter([(item, count, None) for item, count in zip(items, rows, strict=True)])
+        self._enter([(item, size, None) for item, size in zip(items, sizes, strict=True)])
 
     def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         """Queue entries; take the lock only if a thread has to be woken or to wait.
@@ -93,15 +109,22 @@ class GroupCommitter(Generic[Item, Answer]):
 
     def _wake(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         with self._has_rows:
-            if self._has_ended and entries[0] in self._waiting:
-                # The thread has ended and will not take these entries; it took all earlier ones.
-                for entry in entries:
-                    self._waiting.remove(entry)
-                self.check_usable()
+            try:
+                if self._has_ended and entries[0] in self._waiting:
+                    self.check_usable()
+                self._start()
+            except BaseException:
+                # No thread will take these entries; it took all earlier ones.
+                self._take_back(entries)
+                raise
             if len(self._waiting) >= self._max_waiting:
                 self._is_urgent.set()
-            self._start()
             self._has_rows.notify()
+
+    def _take_back(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
+        for entry in entries:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
 
     def close(self) -> None:
         """Commit the queued items, then end the thread; in a forked process do nothing."""
@@ -109,7 +132,7 @@ class GroupCommitter(Generic[Item, Answer]):
             return
         with self._has_rows:
             self._closed = True
-            self._has_ended = self._thread is None
+            self._has_ended = self._has_ended or self._thread is None
             self._is_urgent.set()
             self._has_rows.notify()
             self._has_room.notify_all()
@@ -119,9 +142,13 @@ class GroupCommitter(Generic[Item, Answer]):
     def check_usable(self) -> None:
         """Raise ClosedError if nothing more can be committed."""
         self._check_process()
-        if self._closed:
-            message = f"{self._name} is closed; make a new producer"
-            raise ClosedError(message)
+        if not self._closed:
+            return
+        if self._failure is not None:
+            message = f"{self._name} broke ({type(self._failure).__name__}); make a new producer"
+            raise ClosedError(message) from self._failure
+        message = f"{self._name} is closed; make a new producer"
+        raise ClosedError(message)
 
     @property
     def is_of_this_process(self) -> bool:
@@ -130,24 +157,51 @@ class GroupCommitter(Generic[Item, Answer]):
 
     def _check_process(self) -> None:
         if not self.is_of_this_process:
-            message = f"{self._name} belongs to the process before the fork; make a new producer"
-            raise ClosedError(message)
+            raise ClosedError(fork_problem(f"the producer of {self._name}"))
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            # Only a thread that runs counts: another caller must be able to start one.
+            self._thread = thread
+
+    # --- its thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while group := self._next_group():
-            try:
-                answers = self._commit([item for item, _, _ in group])
-            except BaseException as error:  # noqa: BLE001 - each caller gets it
-                _fail(group, error, self._name)
-            else:
-                _answer(group, answers)
-            # Free the items while the thread waits for the next ones.
-            del group
+        group: list[_Entry[Item, Answer]] = []
+        try:
+            while group := self._next_group():
+                self._commit_group(group)
+                # Free the items while the thread waits for the next ones.
+                group = []
+        except BaseException as error:
+            logger.exception("%s: its thread broke", self._name)
+            self._break(group, error)
+
+    def _commit_group(self, group: Sequence[_Entry[Item, Answer]]) -> None:
+        try:
+            answers = self._commit([item for item, _, _ in group])
+            pairs = list(zip(group, answers, strict=True))
+        except BaseException as error:  # noqa: BLE001 - each caller gets it
+            _fail(group, error, self._name)
+            return
+        for (_, _, future), answer in pairs:
+            if future is not None:
+                future.set_result(answer)
+
+    def _break(self, group: Sequence[_Entry[Item, Answer]], error: BaseException) -> None:
+        """Answer everybody who waits, and refuse all who come."""
+        with self._has_rows:
+            self._failure, self._closed, self._has_ended = error, True, True
+            entries = [*group, *self._waiting]
+            self._waiting.clear()
+            self._has_room.notify_all()
+        for item, _, future in entries:
+            if future is not None and not future.done():
+                future.set_exception(error)
+            elif future is None and self._refuse is not None:
+                self._refuse(item, error)
 
     def _next_group(self) -> list[_Entry[Item, Answer]]:
         self._sleep()
@@ -157,15 +211,23 @@ class GroupCommitter(Generic[Item, Answer]):
         with self._has_rows:
             if not self._closed:
                 self._is_urgent.clear()
-            group: list[_Entry[Item, Answer]] = []
-            count = 0
-            while self._waiting and (not group or count + self._waiting[0][1] <= self._max_rows):
-                group.append(self._waiting.popleft())
-                count += group[-1][1]
+            group = self._taken()
             self._has_room.notify_all()
             # A caller that queues an item from now on sees that the thread has ended.
             self._has_ended = not group
             return group
+
+    def _taken(self) -> list[_Entry[Item, Answer]]:
+        """The first entries that fit into one commit, at least one."""
+        group: list[_Entry[Item, Answer]] = []
+        rows = size_bytes = 0
+        while self._waiting:
+            size = self._waiting[0][1]
+            rows, size_bytes = rows + size.rows, size_bytes + size.bytes
+            if group and (rows > self._max_rows or size_bytes > self._max_bytes):
+                break
+            group.append(self._waiting.popleft())
+        return group
 
     def _sleep(self) -> None:
         """Wait for an item or for `close`; a caller reads `_is_idle` after it queued its item."""
@@ -176,14 +238,8 @@ class GroupCommitter(Generic[Item, Answer]):
             self._is_idle = False
 
 
-# An item, its rows, and the future of its caller.
-_Entry = tuple[Item, int, Future[Answer] | None]
-
-
-def _answer(group: Sequence[_Entry[Item, Answer]], answers: Sequence[Answer]) -> None:
-    for (_, _, future), answer in zip(group, answers, strict=True):
-        if future is not None:
-            future.set_result(answer)
+# An item, its size, and the future of its caller.
+_Entry = tuple[Item, Size, Future[Answer] | None]
 
 
 def _fail(group: Sequence[_Entry[Item, Answer]], error: BaseException, name: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
-from txmq.errors import AlreadyResolvedError, LocalTransactionDoneError, LocalTransactionFencedError
+from txmq.errors import LocalTransactionDoneError, LocalTransactionFencedError
 from txmq.lifecycle import TransactionState
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
@@ -116,13 +116,11 @@ class BatchTransactions:
             batch.unpersist()
 
     def _try(self, batch: DataFrame, transaction: Transaction) -> None:
-        self._send(batch, transaction)
-        try:
-            transaction.prepare()
-        except AlreadyResolvedError as error:
-            if error.resolution != TransactionState.COMMITTED.value:
-                raise
+        # A DataFrame is not computed again for a batch that is done.
+        if transaction.state is TransactionState.COMMITTED:
             return
+        self._send(batch, transaction)
+        transaction.prepare()
         with suppress(LocalTransactionDoneError):
             self._change(batch, transaction)
         transaction.commit()

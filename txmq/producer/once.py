@@ -7,12 +7,13 @@ and append are one compare-and-swap on the half log: of two tries at once only o
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
+from txmq.delta.parquet import NewFile
 from txmq.delta.pinned import pause
 from txmq.errors import CommitConflictError, CommitRefusedError, IncompleteTransactionError
 from txmq.fail_points import FailPoint, reached
@@ -66,7 +67,7 @@ class OnceSender:
         """Open nothing yet."""
         self._config, self._scope, self._clock = store.config, scope, clock
         self._sender_group = sender_group
-        self._half = ScopedHalves(store.tables.half_log(), scope)
+        self._half = ScopedHalves(store.tables.half_log())
         self._ends = EndCommits(store, sender_group, clock)
         self._lock = threading.Lock()
 
@@ -127,7 +128,7 @@ class OnceSender:
         if plan.new:
             rows = half_table([self._half_of(*new) for new in plan.new.items()])
             reached(FailPoint.HALF_READY)
-            self._half.append(rows)
+            self._half.append(rows, [self._scope])
             reached(FailPoint.HALF_COMMITTED)
 
     def _half_of(self, transaction_id: str, keyed: KeyedMessage) -> HalfTransaction:
@@ -153,16 +154,15 @@ class OnceSender:
 
 
 class ScopedHalves:
-    """The half log for the senders of one scope. Not safe for several threads.
+    """The half log for senders of named scopes. Not safe for several threads.
 
-    A sender looks into it and then appends, which fails where another sender of the scope appended
-    in between.
+    A sender looks into it and then appends, which fails where another sender of the same scope
+    appended in between. All that may send the same thing must name the same scope.
     """
 
-    def __init__(self, half: HalfLog, scope: str) -> None:
-        """Open nothing yet; all that may send the same thing must name the same `scope`."""
+    def __init__(self, half: HalfLog) -> None:
+        """Open nothing yet."""
         self.log = half
-        self._mark = f"{_MARK}{scope}"
         self._commits = 0
 
     def refresh(self) -> None:
@@ -170,11 +170,19 @@ class ScopedHalves:
         reopen_sometimes(self.log.table, self._commits)
         self.log.table.refresh()
 
-    def append(self, rows: pa.Table) -> None:
-        """One commit. Raises CommitRefusedError where a sender of this scope was faster."""
+    def append(self, rows: pa.Table, scopes: Iterable[str], files: Sequence[NewFile] = ()) -> None:
+        """Append rows, and files that are written already: one commit.
+
+        Raises: CommitRefusedError where a sender of one of the scopes was faster; StorageError.
+        """
         table = self.log.table
-        table.swap(rows, {self._mark: (table.mark(self._mark) or 0) + 1})
+        marks = {f"{_MARK}{scope}" for scope in scopes}
+        risen = {mark: (table.mark(mark) or 0) + 1 for mark in sorted(marks)}
+        new_files = [*files, *table.new_files(rows)]
+        reached(FailPoint.FILES_WRITTEN)
+        table.swap_files(new_files, risen)
         self._commits += 1
+        table.refresh()
 
 
 @dataclass(slots=True)

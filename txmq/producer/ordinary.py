@@ -35,8 +35,9 @@ class OrdinaryMessages:
 
         So a batch that was split is acknowledged as a whole, or not at all.
 
-        Raises: SendForbiddenError, ClosedError, StorageError; AlreadyResolvedError if the send took
-            longer than `transaction_timeout_s` and the check rolled it back.
+        Raises: SendForbiddenError, InvalidBodyError, ClosedError, StorageError;
+            AlreadyResolvedError if the send took longer than `transaction_timeout_s` and the check
+            rolled it back.
         """
         sending = self._commits.begin_send(sends, ordinary=True)
         try:
@@ -48,9 +49,11 @@ class OrdinaryMessages:
         return send_result(sends)
 
     def _send(self, sends: Sequence[PlannedSend]) -> None:
-        self._commits.append_halves(
+        refused = self._commits.append_halves(
             [[self._commits.half_of(send, ordinary=True)] for send in sends]
         )
+        for error in refused.values():
+            raise error
         ends = [(send.transaction_id, ClaimKind.COMMIT) for send in sends]
         resolutions = self._commits.append_ends(ends)
         for (transaction_id, kind), resolution in zip(ends, resolutions, strict=True):

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from txmq.clock import Clock, SystemClock
+from txmq.delta.forks import refuse_fork
 from txmq.errors import InvalidMessageTypeError, ListenerError, NotAcceptedError
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimKind
@@ -60,8 +61,8 @@ class TransactionProducer:
     """Sends messages that become visible if and only if a local transaction took place.
 
     Needs no Spark. Safe for many threads; the threads share commits. Each method that reads or
-    writes raises ClosedError after `close()`, and in a forked process, which needs a producer of
-    its own.
+    writes raises ClosedError after `close()`, and in a forked process. A forked process can have a
+    producer of its own only if no store was used before the fork.
 
     Attributes:
         producer_group: the stored name of the group.
@@ -78,6 +79,7 @@ class TransactionProducer:
         InvalidNameError: the name of the group or of the namespace is not allowed.
         ListenerError: `listener` has none of the methods of a listener.
         HookError: an element of `hooks` is no hook.
+        ClosedError: the process was forked from one that had used a store.
 
     Example:
         >>> with producer.begin_transaction() as transaction:
@@ -97,6 +99,7 @@ class TransactionProducer:
         hooks: Iterable[Hook] = (),
     ) -> None:
         """Check the names, the listener and the hooks; read and write nothing."""
+        refuse_fork()
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
         stored_group = wrapped(check_group(producer_group), self.namespace)
@@ -164,8 +167,9 @@ class TransactionProducer:
     ) -> Future[SendResult]:
         """Send as `send` does, without waiting for the commits.
 
-        The call blocks only while `back_pressure_for_async_send_num` sends wait for a commit.
-        Callbacks of the future run in a committing thread and must be short.
+        The call blocks only while `back_pressure_for_async_send_num` sends wait for a commit, or
+        while the sends without a result hold `back_pressure_for_async_send_size_bytes`. Callbacks
+        of the future run in a committing thread and must be short.
         Commits and retry: as `send`; the commits are shared with all asynchronous sends.
 
         Args:
@@ -209,8 +213,8 @@ class TransactionProducer:
     ) -> Future[TransactionSendResult]:
         """Send as `send_message_in_transaction` does, without waiting for the commits.
 
-        `local_transaction_threads` threads call `execute_local_transaction`. The call blocks only
-        while `back_pressure_for_async_send_num` sends wait for a commit.
+        `local_transaction_threads` threads call `execute_local_transaction`; SystemExit and the
+        like count as UNKNOWN there. The call blocks as that of `send_async`.
         Commits and retry: as there; the commits are shared with all asynchronous sends.
 
         Args:
@@ -272,8 +276,8 @@ class TransactionProducer:
 
         Retry: without a key each call begins a new transaction. With a key and its time, a retried
         job continues the transaction of its first try: `prepare()` uses halves that are durable
-        already, and raises AlreadyResolvedError if the transaction is committed. After a rollback
-        or an expiry the next call begins the next attempt, with another id.
+        already and compares their messages, and `state` says whether the work is done. After a
+        rollback or an expiry the next call begins the next attempt, with another id.
 
         Args:
             idempotency_key: names the work, within the producer group; the same in every retry.
@@ -298,15 +302,15 @@ class TransactionProducer:
             reserved_s=self.store.config.file_reserved_time_h * 3600,
         )
         attempt = self._commits.attempt_of(key)
-        return Transaction(
-            self._commits, self._router, attempt, is_keyed=True, listener=self._listener
-        )
+        key_id, listener = attempt.transaction_id, self._listener
+        return Transaction(self._commits, self._router, key_id, attempt=attempt, listener=listener)
 
     def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
         """End a transaction that any process of this group prepared.
 
         When this returns, the requested end is durable and is the transaction's end.
-        Commits: one to op, shared; none for UNKNOWN, which changes nothing (R34).
+        Commits: one to op, shared; none for UNKNOWN, which changes nothing (R34), nor where
+        retention has removed the halves and the end stands.
         Retry: call it again with the same state; a second equal claim has no effect.
 
         Args:
@@ -324,12 +328,7 @@ class TransactionProducer:
         if not isinstance(state, LocalTransactionState):
             problem = f"must be a LocalTransactionState, not {type(state).__name__}"
             raise InvalidMessageTypeError("state", problem)
-        count = self._commits.count_before_end(check_transaction_id(transaction_id), state)
-        end = AskedEnd(transaction_id, state, message_count=count)
-        if state is LocalTransactionState.UNKNOWN:
-            self._commits.hooks.ended(end, None)
-        else:
-            self._commits.end(end)
+        self._commits.end_by_id(check_transaction_id(transaction_id), state)
 
     def answer_checks(self, *, spark: SparkSession | None = None) -> RemoteMember:
         """Answer the check service's questions about this group until `close()` (R72, R81).

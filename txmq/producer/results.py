@@ -88,6 +88,10 @@ class SendFuture(Future[Any]):
             for waiter in self._waiters:
                 waiter.add_result(self)
             condition.notify_all()
+        self._invoke_callbacks()
+
+    def _invoke_callbacks(self) -> None:
+        """Call the callbacks; the parent's would let SystemExit end the committing thread."""
         for callback in self._done_callbacks:
             _called(callback, self)
 
@@ -113,6 +117,6 @@ class SendFuture(Future[Any]):
 def _called(callback: Callable[[SendFuture], object], future: SendFuture) -> None:
     try:
         callback(future)
-    except Exception:
-        # As in the standard library: a callback that fails must not stop the other callbacks.
+    except BaseException:
+        # A callback that fails must not stop the other callbacks, nor the committing thread.
         logger.exception("a callback of a send raised")

@@ -102,7 +102,11 @@ def send_result(sends: Sequence[PlannedSend]) -> SendResult:
 
 
 class MessageRouter:
-    """Takes messages into the topics of one namespace. Safe for many threads."""
+    """Takes messages into the topics of one namespace. Safe for many threads.
+
+    Attributes:
+        catalog: the settings of topics by which messages are accepted.
+    """
 
     def __init__(
         self, store: Store, namespace: str | None = None, clock: Clock | None = None
@@ -112,7 +116,7 @@ class MessageRouter:
         self._clock: Clock = clock or SystemClock()
         self._turn = itertools.count()
         self._spelled: dict[str, str] = {}
-        self._catalog = TopicCatalog(store)
+        self.catalog = TopicCatalog(store)
 
     def accept(
         self,
@@ -159,7 +163,7 @@ class MessageRouter:
         stored = check_readable_topic(self._stored_topic(check_topic(topic)))
         send = DataFrameSend(dataframe, stored, self.body_schema(stored))
         self.check_topic(stored)
-        self._catalog.check_kind(
+        self.catalog.check_kind(
             stored,
             is_transactional=True,
             is_delayed=bool({"delay_s", "deliver_timestamp"} & set(dataframe.columns)),
@@ -172,20 +176,20 @@ class MessageRouter:
 
     def _check_taken(self, message: Message, *, is_transactional: bool) -> None:
         self.check_topic(message.topic)
-        self._catalog.check_kind(
+        self.catalog.check_kind(
             message.topic,
             is_transactional=is_transactional,
             is_delayed=message.is_delayed,
             has_sharding_key=message.sharding_key is not None,
         )
-        self._catalog.check_body(message.topic, message.body)
+        self.catalog.check_body(message.topic, message.body)
 
     def _routed(
         self, message: Message, queue_id: object, queue_selector: QueueSelector | None
     ) -> RoutedMessage:
         if queue_id is None and queue_selector is None:
             return RoutedMessage(message)
-        count = self._catalog.queue_count(message.topic)
+        count = self.catalog.queue_count(message.topic)
         if queue_selector is not None:
             _check_one_choice(message, queue_id)
             if not callable(queue_selector):
@@ -201,7 +205,7 @@ class MessageRouter:
         return SendLimits(
             config.max_message_size_bytes,
             config.max_properties_size_bytes,
-            self._catalog.queue_count(topic),
+            self.catalog.queue_count(topic),
             config.timer_max_delay_s,
             self._clock.now_ms(),
         )
@@ -214,7 +218,7 @@ class MessageRouter:
     def _queue_of(self, routed: RoutedMessage, turns: Iterator[int]) -> int:
         if routed.queue_id is not None:
             return routed.queue_id
-        count = self._catalog.queue_count(routed.message.topic)
+        count = self.catalog.queue_count(routed.message.topic)
         key = routed.message.sharding_key
         if key is None:
             return next(turns) % count
@@ -223,11 +227,11 @@ class MessageRouter:
 
     def queue_count(self, topic: str) -> int:
         """How many queues a topic has, or would have."""
-        return self._catalog.queue_count(topic)
+        return self.catalog.queue_count(topic)
 
     def body_schema(self, topic: str) -> BodySchema | None:
         """What the bodies of a topic must be; None if they may be any bytes."""
-        return self._catalog.body_schema(topic)
+        return self.catalog.body_schema(topic)
 
     def check_topic(self, topic: str) -> None:
         """Raise TopicConflictError for a second spelling, TopicNotFoundError for an unknown one."""
@@ -238,7 +242,7 @@ class MessageRouter:
         if known != topic:
             rule = f"the topic {known} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
-        self._catalog.check_is_there(topic)
+        self.catalog.check_is_there(topic)
         self._spelled[folded] = topic
 
 

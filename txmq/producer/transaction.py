@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from txmq.errors import (
     AlreadyPreparedError,
@@ -15,19 +14,18 @@ from txmq.errors import (
     NotEndedError,
     NotPreparedError,
 )
-from txmq.lifecycle import ClaimKind
+from txmq.lifecycle import FINAL_STATES, ClaimKind, TransactionState, end_asked_for
 from txmq.message.ids import message_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.dataframe import DataFrameSend
+from txmq.producer.keyed import KeyedAttempt
+from txmq.producer.marked_transaction import MarkedTransaction
 from txmq.producer.routing import MessageRouter, QueueSelector, RoutedMessage
-from txmq.user_data.database_marker import MARKER_TABLE
-from txmq.user_data.delta_marker import SqlStatement
-from txmq.user_data.local_transaction import LocalTransaction
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 class _Phase(enum.Enum):
@@ -40,7 +38,7 @@ class _Phase(enum.Enum):
 _UNPREPARED = (_Phase.COLLECTING, _Phase.DROPPED)
 
 
-class Transaction:
+class Transaction(MarkedTransaction):
     """Messages that are published together or not at all. Not safe for several threads.
 
     `TransactionProducer.begin_transaction` makes it. The order of calls is: `send` for each
@@ -51,6 +49,7 @@ class Transaction:
 
     Attributes:
         id: the transaction id.
+        state: where it stands, by all claims that are durable now.
 
     Example:
         >>> with producer.begin_transaction() as transaction:
@@ -66,18 +65,37 @@ class Transaction:
         router: MessageRouter,
         transaction_id: str,
         *,
-        is_keyed: bool = False,
+        attempt: KeyedAttempt | None = None,
         listener: object = None,
     ) -> None:
         """Call `TransactionProducer.begin_transaction` instead."""
-        self.id = transaction_id
-        self._local = LocalTransaction(transaction_id, listener)
-        self._is_keyed = is_keyed
+        super().__init__(transaction_id, listener)
+        self._attempt = attempt
         self._commits, self._router = commits, router
         self._messages: list[RoutedMessage] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
         self._phase = _Phase.COLLECTING
+        is_done = attempt is not None and attempt.state is TransactionState.COMMITTED
+        self._final_state = TransactionState.COMMITTED if is_done else None
+        self._prepared_s = 0.0
+
+    @property
+    def state(self) -> TransactionState | None:
+        """Where the transaction stands now; None while no log has anything of it.
+
+        With an idempotency key this is the work of all tries, so a job that is run again sees
+        COMMITTED before it sends anything. Reads: settled, op, half; nothing without a key before
+        `prepare()`, nor after a final end. Commits: 0. Raises: StorageError.
+        """
+        if self._final_state is not None:
+            return self._final_state
+        if self._attempt is None and self._phase in _UNPREPARED:
+            return None
+        state = self._commits.state_of(self.id)
+        if state in FINAL_STATES:
+            self._final_state = state
+        return state
 
     def send(
         self,
@@ -143,18 +161,21 @@ class Transaction:
         """Make all halves durable; run the local transaction only after this returned.
 
         Commits: one to half. It is shared with other threads, except with DataFrames. None if an
-        earlier try with the same idempotency key has made the halves durable.
+        earlier try with the same idempotency key has made the halves durable, whose messages are
+        compared with these. If that try is COMMITTED, there is nothing left to do: `state` says so,
+        and `commit()` returns at once.
 
         Retry: after an error begin the transaction again, with the same idempotency key if it has
-        one.
+        one. Of several tries at once one appends its halves; the others join it.
 
         Raises:
             StorageError: assume nothing to be durable; do not run the local transaction.
             SendForbiddenError: a hook refused the send; nothing was written.
             InvalidMessageError: the transaction has no message, or a DataFrame has rows that cannot
                 be messages; nothing was committed.
-            AlreadyResolvedError: an earlier try with the same key has an end; if it is COMMITTED,
-                the work is done.
+            DifferentMessagesError: an earlier try with the same key has other messages, which
+                stand; nothing was written.
+            AlreadyResolvedError: an earlier try with the same key has another end than COMMIT.
             IncompleteTransactionError: halves of an earlier try contradict each other or are
                 missing.
             AlreadyPreparedError: `prepare()` or an end was called before.
@@ -162,137 +183,18 @@ class Transaction:
         self._check_collecting()
         if not self._messages and not self._dataframes:
             raise InvalidMessageError("transaction", "has no message; call send() first")
-        if self._is_keyed and self._commits.is_prepared(self.id):
-            self._phase = _Phase.PREPARED
-            return
-        if self._dataframes:
-            self._commits.prepare_dataframes(
-                self.id, self._dataframes, self._messages, in_turn=not self._is_keyed
-            )
+        if self._attempt is not None:
+            self._join_or_append(self._attempt)
+        elif self._dataframes:
+            self._commits.prepare_dataframes(self.id, self._dataframes, self._messages)
         else:
-            self._commits.prepare(self.id, self._messages, in_turn=not self._is_keyed)
-        self._phase = _Phase.PREPARED
+            self._commits.prepare(self.id, self._messages)
+        self._phase, self._prepared_s = _Phase.PREPARED, time.monotonic()
 
-    # --- the local transaction ----------------------------------------------------------------
-
-    def delta_options(self, table: str | None = None) -> dict[str, str]:
-        """The options that put this transaction's marker on one Spark write of a Delta table.
-
-        If the local transaction makes several writes, put them on the last one: it decides. If a
-        listener has set a fence before, Spark skips the write without an error. Therefore
-        `commit()` looks for the marker before it writes the end.
-
-        Args:
-            table: the location of the table; by default that of the producer's DeltaListener.
-
-        Returns:
-            Options for `DataFrameWriter.options`.
-
-        Raises:
-            NotPreparedError: `prepare()` was not called.
-            LocalTransactionError: no table is given and the producer has no DeltaListener.
-
-        Example:
-            >>> options = transaction.delta_options(table)
-            >>> orders.write.format("delta").mode("append").options(**options).save(table)
-        """
-        self._check_prepared()
-        return self._local.delta_options(table)
-
-    @contextmanager
-    def delta_sql(self, spark: SparkSession, table: str | None = None) -> Iterator[SqlStatement]:
-        """Put this transaction's marker on one MERGE, UPDATE, DELETE or INSERT.
-
-        The marker is a setting of the session while the block runs. No other thread may write
-        through the same session during the block.
-
-        Args:
-            spark: the session that runs the statement.
-            table: as in `delta_options`.
-
-        Yields:
-            A function that runs one SQL statement.
-
-        Raises:
-            NotPreparedError: `prepare()` was not called.
-            LocalTransactionFencedError: a listener has set a fence; nothing was changed.
-            LocalTransactionMissingError: no statement put the marker into the table.
-            LocalTransactionError: no table is known, or the block runs a second statement.
-
-        Example:
-            >>> with transaction.delta_sql(spark, table) as sql:
-            ...     sql("MERGE INTO orders USING changes ON ...")
-        """
-        self._check_prepared()
-        with self._local.delta_sql(spark, table) as statement:
-            yield statement
-
-    @contextmanager
-    def delta_rs(self, table: str | None = None) -> Iterator[tuple[Any, Any]]:
-        """Put this transaction's marker on one write by delta-rs.
-
-        Args:
-            table: as in `delta_options`.
-
-        Yields:
-            The DeltaTable to write through, and the CommitProperties with the marker.
-
-        Raises:
-            NotPreparedError: `prepare()` was not called.
-            LocalTransactionDoneError: an earlier try has made the write.
-            LocalTransactionFencedError: a listener has set a fence; nothing was changed.
-            LocalTransactionMissingError: the block made no write with these properties.
-            LocalTransactionError: no table is known.
-
-        Example:
-            >>> with transaction.delta_rs(table) as (handle, properties):
-            ...     write_deltalake(handle, rows, mode="append", commit_properties=properties)
-        """
-        self._check_prepared()
-        with self._local.delta_rs(table) as handle_and_properties:
-            yield handle_and_properties
-
-    @contextmanager
-    def database(self, connection: Any, *, table: str = MARKER_TABLE) -> Iterator[None]:
-        """Write this transaction's marker row as the first step of a database transaction.
-
-        The caller then changes its rows, commits the connection, and calls `commit()` here.
-
-        Args:
-            connection: of a DB-API driver for Postgres, MySQL, MariaDB or SQLite, or of SQLAlchemy
-                (a connection or a session).
-            table: the name of the marker table; see `marker_table_ddl`.
-
-        Raises:
-            NotPreparedError: `prepare()` was not called.
-            LocalTransactionFencedError: a listener has set a fence; change nothing.
-            LocalTransactionDoneError: an earlier try has made the change.
-            LocalTransactionError: the connection is in autocommit mode.
-
-        Example:
-            >>> with psycopg.connect() as connection, transaction.database(connection):
-            ...     connection.execute("UPDATE orders SET paid = true WHERE id = %s", [42])
-            >>> transaction.commit()
-        """
-        self._check_prepared()
-        with self._local.database(connection, table):
-            yield
-
-    def is_local_transaction_done(self, table: str | None = None) -> bool:
-        """Whether the table holds a write with this transaction's marker; 0 commits.
-
-        A retried job calls it first, to leave out a write that an earlier try has made.
-
-        Args:
-            table: as in `delta_options`.
-
-        Raises:
-            NotPreparedError: `prepare()` was not called.
-            LocalTransactionError: no table is known.
-            StorageError: the table cannot be read.
-        """
-        self._check_prepared()
-        return self._local.is_done(table)
+    def _join_or_append(self, attempt: KeyedAttempt) -> None:
+        state = self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
+        if state is TransactionState.COMMITTED:
+            self._final_state = state
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -300,18 +202,22 @@ class Transaction:
         """Commit the transaction: on return its COMMIT is durable and is its end.
 
         The next round of the publisher makes the messages visible. Before it writes, `commit()`
-        confirms that each marked write of the local transaction is there.
+        looks for the marker of each marked write of the local transaction; where there was none,
+        it looks where the producer's DeltaListener, DatabaseListener or JdbcListener looks. Where
+        the transaction is known to be committed it does nothing.
 
         Commits: one to op, shared. Retry: as `end`; a second call is allowed.
 
         Raises:
             NotPreparedError: `prepare()` was not called.
-            LocalTransactionError: a marked write is missing, or met a fence; nothing was written.
+            LocalTransactionError: a marked write is missing, was rolled back, met a fence, or
+                cannot be looked up; nothing was written.
             AlreadyResolvedError: the transaction has another end already.
-            StorageError: the COMMIT may have landed; call again.
+            IncompleteTransactionError, TransactionForgottenError, StorageError: as `end`.
         """
         self._check_prepared()
-        self._local.confirm()
+        if self._final_state is not TransactionState.COMMITTED:
+            self._local.confirm()
         self.end(ClaimKind.COMMIT)
 
     def rollback(self) -> None:
@@ -324,7 +230,7 @@ class Transaction:
 
         Raises:
             AlreadyResolvedError: the transaction has another end already.
-            StorageError: the ROLLBACK may have landed; call again.
+            TransactionForgottenError, StorageError: as `end`.
         """
         if self._phase in _UNPREPARED:
             self._phase = _Phase.DROPPED
@@ -336,7 +242,7 @@ class Transaction:
 
         Unlike `commit()` it does not look for the markers of the local transaction.
 
-        Commits: one to op, shared.
+        Commits: one to op, shared; none where this end is known to stand.
 
         Retry: call it again with the same kind. The first end counts for good (R38); a second equal
         claim has no effect. If the process dies, the check service asks for the end.
@@ -348,15 +254,27 @@ class Transaction:
             NotPreparedError: `prepare()` was not called.
             AlreadyResolvedError: the transaction has another end, for example because the check
                 rolled it back first; that end stands.
+            IncompleteTransactionError: a COMMIT cannot take effect, because halves are missing or
+                contradict each other.
+            TransactionForgottenError: it had its end so long ago that retention has removed it.
             StorageError: the claim may have landed; call again.
         """
         self._check_prepared()
         self._phase = _Phase.ENDED
+        if self._final_state is end_asked_for(kind):
+            return
         # A transaction may be large, and most producers have no hooks.
         messages = [routed.message for routed in self._messages] if self._commits.hooks else ()
         count = None if self._dataframes else len(self._messages)
         state = LocalTransactionState(kind.value)
-        self._commits.end(AskedEnd(self.id, state, messages, count))
+        self._commits.end(AskedEnd(self.id, state, messages, count, self._is_doubtful))
+        self._final_state = end_asked_for(kind)
+
+    @property
+    def _is_doubtful(self) -> bool:
+        """Whether another try or retention may know more than the claims in the op log."""
+        open_s = time.monotonic() - self._prepared_s
+        return self._attempt is not None or open_s >= self._commits.trusted_s
 
     def __enter__(self) -> Self:
         """The block must call commit() or rollback()."""

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from txmq.delta.pinned import read_again
 from txmq.errors import TopicKindError, TopicNotFoundError
 from txmq.message.body_schema import BodySchema
 from txmq.message.names import is_group_topic, is_system_topic
@@ -20,7 +21,12 @@ class TopicCatalog:
     """A cache of topic settings. Safe for many threads; 0 commits.
 
     A message is accepted by settings that may be `topic_refresh_s` old. Before it is refused the
-    settings are read again, because an operator may have changed them a moment ago.
+    settings are read again, because an operator may have changed them a moment ago. Its body is
+    compared once more at the commit of its half, by settings that `look` has made new.
+
+    Attributes:
+        retyped: topics whose body schema changed while this catalog was used.
+        retypings: how often any did; it only rises.
     """
 
     def __init__(self, store: Store) -> None:
@@ -31,6 +37,8 @@ class TopicCatalog:
         self._registered = RegisteredTopics()
         self._tables: frozenset[str] | None = None
         self._read_at_s = -math.inf
+        self.retyped: frozenset[str] = frozenset()
+        self.retypings = 0
 
     def settings(self, topic: str) -> TopicSettings | None:
         """The settings of a topic; None if no operator has set any. Raises: StorageError."""
@@ -57,6 +65,16 @@ class TopicCatalog:
         """Read the settings of all topics again. Raises: StorageError."""
         with self._lock:
             self._read()
+
+    def look(self) -> int:
+        """Read the settings again if somebody changed them; returns `retypings`.
+
+        Costs one lookup of a file name where nobody did. Raises: StorageError.
+        """
+        with self._lock:
+            if self._is_unread or read_again("state/topics", self._register.has_news):
+                self._read()
+            return self.retypings
 
     def check_is_there(self, topic: str) -> None:
         """Raise TopicNotFoundError for an unknown topic that is not made by its first message."""
@@ -114,6 +132,28 @@ class TopicCatalog:
                 self._tables = frozenset(self._store.topics())
             return topic in self._tables
 
+    @property
+    def _is_unread(self) -> bool:
+        return self._read_at_s == -math.inf
+
     def _read(self) -> None:
-        self._registered, self._tables = self._register.read(), None
+        before, after = self._registered, self._register.read()
+        retyped = frozenset() if self._is_unread else _retyped(before, after)
+        self._registered, self._tables = after, None
         self._read_at_s = time.monotonic()
+        if retyped:
+            self.retyped |= retyped
+            self.retypings += 1
+
+
+def _retyped(before: RegisteredTopics, after: RegisteredTopics) -> frozenset[str]:
+    """The topics whose body schema differs."""
+    if before.seen.revision == after.seen.revision:
+        return frozenset()
+    names = before.settings.keys() | after.settings.keys()
+    return frozenset(name for name in names if _body(before, name) != _body(after, name))
+
+
+def _body(registered: RegisteredTopics, topic: str) -> object:
+    settings = registered.settings.get(topic)
+    return None if settings is None else settings.body

@@ -98,10 +98,7 @@ class Config:
         64 * 1024 * 1024, "largest sum of bodies in one transaction", at_least=1
     )
     max_properties_size_bytes: int = setting(
-        32767,
-        "largest sum of keys, tags and properties of one message",
-        at_least=1,
-        at_most=1_048_576,
+        32767, "largest sum of keys, tags and properties of one message", at_least=1, at_most=2**20
     )
     half_queues: int = setting(
         4, "partitions of the half and op logs; fixed at creation", at_least=1, at_most=4096
@@ -167,6 +164,9 @@ class Config:
     group_commit_max_rows: int = setting(
         10_000, "rows that the threads of one process share in a commit", at_least=1
     )
+    group_commit_max_bytes: int = setting(
+        64 * 1024 * 1024, "bytes that the threads of one process share in a commit", at_least=1
+    )
     group_commit_linger_ms: float = setting(
         20.0, "time that asynchronous sends wait to share a commit; other sends do not wait",
         at_least=0.0, at_most=10_000.0,
@@ -174,10 +174,12 @@ class Config:
     back_pressure_for_async_send_num: int = setting(
         10_000, "asynchronous sends that may wait for a commit; the next send blocks", at_least=1
     )
+    back_pressure_for_async_send_size_bytes: int = setting(
+        100 * 2**20, "bytes of asynchronous sends without result; the next send blocks", at_least=1
+    )
     local_transaction_threads: int = setting(
-        8, "threads of a producer for asynchronous local transactions",
-        at_least=1, at_most=1024,
-    )  # fmt: skip
+        8, "threads of a producer for asynchronous local transactions", at_least=1, at_most=1024
+    )
     commit_attempts: int = setting(
         20, "attempts of one commit if other writers are faster", at_least=1, at_most=1000
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import AlreadyResolvedError
+from txmq.errors import (
+    AlreadyResolvedError,
+    IncompleteTransactionError,
+    TransactionForgottenError,
+)
 from txmq.lifecycle import (
     Claim,
     ClaimKind,
@@ -25,16 +29,36 @@ from txmq.store.settled import last_facts
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The state of a transaction, who caused it, and how often the transaction was resumed."""
+    """The state of a transaction, who caused it, and how often the transaction was resumed.
+
+    Attributes:
+        is_kept: whether any log still has a row that proves the state; false of a transaction that
+            nobody has prepared, and of one whose rows retention has removed.
+        halves: those that are durable, where they were looked up.
+    """
 
     state: TransactionState
     source: str
     life: int = 0
+    is_kept: bool = field(default=True, compare=False)
+    halves: Halves | None = field(default=None, compare=False)
 
     def confirm(self, transaction_id: str, asked: ClaimKind) -> None:
-        """Check that this is the requested end. Raises: AlreadyResolvedError with the real end."""
-        if self.state is not end_asked_for(asked):
-            raise AlreadyResolvedError(transaction_id, self.state.value, self.source)
+        """Check that this is the requested end.
+
+        Raises:
+            AlreadyResolvedError: with the real end.
+            IncompleteTransactionError: a COMMIT found halves missing or contradicting each other.
+            TransactionForgottenError: nothing of the transaction is kept any more.
+        """
+        if self.state is end_asked_for(asked):
+            return
+        if self.state is TransactionState.INCOMPLETE and self.halves is not None:
+            count = self.halves.message_count
+            raise IncompleteTransactionError(transaction_id, count, self.halves.found)
+        if not self.is_kept:
+            raise TransactionForgottenError(transaction_id)
+        raise AlreadyResolvedError(transaction_id, self.state.value, self.source)
 
 
 class EndReader:
@@ -52,14 +76,27 @@ class EndReader:
         """The states of these transactions now; 0 commits, and 0 reads without transactions."""
         return self._decided(transaction_ids) if transaction_ids else {}
 
-    def ends_after_claims(self, ends: Sequence[tuple[str, ClaimKind]]) -> list[Resolution]:
+    def kept_ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
+        """As `ends_of`, without transactions of which no log keeps anything."""
+        ends = self.ends_of(transaction_ids)
+        return {transaction_id: end for transaction_id, end in ends.items() if end.is_kept}
+
+    def ends_after_claims(
+        self, ends: Sequence[tuple[str, ClaimKind]], doubtful: Collection[str] = ()
+    ) -> list[Resolution]:
         """The end of each transaction for which these claims were appended just now; 0 commits.
 
         The claims must have been appended through the op log of these `logs`, so that its handle
         shows them. If all claims about a transaction name the same end, that is its end. If they
         differ, the fact decides, or the order of the claims that are not settled yet.
+
+        Args:
+            ends: the claims.
+            doubtful: transactions whose other claims may be gone, or whose halves may not be all
+                there; facts, claims and halves are read for these too.
         """
-        decided = self.ends_of(self._contested([transaction_id for transaction_id, _ in ends]))
+        contested = self._contested([transaction_id for transaction_id, _ in ends])
+        decided = self.ends_of(list({*contested, *doubtful}))
         return [decided.get(transaction_id) or _UNCONTESTED[kind] for transaction_id, kind in ends]
 
     def _contested(self, transaction_ids: Sequence[str]) -> list[str]:
@@ -105,7 +142,8 @@ def _resolution(
 ) -> Resolution:
     standing, source = settled or (Standing(), ClaimSource.PRODUCER.value)
     if halves is None:
-        return Resolution(standing.state, source, standing.life)
+        is_kept = settled is not None
+        return Resolution(standing.state, source, standing.life, is_kept)
     standing, facts = fold(claims, halves, standing)
     source = facts[-1].claim.source.value if facts else source
-    return Resolution(standing.state, source, standing.life)
+    return Resolution(standing.state, source, standing.life, halves=halves)

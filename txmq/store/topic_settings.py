@@ -182,9 +182,14 @@ class RegisteredTopics:
             {**self.settings, topic: settings}, self.deleted - {topic}, self.seen
         )
 
+    def without_settings(self, topic: str) -> RegisteredTopics:
+        """A copy without settings for one topic."""
+        kept = {name: settings for name, settings in self.settings.items() if name != topic}
+        return RegisteredTopics(kept, self.deleted, self.seen)
+
     def with_deleted(self, topic: str) -> RegisteredTopics:
         """A copy in which one topic is deleted."""
-        kept = {name: settings for name, settings in self.settings.items() if name != topic}
+        kept = self.without_settings(topic).settings
         return RegisteredTopics(kept, self.deleted | {topic}, self.seen)
 
 
@@ -205,6 +210,14 @@ class TopicRegister:
         kept = seen.value.get("settings", {})
         settings = {name: TopicSettings.from_value(name, value) for name, value in kept.items()}
         return RegisteredTopics(settings, frozenset(seen.value.get("deleted", ())), seen)
+
+    def has_news(self) -> bool:
+        """Whether somebody changed the settings since `read`; one lookup of a file name.
+
+        Raises: OSError, StorageError.
+        """
+        table = self._register.table
+        return table.has_news() if self._is_there else table.has_commit(0)
 
     def swap(self, after: RegisteredTopics, now_ms: int) -> None:
         """Replace the value that `after` was made from, in one commit.

@@ -70,6 +70,22 @@ class UserDatabase:
         cursor.execute(text, parameters)
         return cursor
 
+    def first_row(self, statement: str, table: str, *parameters: Any) -> Any:
+        """The first row of a query outside of any transaction of the caller; None without one.
+
+        SQLAlchemy's pool gives another connection. A driver's own connection is asked itself, and
+        a transaction that the query begins is ended.
+
+        Raises: the driver's own errors, also where the connection is closed.
+        """
+        if self._is_sqlalchemy:
+            with self._connection.engine.connect() as another:
+                return UserDatabase(another).run(statement, table, *parameters).fetchone()
+        row = self.run(statement, table, *parameters).fetchone()
+        if _waits_for_commit(self._connection):
+            self._connection.rollback()
+        return row
+
     @property
     def is_open(self) -> bool:
         """Whether the caller's transaction has begun and is not committed."""

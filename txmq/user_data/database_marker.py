@@ -146,6 +146,11 @@ class MarkerTable:
         row = self._run(_SELECT_ONE, transaction_id).fetchone()
         return str(row[0]) if row else None
 
+    def committed_outcome(self, transaction_id: str) -> str | None:
+        """As `outcome`, outside of any transaction of the caller: what is committed."""
+        row = self._database.first_row(_SELECT_ONE, self.table, transaction_id)
+        return str(row[0]) if row else None
+
     def outcomes(self, transaction_ids: Sequence[str]) -> dict[str, str]:
         """DONE or FENCED of the ids that have a row: one statement."""
         rows = self._run(self.dialect.select_many, json.dumps(list(transaction_ids)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from txmq.delta.pinned import commit_properties
 from txmq.errors import (
@@ -39,6 +39,19 @@ _NO_TABLE = (
 )
 
 
+@runtime_checkable
+class MarkerLookup(Protocol):
+    """A listener that can look up the marker of one transaction at any time."""
+
+    def marker_place(self) -> str:
+        """The name of the table that it looks into, for errors."""
+        ...
+
+    def is_marked(self, transaction_id: str) -> bool | None:
+        """Whether the local transaction is done; False if it is fenced, None if neither."""
+        ...
+
+
 class LocalTransaction:
     """The marked writes of one transaction; most transactions have one, the deciding write.
 
@@ -46,8 +59,9 @@ class LocalTransaction:
     """
 
     def __init__(self, transaction_id: str, listener: object = None) -> None:
-        """`listener` names the table if it is a DeltaListener."""
+        """`listener` names the table if it is a DeltaListener, and may look for markers."""
         self._id = transaction_id
+        self._lookup = listener if isinstance(listener, MarkerLookup) else None
         self._table = getattr(listener, "table", None)
         self._options: Mapping[str, str] = getattr(listener, "storage_options", None) or {}
         self._marked: dict[str, MarkedTable] = {}
@@ -116,24 +130,59 @@ class LocalTransaction:
     def confirm(self) -> None:
         """Look for the marker of every marked write; 0 commits.
 
+        Where nothing was marked through this object, and the listener looks for markers, it is
+        asked: a local transaction that was left out is no local transaction.
+
         Raises:
-            LocalTransactionError: a marker is missing or fenced, or the caller has not committed a
-                database transaction.
+            LocalTransactionError: a marker is missing or fenced, the caller has not committed a
+                database transaction, or nobody can see whether it did.
             StorageError: a table cannot be read.
         """
         for markers in self._databases:
-            if markers.is_open:
-                problem = "the database transaction is not committed; commit it, then call again"
-                raise LocalTransactionError(self._id, markers.table, problem)
+            self._confirm_database(markers)
         for marked in self._marked.values():
             self._confirm(marked)
+        if self._lookup is not None and not (self._databases or self._marked):
+            is_done = self._lookup.is_marked(self._id)
+            self._check(self._lookup.marker_place(), is_done=is_done)
+
+    def _confirm_database(self, markers: MarkerTable) -> None:
+        """A database says nothing to txmq when the caller commits or rolls back, so look."""
+        is_done = self._is_committed(markers)
+        if not is_done and markers.is_open:
+            problem = "the database transaction is not committed; commit it, then call again"
+            raise LocalTransactionError(self._id, markers.table, problem)
+        self._check(markers.table, is_done=is_done)
+
+    def _is_committed(self, markers: MarkerTable) -> bool | None:
+        """As `MarkerLookup.is_marked`; through another connection where there is one."""
+        lookup = self._lookup
+        try:
+            if lookup is not None and lookup.marker_place() == markers.table:
+                return lookup.is_marked(self._id)
+            if markers.is_open:
+                return None
+            outcome = markers.committed_outcome(self._id)
+        except Exception as error:
+            if markers.is_open:
+                return None
+            problem = (
+                f"nobody can see whether the database transaction was committed "
+                f"({type(error).__name__}); call commit() before you close the connection, or "
+                "give the producer a DatabaseListener"
+            )
+            raise LocalTransactionError(self._id, markers.table, problem) from error
+        return None if outcome is None else outcome == database_marker.DONE
+
+    def _check(self, where: str, *, is_done: bool | None) -> None:
+        if is_done is None:
+            raise LocalTransactionMissingError(self._id, where)
+        if not is_done:
+            raise LocalTransactionFencedError(self._id, where)
 
     def _confirm(self, marked: MarkedTable) -> None:
         mark = marked.refresh().mark(self._id)
-        if mark is None:
-            raise LocalTransactionMissingError(self._id, marked.location)
-        if mark != DONE:
-            raise LocalTransactionFencedError(self._id, marked.location)
+        self._check(marked.location, is_done=None if mark is None else mark == DONE)
 
     def _markable(self, table: str | None) -> MarkedTable:
         """The table, if it can be fenced; one that is not there yet is made by the marked write."""

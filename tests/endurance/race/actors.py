@@ -33,8 +33,10 @@ def produce(location: str, spec: str, folder: str, seed: int) -> None:
         if not stop.exists():
             sell_one(producer, place, f"{folder}/journal", random.Random(own_seed))
 
+    # Its local transactions close their connections, so `commit()` looks through the listener's.
+    listener = place.listener(fenced=True)
     with (
-        TransactionProducer(store, producer_group=GROUP) as producer,
+        TransactionProducer(store, producer_group=GROUP, listener=listener) as producer,
         ThreadPoolExecutor(THREADS) as pool,
     ):
         while not stop.exists():

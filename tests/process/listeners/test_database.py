@@ -24,6 +24,7 @@ from txmq.errors import (
     ListenerError,
     LocalTransactionError,
     LocalTransactionFencedError,
+    LocalTransactionMissingError,
     NotPreparedError,
 )
 from txmq.listeners.database import DatabaseListener
@@ -193,6 +194,80 @@ def test_commit_before_the_databases_commit_is_refused(
     connection.close()
     publish(producer.store)
     assert bodies(producer.store) == [transaction.id.encode()]
+
+
+def test_commit_after_the_databases_rollback_is_refused(
+    database: Shop, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    connection = database.connect()
+    with transaction.database(connection):
+        database.pay(connection, transaction.id)
+    connection.rollback()
+    connection.close()
+
+    with pytest.raises(LocalTransactionMissingError, match="committed"):
+        transaction.commit()
+
+    publish(producer.store)
+    assert producer.store.topics() == []
+
+
+def test_commit_without_a_local_transaction_is_refused(
+    database: Shop, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+
+    with pytest.raises(LocalTransactionMissingError):
+        transaction.commit()
+
+    pay(database, transaction)
+    transaction.commit()
+
+
+def test_commit_after_a_fence_is_refused(
+    listener: DatabaseListener, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    assert states(listener, transaction.id) == ["ROLLBACK"]
+
+    with pytest.raises(LocalTransactionFencedError):
+        transaction.commit()
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_without_a_listener_the_connection_itself_is_asked(
+    database: Shop, store: Any, *, is_committed: bool
+) -> None:
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        transaction = prepared(producer)
+        connection = database.connect()
+        with transaction.database(connection):
+            database.pay(connection, transaction.id)
+        if is_committed:
+            connection.commit()
+            transaction.commit()
+        else:
+            connection.rollback()
+            with pytest.raises(LocalTransactionMissingError):
+                transaction.commit()
+        assert not MarkerTable(connection).is_open
+        connection.close()
+    publish(store)
+    assert store.topics() == (["order-paid"] if is_committed else [])
+
+
+def test_connection_that_is_closed_and_no_listener_cannot_be_believed(
+    database: Shop, store: Any
+) -> None:
+    if database.by_sqlalchemy:
+        pytest.skip("its engine opens another connection")
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        transaction = prepared(producer)
+        pay(database, transaction)
+
+        with pytest.raises(LocalTransactionError, match="before you close the connection"):
+            transaction.commit()
 
 
 def test_second_try_hears_that_it_is_done(database: Shop, producer: TransactionProducer) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
 ROWS = [
-    *("S1", "S2a", "S2b", "S2", "S3a", "S3b", "S3c", "S4a", "S4b"),
-    *("S4 twice", "S4 unknown", "S4 late"),
+    *("S1", "S2a", "S2b", "S2", "S2 panic", "S2 fork", "S2 typed"),
+    *("S3 database", "S3a", "S3b", "S3c", "S4a", "S4b"),
+    *("S4 twice", "S4 unknown", "S4 late", "S4 forgotten"),
     *(f"P{number}" for number in range(1, 8)),
     *(f"C{number}" for number in range(1, 8)),
     *("G1", "J1", "E1", "E2", "E3", "E4", "K1", "K2", "K3", "K4"),

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from txmq.errors import ClosedError
-from txmq.producer.group_commit import GroupCommitter
+from txmq.producer.group_commit import GroupCommitter, Size
 
 THREADS = 8
 
@@ -44,7 +44,7 @@ def test_each_item_of_many_threads_has_its_own_answer() -> None:
 
     def send(thread: int) -> list[tuple[int, int]]:
         numbers = range(thread * 1000, thread * 1000 + 1000)
-        futures = [(number, group.submit(number, 1)) for number in numbers]
+        futures = [(number, group.submit(number, Size(1))) for number in numbers]
         return [(number, future.result(30)) for number, future in futures]
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -67,7 +67,7 @@ def test_who_sends_while_it_is_closed_is_answered_or_told(attempt: int) -> None:
         begin.wait()
         for number in range(thread * 1000, thread * 1000 + 500):
             try:
-                taken.append(group.submit(number, 1))
+                taken.append(group.submit(number, Size(1)))
             except ClosedError:
                 refused.append(number)
 
@@ -91,7 +91,7 @@ def test_callers_wait_where_there_is_no_room() -> None:
     most = 0
     futures = []
     for number in range(60):
-        futures.append(group.submit(number, 1))
+        futures.append(group.submit(number, Size(1)))
         most = max(most, len(group._waiting))
     group.close()
 
@@ -104,7 +104,7 @@ def test_commit_is_no_larger_than_allowed_but_for_one_large_item() -> None:
     group = committer(log, max_rows=10)
     sizes = [4, 4, 4, 50, 1, 1]
     for number, size in enumerate(sizes):
-        group.put(number, size)
+        group.put(number, Size(size))
     group.close()
 
     assert log.items == list(range(len(sizes)))
@@ -116,7 +116,7 @@ def test_single_caller_of_one_without_linger_waits_for_nobody() -> None:
     log = Log()
     group = committer(log)
     for number in range(100):
-        assert group.submit(number, 1).result(5) == -number
+        assert group.submit(number, Size(1)).result(5) == -number
     group.close()
 
     assert log.commits == [[number] for number in range(100)]
@@ -133,8 +133,93 @@ def test_error_of_a_commit_reaches_each_caller_and_the_next_commit_is_made() -> 
 
     group: GroupCommitter[int, int] = GroupCommitter(commit, name="test", max_rows=10)
     with pytest.raises(OSError, match="disk"):
-        group.submit(1, 1).result(5)
-    assert group.submit(2, 1).result(5) == 2
+        group.submit(1, Size(1)).result(5)
+    assert group.submit(2, Size(1)).result(5) == 2
     group.close()
     with pytest.raises(ClosedError):
-        group.submit(3, 1)
+        group.submit(3, Size(1))
+
+
+def test_commit_has_no_more_bytes_than_allowed_but_for_one_large_item() -> None:
+    log = Log(pause_s=0.005)
+    group = committer(log, max_bytes=10)
+    sizes = [4, 4, 4, 50, 1, 1]
+    for number, size in enumerate(sizes):
+        group.put(number, Size(1, size))
+    group.close()
+
+    assert log.items == list(range(len(sizes)))
+    for commit in log.commits:
+        assert len(commit) == 1 or sum(sizes[item] for item in commit) <= 10
+
+
+class Panic(BaseException):
+    """No Exception."""
+
+
+def test_commit_that_raises_no_exception_is_told_and_the_next_commit_is_made() -> None:
+    failing = [True]
+
+    def commit(items: list[int]) -> Sequence[int]:
+        if failing:
+            failing.pop()
+            raise Panic
+        return items
+
+    group: GroupCommitter[int, int] = GroupCommitter(commit, name="test", max_rows=10)
+    with pytest.raises(Panic):
+        group.submit(1, Size(1)).result(5)
+    assert group.submit(2, Size(1)).result(5) == 2
+    group.close()
+
+
+def test_commit_with_too_few_answers_is_an_error_of_each_caller() -> None:
+    group: GroupCommitter[int, int] = GroupCommitter(lambda _: [], name="test", max_rows=10)
+
+    with pytest.raises(ValueError, match="shorter"):
+        group.submit(1, Size(1)).result(5)
+    group.close()
+
+
+def test_thread_that_breaks_answers_all_and_refuses_later_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: list[int] = []
+    group: GroupCommitter[int, int] = GroupCommitter(
+        list, name="test", max_rows=10, refuse=lambda item, _: refused.append(item)
+    )
+
+    def broken() -> list[object]:
+        raise Panic
+
+    monkeypatch.setattr(group, "_taken", broken)
+    with group._has_rows:
+        group._waiting.append((1, Size(1), None))
+    future = group.submit(2, Size(1))
+
+    with pytest.raises(Panic):
+        future.result(5)
+    with pytest.raises(ClosedError, match="broke"):
+        group.submit(3, Size(1))
+    assert refused == [1]
+    group.close()
+
+
+def test_thread_that_cannot_be_started_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Log()
+    group = committer(log)
+
+    def no_thread(_: threading.Thread) -> None:
+        problem = "can't start new thread"
+        raise RuntimeError(problem)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            group.submit(1, Size(1))
+
+    assert group.submit(2, Size(1)).result(5) == -2
+    group.close()
+    assert log.items == [2]

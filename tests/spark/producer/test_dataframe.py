@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import are_gap_free, bodies, commits, log_rows, publish, topic_rows
 from txmq.errors import (
     AlreadyPreparedError,
+    DifferentMessagesError,
     InvalidMessageError,
     InvalidMessageTypeError,
     InvalidNameError,
@@ -23,11 +25,15 @@ from txmq.errors import (
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
+from txmq.publish.delay import DelayService
 from txmq.store.store import Store
 from txmq.testing import before_commit, failing_commits
 
 PAID = Message("order-paid", b"paid")
 OVERTAKE_S = 3.0
+YEAR_1_US = -62_135_596_800_000_000
+# As `cast(kafka_key AS string)` gives it, in one row of the second partition.
+NO_UTF8 = "IF(id = 3, cast(unhex('736563726574ff80fe') AS string), 'ä')"
 
 
 @pytest.fixture
@@ -245,6 +251,137 @@ def test_rows_that_cannot_be_messages_are_counted_and_nothing_stays(
 
     assert table_versions(store) == before
     assert half_files(store) == set()
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "Pacific/Kiritimati", "America/New_York"])
+@pytest.mark.parametrize(("year_1_plus_us", "is_refused"), [(-1, True), (0, False)])
+def test_time_that_python_does_not_have_is_refused_in_every_zone(  # noqa: PLR0913
+    store: Store,
+    producer: TransactionProducer,
+    spark: Any,
+    zone: str,
+    year_1_plus_us: int,
+    *,
+    is_refused: bool,
+) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        moment = f"timestamp_micros({YEAR_1_US + year_1_plus_us})"
+        frame = rows(spark, 2, "'a' AS body", f"{moment} AS deliver_timestamp")
+        if is_refused:
+            with pytest.raises(InvalidMessageError, match=r"before year 1 in UTC: 2 rows"):
+                prepared(producer, frame)
+            return
+        prepared(producer, frame).commit()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    publish(store)
+    DelayService(store).run_once()
+    publish(store)
+    assert bodies(store) == [b"a", b"a"]
+
+
+def test_sentinel_of_another_program_is_refused_in_a_zone_east_of_utc(
+    producer: TransactionProducer, spark: Any
+) -> None:
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        column = "timestamp'0001-01-01 00:00:00' AS deliver_timestamp"
+        with pytest.raises(InvalidMessageError, match="before year 1"):
+            prepared(producer, rows(spark, 1, "'a' AS body", column))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (f"{NO_UTF8} AS keys", "keys, tags or sharding_key not valid UTF-8"),
+        (f"{NO_UTF8} AS tags", "keys, tags or sharding_key not valid UTF-8"),
+        (f"{NO_UTF8} AS sharding_key", "keys, tags or sharding_key not valid UTF-8"),
+        (f"map('a', {NO_UTF8}) AS properties", "a property not valid UTF-8"),
+        (f"map({NO_UTF8}, 'a') AS properties", "a property not valid UTF-8"),
+    ],
+)
+def test_text_that_is_not_utf_8_is_refused_with_the_place_of_its_row(
+    store: Store, producer: TransactionProducer, spark: Any, column: str, problem: str
+) -> None:
+    before = table_versions(store)
+
+    with pytest.raises(InvalidMessageError) as told:
+        prepared(producer, rows(spark, 4, "'a' AS body", column))
+
+    assert f"{problem}: 1 rows, first row 1 of partition 1" in str(told.value)
+    assert "secret" not in str(told.value)
+    assert table_versions(store) == before
+
+
+# --- with a key -----------------------------------------------------------------------------------
+
+
+def keyed(producer: TransactionProducer, *frames: Any) -> Transaction:
+    moment = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    transaction = producer.begin_transaction(idempotency_key="a job", key_timestamp=moment)
+    transaction.send(PAID)
+    for frame in frames:
+        transaction.send_dataframe(frame, topic="order-paid")
+    return transaction
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_retry_with_the_same_rows_joins_the_first_try(
+    store: Store, producer: TransactionProducer, spark: Any, partitions: int
+) -> None:
+    keyed(producer, rows(spark, 20)).prepare()
+    before, files = table_versions(store), half_files(store)
+
+    again = keyed(producer, rows(spark, 20).repartition(partitions))
+    again.prepare()
+
+    assert (table_versions(store), half_files(store)) == (before, files)
+    again.commit()
+    publish(store)
+    assert bodies(store) == sorted([*expected(20), b"paid"])
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "difference"),
+    [
+        (20, ["encode(concat('other ', id), 'utf-8') AS body"], "DataFrame 0: values of its rows"),
+        (19, [], "DataFrame 0: 20 rows there, 19 here"),
+    ],
+)
+def test_retry_with_other_rows_is_told(  # noqa: PLR0913, PLR0917
+    store: Store,
+    producer: TransactionProducer,
+    spark: Any,
+    count: int,
+    columns: list[str],
+    difference: str,
+) -> None:
+    keyed(producer, rows(spark, 20)).prepare()
+    before, files = table_versions(store), half_files(store)
+
+    with pytest.raises(DifferentMessagesError, match=difference):
+        keyed(producer, rows(spark, count, *columns)).prepare()
+
+    assert (table_versions(store), half_files(store)) == (before, files)
+
+
+def test_two_tries_at_once_of_a_dataframe_are_one_transaction(
+    store: Store, producer: TransactionProducer, spark: Any
+) -> None:
+    with TransactionProducer(store, producer_group=GROUP) as other:
+        late, quick = keyed(producer, rows(spark, 5)), keyed(other, rows(spark, 5))
+        with before_commit(quick.prepare, table="half"):
+            late.prepare()
+        late.commit()
+        quick.commit()
+    publish(store)
+
+    assert bodies(store) == sorted([*expected(5), b"paid"])
 
 
 def _split(columns: str) -> list[str]:

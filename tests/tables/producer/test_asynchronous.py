@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from txmq.errors import (
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
+from txmq.producer.results import SendResult
 from txmq.testing import failing_commits
 
 STATES = {b"c": LocalTransactionState.COMMIT, b"r": LocalTransactionState.ROLLBACK,
@@ -189,6 +191,133 @@ def test_callers_wait_where_too_many_are_on_their_way(tmp_path: Path, listener: 
         assert len(producer._async._halves._waiting) <= 5
         assert all(future.result(30) for future in futures)
     world.producer.close()
+
+
+class PanicException(BaseException):
+    """No Exception, as a panic of a native library."""
+
+
+@pytest.mark.parametrize("broken", [SystemExit, KeyboardInterrupt, PanicException])
+def test_local_transaction_that_raises_no_exception_is_unknown_and_harms_nobody(
+    world: DelayWorld, listener: Listener, broken: type[BaseException]
+) -> None:
+    def execute(message: HalfMessage, _: object) -> LocalTransactionState:
+        if message.body == b"broken":
+            raise broken
+        return LocalTransactionState.COMMIT
+
+    listener.execute_local_transaction = execute  # type: ignore[method-assign]
+    bodies = [b"broken", *[b"c"] * 20] * 8
+    futures = [
+        world.producer.send_message_in_transaction_async(Message(TOPIC, body)) for body in bodies
+    ]
+
+    states = [future.result(30).local_transaction_state for future in futures]
+
+    assert states == [
+        LocalTransactionState.UNKNOWN if body == b"broken" else LocalTransactionState.COMMIT
+        for body in bodies
+    ]
+    world.producer.close()
+    world.publisher.run_once()
+    assert len(world.rows()) == 8 * 20
+
+
+@pytest.mark.parametrize("broken", [SystemExit, PanicException])
+def test_hook_or_callback_that_raises_no_exception_harms_nobody(
+    world: DelayWorld, broken: type[BaseException]
+) -> None:
+    class Hook:
+        def before_send(self, _: object) -> None: ...
+
+        def after_send(self, _: object) -> None:
+            raise broken
+
+        def end_transaction(self, _: object) -> None:
+            raise broken
+
+    def callback(_: object) -> None:
+        raise broken
+
+    with TransactionProducer(
+        world.store, producer_group=GROUP, listener=Listener(), clock=world.clock, hooks=[Hook()]
+    ) as producer:
+        for _ in range(3):
+            futures = [producer.send_async(Message(TOPIC, b"o"))]
+            futures += [producer.send_message_in_transaction_async(Message(TOPIC, b"c"))]  # type: ignore[list-item]
+            for future in futures:
+                future.add_done_callback(callback)
+            assert [future.exception(30) for future in futures] == [None, None]
+
+
+def test_threads_that_cannot_be_started_refuse_the_send(
+    world: DelayWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = world.producer._async._local
+    start, tries = local._start, [RuntimeError("can't start new thread")]
+
+    def refused() -> None:
+        if tries:
+            raise tries.pop()
+        start()
+
+    monkeypatch.setattr(local, "_start", refused)
+
+    with pytest.raises(RuntimeError, match="start new thread"):
+        world.producer.send_message_in_transaction_async(Message(TOPIC, b"c")).result(30)
+
+    again = world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
+    assert again.result(30).local_transaction_state is LocalTransactionState.COMMIT
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+def test_callers_wait_where_the_sends_on_their_way_hold_too_many_bytes(
+    tmp_path: Path, listener: Listener
+) -> None:
+    world = DelayWorld(tmp_path, back_pressure_for_async_send_size_bytes=1000)
+    most = 0
+    with TransactionProducer(
+        world.store, producer_group=GROUP, listener=listener, clock=world.clock
+    ) as producer:
+        futures = []
+        for _ in range(50):
+            futures.append(producer.send_message_in_transaction_async(Message(TOPIC, b"c" * 300)))
+            most = max(most, producer._async._room.taken_bytes)
+        assert all(future.result(30) for future in futures)
+        # A message that is larger than all the room is sent alone.
+        assert producer.send_async(Message(TOPIC, b"c" * 5000)).result(30)
+    assert most <= 1000
+    assert producer._async._room.taken_bytes == 0
+    world.producer.close()
+
+
+def test_callback_that_sends_again_waits_for_nobody(tmp_path: Path) -> None:
+    world = DelayWorld(tmp_path, back_pressure_for_async_send_size_bytes=100)
+    again: list[Future[SendResult]] = []
+    have_all = threading.Event()
+
+    def callback(_: object) -> None:
+        again.append(world.producer.send_async(Message(TOPIC, b"c" * 90)))
+        if len(again) == 10:
+            have_all.set()
+
+    for _ in range(10):
+        world.producer.send_async(Message(TOPIC, b"c" * 90)).add_done_callback(callback)
+
+    assert have_all.wait(30)
+    assert all(future.result(30) for future in again)
+    world.producer.close()
+
+
+def test_send_that_fails_gives_its_bytes_back(world: DelayWorld) -> None:
+    with failing_commits(1, error=OSError("disk"), table="half"):
+        future = world.producer.send_async(Message(TOPIC, b"c" * 100))
+        with pytest.raises(StorageError):
+            future.result(30)
+
+    assert world.producer._async._room.taken_bytes == 0
 
 
 @pytest.mark.parametrize("step", ["_finish", "_executed"])

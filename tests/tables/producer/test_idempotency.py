@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, table_versions
-from tests.kit.reading import topic_rows
-from txmq.errors import AlreadyResolvedError, IncompleteTransactionError, InvalidMessageError
-from txmq.lifecycle import ClaimKind, ClaimSource
+from tests.kit.reading import bodies, log_rows
+from txmq.delta.schemas import HALF
+from txmq.errors import (
+    AlreadyResolvedError,
+    DifferentMessagesError,
+    IncompleteTransactionError,
+    InvalidMessageError,
+    StoreFullError,
+)
+from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.ids import IdempotencyKey, check_transaction_id, transaction_time_ms
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import Transaction, TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.op import OpRow
 from txmq.store.store import Store
-from txmq.testing import START_MS, ManualClock
+from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 from txmq.verify import verify
 
 KEY = "orders of hour 7"
@@ -46,10 +55,19 @@ def prepared(producer: TransactionProducer, *bodies: bytes, key: str = KEY) -> T
     return transaction
 
 
+def keyed(producer: TransactionProducer, *messages: Message) -> Transaction:
+    moment = datetime.fromtimestamp(producer.clock.now_ms() // 3_600_000 * 3_600, UTC)
+    transaction = producer.begin_transaction(idempotency_key=KEY, key_timestamp=moment)
+    for message in messages:
+        transaction.send(message)
+    return transaction
+
+
 def shown(store: Store) -> list[bytes]:
     Publisher(store).run_once()
     assert verify(store.location).is_clean
-    return [row["body"] for row in topic_rows(store, "order-paid")]
+    topics = store.topics()
+    return sorted(bodies(store)) if "order-paid" in topics else []
 
 
 # --- the id ------------------------------------------------------------------------------------
@@ -94,17 +112,48 @@ def test_second_try_uses_the_halves_of_the_first(
     assert shown(store) == [b"42"]
 
 
-def test_committed_work_is_told_to_be_done(store: Store, producer: TransactionProducer) -> None:
+@pytest.mark.parametrize("is_published", [False, True])
+def test_job_that_is_done_is_run_again_and_does_nothing(
+    store: Store, producer: TransactionProducer, *, is_published: bool
+) -> None:
     prepared(producer).commit()
+    if is_published:
+        Publisher(store).run_once()
     before = table_versions(store)
     again = begun(producer)
 
-    with pytest.raises(AlreadyResolvedError) as told:
-        again.prepare()
+    assert again.state is TransactionState.COMMITTED
+    again.prepare()
+    again.commit()
 
-    assert told.value.resolution == "COMMITTED"
     assert table_versions(store) == before
     assert shown(store) == [b"42"]
+
+
+def test_state_is_that_of_all_tries(producer: TransactionProducer) -> None:
+    first, unkeyed = begun(producer), producer.begin_transaction()
+    assert first.state is None
+    assert unkeyed.state is None
+
+    first.prepare()
+    assert first.state is begun(producer).state is TransactionState.PENDING
+
+    first.rollback()
+    assert first.state is TransactionState.ROLLED_BACK
+    assert begun(producer).state is None
+
+
+def test_end_that_stands_is_asked_for_again_and_writes_nothing(
+    store: Store, producer: TransactionProducer
+) -> None:
+    for end in (Transaction.commit, Transaction.rollback):
+        transaction = producer.begin_transaction()
+        transaction.send(Message("order-paid", b"42"))
+        transaction.prepare()
+        end(transaction)
+        before = table_versions(store)
+        end(transaction)
+        assert table_versions(store) == before
 
 
 @pytest.mark.parametrize("is_settled", [False, True])
@@ -206,6 +255,157 @@ def test_tries_of_two_processes_at_once_show_one_set_of_messages(
 
     assert ends == ["COMMITTED"] * 4
     assert sorted(shown(store)) == [b"one", b"three", b"two"]
+
+
+# --- tries that meet, tries that differ -----------------------------------------------------------
+
+
+def test_two_tries_at_once_whose_bodies_differ_are_one_transaction(
+    store: Store, producer: TransactionProducer, clock: ManualClock
+) -> None:
+    other = TransactionProducer(store, producer_group=GROUP, clock=clock)
+    late, quick = begun(producer, b"at 7:00:00"), begun(other, b"at 7:00:01")
+
+    with (
+        before_commit(quick.prepare, table="half"),
+        pytest.raises(DifferentMessagesError) as told,
+    ):
+        late.prepare()
+    quick.commit()
+
+    assert (told.value.key, told.value.state) == (KEY, "PENDING")
+    assert told.value.differences == ("message 0: body",)
+    assert "7:00" not in str(told.value)
+    assert shown(store) == [b"at 7:00:01"]
+
+
+def test_two_equal_tries_at_once_are_both_told_the_truth(
+    store: Store, producer: TransactionProducer, clock: ManualClock
+) -> None:
+    other = TransactionProducer(store, producer_group=GROUP, clock=clock)
+    late, quick = begun(producer, b"1", b"2"), begun(other, b"1", b"2")
+
+    with before_commit(quick.prepare, table="half"):
+        late.prepare()
+    late.commit()
+    quick.commit()
+
+    assert shown(store) == [b"1", b"2"]
+    assert len(log_rows(store, "half")) == 2
+
+
+def test_tries_at_once_whose_bodies_differ_have_one_winner_and_all_hear_it(
+    store: Store, clock: ManualClock
+) -> None:
+    producers = [TransactionProducer(store, producer_group=GROUP, clock=clock) for _ in range(4)]
+
+    def work(number: int) -> bool:
+        try:
+            prepared(producers[number], b"try %d" % number).commit()
+        except DifferentMessagesError:
+            return False
+        return True
+
+    expected: list[bytes] = []
+    for _ in range(5):
+        clock.advance(3600)
+        with ThreadPoolExecutor(4) as pool:
+            winners = [number for number, won in enumerate(pool.map(work, range(4))) if won]
+        assert len(winners) == 1
+        expected.append(b"try %d" % winners[0])
+        assert shown(store) == sorted(expected)
+
+
+PAID = Message("order-paid", b"42", "tag", "key", {"a": "b"}, "customer")
+
+
+@pytest.mark.parametrize(
+    ("again", "difference"),
+    [
+        ([Message("order-paid", b"43", "tag", "key", {"a": "b"}, "customer")], "body"),
+        ([Message("order-paid", b"42", "other", "key", {"a": "b"}, "customer")], "tags"),
+        ([Message("order-paid", b"42", "tag", "other", {"a": "b"}, "customer")], "keys"),
+        ([Message("order-paid", b"42", "tag", "key", {"a": "c"}, "customer")], "properties"),
+        ([Message("order-paid", b"42", "tag", "key", {"a": "b"}, "other")], "sharding_key"),
+        ([Message("stock", b"42", "tag", "key", {"a": "b"}, "customer")], "topic"),
+        ([Message("order-paid", b"42", "tag", "key", {"a": "b"}, "customer", delay_s=5)], "delay"),
+        ([PAID, PAID], "1 single messages there, 2 here"),
+    ],
+)
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_retry_with_other_messages_is_told_in_what_they_differ(
+    store: Store,
+    producer: TransactionProducer,
+    again: list[Message],
+    difference: str,
+    *,
+    is_committed: bool,
+) -> None:
+    first = keyed(producer, PAID)
+    first.prepare()
+    if is_committed:
+        first.commit()
+    before = table_versions(store)
+
+    with pytest.raises(DifferentMessagesError, match=difference) as told:
+        keyed(producer, *again).prepare()
+
+    assert table_versions(store) == before
+    assert told.value.state == ("COMMITTED" if is_committed else "PENDING")
+
+
+def test_retry_with_the_same_messages_joins(store: Store, producer: TransactionProducer) -> None:
+    message = Message("order-paid", b"", keys=["a", "b"], properties={"x": "1", "a": "2"})
+    same = Message("order-paid", b"", keys="a b", properties={"a": "2", "x": "1"})
+    keyed(producer, message, PAID).prepare()
+
+    keyed(producer, same, PAID).prepare()
+
+    assert len(log_rows(store, "half")) == 2
+
+
+@pytest.mark.parametrize("error", [None, OSError("connection reset")])
+def test_keyed_commit_whose_answer_was_lost_is_made_once(
+    store: Store, producer: TransactionProducer, error: Exception | None
+) -> None:
+    with failing_commits(1, error=error, after_commit=True, table="half") as failed:
+        prepared(producer, b"1", b"2").commit()
+
+    assert len(failed) == 1
+    assert shown(store) == [b"1", b"2"]
+
+
+def test_keyed_half_that_cannot_be_written_is_told(
+    store: Store, producer: TransactionProducer
+) -> None:
+    transaction = begun(producer)
+    full = OSError(errno.ENOSPC, "No space left")
+    with failing_commits(1, error=full, table="half"), pytest.raises(StoreFullError):
+        transaction.prepare()
+
+    transaction.prepare()
+    transaction.commit()
+
+    assert shown(store) == [b"42"]
+
+
+def test_commit_that_cannot_take_effect_is_told(
+    store: Store, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+    (row,) = log_rows(store, "half")
+    other = pa.Table.from_pylist([{**row, "body": b"43"}], HALF.columns)
+    store.tables.half_log().table.append(other, app_id="an older txmq", number=1)
+
+    with pytest.raises(IncompleteTransactionError):
+        transaction.commit()
+
+    assert shown(store) == []
+
+
+def test_lone_surrogate_in_a_key_is_refused(producer: TransactionProducer) -> None:
+    with pytest.raises(InvalidMessageError, match="surrogate"):
+        begun(producer, key="a\ud800")
 
 
 def test_end_transaction_ends_it_from_another_process(

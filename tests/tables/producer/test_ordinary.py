@@ -21,6 +21,7 @@ from txmq.errors import (
     TopicConflictError,
 )
 from txmq.message.message import Message
+from txmq.producer.body_watch import Refused
 from txmq.producer.producer import TransactionProducer
 from txmq.store.half import HalfTransaction
 from txmq.testing import failing_commits
@@ -92,11 +93,12 @@ def test_send_that_took_too_long_is_told_that_the_check_was_first(world: DelayWo
     commits = world.producer._commits
     quick = commits.append_halves
 
-    def slow(transactions: Sequence[Sequence[HalfTransaction]]) -> None:
+    def slow(transactions: Sequence[Sequence[HalfTransaction]]) -> Refused:
         """The check runs between the half and its end."""
-        quick(transactions)
+        refused = quick(transactions)
         world.clock.advance(60)
         RecheckJob(world.store, clock=world.clock).run_once()
+        return refused
 
     commits.append_halves = slow  # type: ignore[method-assign]
     with pytest.raises(AlreadyResolvedError):

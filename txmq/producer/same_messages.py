@@ -1,0 +1,137 @@
+"""Compares the messages of two tries under one idempotency key; shows no value of a message."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.delta.files import DataFile
+from txmq.delta.parquet import NewFile
+from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME
+from txmq.store.half import HalfLog
+
+# A queue and a birth time follow from the try, and not from the work.
+COMPARED = (
+    "real_topic", "tags", "keys", "body", "properties", "sharding_key", "delay_s",
+    "deliver_timestamp",
+)  # fmt: skip
+_READ = ("transaction_id", "sequence", *COMPARED)
+_SHOWN = 5
+_BATCH_ROWS, _BATCH_BYTES = 1024, 8 * 1024 * 1024
+_DIGESTS = 1 << 256
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Many rows in any order, as their number and the sum of their digests."""
+
+    count: int = 0
+    digest: int = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.count += 1
+        digest = hashlib.sha256(b"".join(_digests(row).values())).digest()
+        self.digest = (self.digest + int.from_bytes(digest, "big")) % _DIGESTS
+
+
+@dataclass(slots=True)
+class Messages:
+    """What a try sends: single messages by their place, DataFrames by their place.
+
+    Bodies are kept as digests, so memory does not grow with them.
+    """
+
+    first_sequence: int
+    single: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    frames: dict[int, _Rows] = field(default_factory=dict)
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows of the half log; heads without a message are left out."""
+        for row in rows:
+            if row["real_topic"] is None:
+                continue
+            beyond = row["sequence"] - self.first_sequence
+            if beyond < 0:
+                self.single[row["sequence"]] = _digests(row)
+            else:
+                place = beyond // SEQUENCES_PER_DATAFRAME
+                self.frames.setdefault(place, _Rows()).add(row)
+
+    def differences(self, sent: Messages) -> list[str]:
+        """In what the stored messages (this) differ from those that are `sent`; at most a few."""
+        problems = [*self._of_single(sent), *self._of_frames(sent)]
+        more = len(problems) - _SHOWN
+        return [*problems[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]
+
+    def _of_single(self, sent: Messages) -> Iterator[str]:
+        if len(self.single) != len(sent.single):
+            yield f"{len(self.single):,} single messages there, {len(sent.single):,} here"
+        for place in sorted(self.single.keys() & sent.single.keys()):
+            stored, other = self.single[place], sent.single[place]
+            names = [_shown(name) for name in COMPARED if stored[name] != other[name]]
+            if names:
+                yield f"message {place}: {', '.join(names)}"
+
+    def _of_frames(self, sent: Messages) -> Iterator[str]:
+        for place in sorted(self.frames.keys() | sent.frames.keys()):
+            stored, other = self.frames.get(place, _Rows()), sent.frames.get(place, _Rows())
+            if stored.count != other.count:
+                yield f"DataFrame {place}: {stored.count:,} rows there, {other.count:,} here"
+            elif stored != other:
+                yield f"DataFrame {place}: values of its rows"
+
+
+def stored_messages(half: HalfLog, transaction_id: str, first_sequence: int) -> Messages:
+    """The messages of a transaction in the half log, read a part at a time."""
+    messages = Messages(first_sequence)
+    seen: set[int] = set()
+    for file in half.table.files_holding("transaction_id", pa.array([transaction_id])):
+        for batch in _batches(half, file):
+            rows = batch.filter(pc.equal(batch["transaction_id"], transaction_id)).to_pylist()
+            # A retried append may have written a row twice.
+            once = [row for row in rows if row["sequence"] not in seen]
+            seen.update(row["sequence"] for row in once if row["sequence"] < first_sequence)
+            messages.add(once)
+    return messages
+
+
+def new_messages(
+    half: HalfLog, single: pa.Table, files: Sequence[NewFile], first_sequence: int
+) -> Messages:
+    """The messages of a try: its rows, and the files that Spark wrote for its DataFrames."""
+    messages = Messages(first_sequence)
+    for batch in single.select(list(_READ)).to_batches(_BATCH_ROWS):
+        messages.add(batch.to_pylist())
+    for file in files:
+        for batch in _batches(half, DataFile(file.path, file.num_records, file.size_bytes, {})):
+            messages.add(batch.to_pylist())
+    return messages
+
+
+def _batches(half: HalfLog, file: DataFile) -> Iterator[pa.RecordBatch]:
+    rows = _BATCH_BYTES * file.num_records // max(file.size_bytes, 1)
+    return half.table.batches(file, _READ, min(max(rows, 1), _BATCH_ROWS))
+
+
+def _digests(row: Mapping[str, Any]) -> dict[str, bytes]:
+    return {name: hashlib.sha256(_plain(row[name])).digest() for name in COMPARED}
+
+
+def _plain(value: Any) -> bytes:
+    """A value as bytes; null and no properties are the same."""
+    if value is None or value == []:
+        return b"-"
+    if isinstance(value, bytes):
+        return b"b" + value
+    if isinstance(value, list):
+        return b"m" + repr(sorted(value)).encode()
+    return b"t" + str(value).encode()
+
+
+def _shown(name: str) -> str:
+    return "topic" if name == "real_topic" else name

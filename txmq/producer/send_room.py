@@ -1,0 +1,48 @@
+"""Bounds the memory of asynchronous sends: the bytes of all that have no result yet."""
+
+from __future__ import annotations
+
+import threading
+
+
+class SendRoom:
+    """Room for so many bytes of sends; who finds none waits. Safe for many threads.
+
+    A send that is larger than the room enters when no other one is in it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        """All of it is free."""
+        self._max_bytes, self._taken_bytes = max_bytes, 0
+        self._has_room = threading.Condition(threading.Lock())
+        self._givers: set[int] = set()
+
+    @property
+    def taken_bytes(self) -> int:
+        """The bytes of the sends that are in it."""
+        return self._taken_bytes
+
+    def enter(self, size_bytes: int) -> None:
+        """Take room, and wait where there is too little.
+
+        A thread that gives room back never waits: a callback of a future may send again.
+        """
+        with self._has_room:
+            if threading.get_ident() not in self._givers:
+                while self._is_too_much(size_bytes):
+                    self._has_room.wait()
+            self._taken_bytes += size_bytes
+
+    def leave(self, size_bytes: int) -> None:
+        """Give room back, in a thread that answers sends."""
+        self._givers.add(threading.get_ident())
+        self.give_up(size_bytes)
+
+    def give_up(self, size_bytes: int) -> None:
+        """Give room back for a send that did not begin."""
+        with self._has_room:
+            self._taken_bytes -= size_bytes
+            self._has_room.notify_all()
+
+    def _is_too_much(self, size_bytes: int) -> bool:
+        return bool(self._taken_bytes) and self._taken_bytes + size_bytes > self._max_bytes
