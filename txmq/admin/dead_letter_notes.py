@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txmq.clock import timestamp
-from txmq.delta.pinned import pause
+from txmq.delta.retries import pause
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.message.names import check_stored_group
 from txmq.store.store import Store

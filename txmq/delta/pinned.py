@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import enum
 import json
-import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -25,26 +24,22 @@ from deltalake import (
     Transaction,
     write_deltalake,
 )
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 
-from txmq.delta.failures import FINAL_READ_ERRORS, failed_read, read_errors, translated
+from txmq.delta.failures import read_errors, translated
 from txmq.delta.features import unwritable_features
-from txmq.delta.forks import begin_use, refuse_panic
+from txmq.delta.forks import begin_use
+from txmq.delta.retries import MISSING, read_again
 from txmq.errors import (
     CommitRefusedError,
     StorageError,
-    StoreNotFoundError,
     UnsupportedTableError,
 )
 
-READ_ATTEMPTS = 8
-RETRY_PAUSE_S = 0.01
 # After more commits, asking delta-rs for a mark costs less than reading the commits.
 CARRIED_COMMITS = 16
-MISSING = "is not there; run txmq init"
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
-Result = TypeVar("Result")
 _NOT_FOUND = pa_fs.FileType.NotFound
 _COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
 
@@ -381,27 +376,3 @@ def commit_properties(marks: Mapping[str, int]) -> CommitProperties:
     now_ms = time.time_ns() // 1_000_000
     transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]
     return CommitProperties(app_transactions=transactions or None)
-
-
-def pause(attempt: int) -> None:
-    """Wait before the next attempt; later attempts wait longer."""
-    # Random pauses keep two losers from meeting again.
-    time.sleep(RETRY_PAUSE_S * random.random() * min(2**attempt, 32))  # noqa: S311
-
-
-def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -> Result:
-    """Read, and try again where fast writers disturb the read. Raises: StorageError."""
-    for attempt in range(READ_ATTEMPTS):
-        try:
-            return read()
-        except TableNotFoundError as error:
-            raise StoreNotFoundError(table, missing) from error
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            cause, failure = error, failed_read(table, error)
-            if isinstance(failure, FINAL_READ_ERRORS):
-                break
-            pause(attempt)
-        except BaseException as error:
-            refuse_panic(error)
-            raise
-    raise failure from cause

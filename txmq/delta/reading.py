@@ -33,7 +33,8 @@ from txmq.delta.files import (
 )
 from txmq.delta.forks import begin_use, refuse_panic
 from txmq.delta.parquet import row_group_ranges
-from txmq.delta.pinned import PinnedTable, Result, read_again
+from txmq.delta.pinned import PinnedTable
+from txmq.delta.retries import Result, read_again
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.errors import (
     IncompatibleVersionError,

@@ -21,8 +21,8 @@ from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, partition_texts
 from txmq.delta.forks import begin_use
 from txmq.delta.parquet import NewFile, write_file
-from txmq.delta.pinned import pause
 from txmq.delta.reading import ReadTable
+from txmq.delta.retries import pause
 from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
 from txmq.errors import (
     CommitConflictError,

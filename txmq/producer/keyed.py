@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.delta.log import delete_files
 from txmq.delta.parquet import NewFile
-from txmq.delta.pinned import pause
+from txmq.delta.retries import pause
 from txmq.errors import (
     AlreadyResolvedError,
     CommitConflictError,

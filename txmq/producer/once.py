@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
 from txmq.delta.parquet import NewFile
-from txmq.delta.pinned import pause
+from txmq.delta.retries import pause
 from txmq.errors import CommitConflictError, CommitRefusedError, IncompleteTransactionError
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimKind, Halves, TransactionState

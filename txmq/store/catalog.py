@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from txmq.delta.pinned import read_again
+from txmq.delta.retries import read_again
 from txmq.errors import TopicKindError, TopicNotFoundError
 from txmq.message.body_schema import BodySchema
 from txmq.message.names import is_group_topic, is_system_topic

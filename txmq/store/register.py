@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from txmq.clock import timestamp
-from txmq.delta.pinned import pause
+from txmq.delta.retries import pause
 from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from txmq.delta.pinned import commit_properties, pause
+from txmq.delta.pinned import commit_properties
+from txmq.delta.retries import pause
 from txmq.errors import CommitConflictError, CommitRefusedError, InboxError, shown
 from txmq.message.names import stored_group
 from txmq.message.received import ReceivedMessage

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.delta.log import LOG_FOLDER, log_files
-from txmq.delta.pinned import PinnedTable, pause
+from txmq.delta.pinned import PinnedTable
+from txmq.delta.retries import pause
 from txmq.errors import CommitConflictError, CommitRefusedError
 
 if TYPE_CHECKING:
