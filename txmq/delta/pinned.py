@@ -27,8 +27,8 @@ from deltalake import (
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 
+from txmq.delta.rooted import rooted_filesystem
 from txmq.errors import (
     CommitRefusedError,
     ReadOnlyStoreError,
@@ -303,13 +303,6 @@ class PinnedTable:
 def commit_path(version: int) -> str:
     """The path of a commit file, relative to the table."""
     return f"_delta_log/{version:020d}.json"
-
-
-def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
-    """A file system whose root is `location`."""
-    if "://" not in location:
-        return pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
-    return pa_fs.PyFileSystem(DeltaStorageHandler(location, dict(options) or None))
 
 
 def commit_properties(marks: Mapping[str, int]) -> CommitProperties:

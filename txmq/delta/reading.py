@@ -24,7 +24,7 @@ from txmq.delta.files import (
     value_bounds,
     with_partition,
 )
-from txmq.delta.parquet import row_group_ranges
+from txmq.delta.parquet import FooterSizes, footer_sizes, row_group_ranges
 from txmq.delta.pinned import PinnedTable, Result, read_again, translated
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.errors import IncompatibleVersionError, StorageError, StoreFormatError
@@ -136,6 +136,17 @@ class ReadTable(PinnedTable):
         stored = [name for name in columns if name not in self.schema.partition_by]
         rows = self._unless_gone(lambda: self._stored(part.file, stored, part.row_group))
         return None if rows is None else with_partition(rows, part.file, schema)
+
+    def footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
+        """Rows, and bytes of some columns without compression, by the footer of a file.
+
+        Raises: StorageError.
+        """
+        return read_again(self.name, lambda: self._footer_sizes(file, columns))
+
+    def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
+        with self.filesystem.open_input_file(file.path) as source:
+            return footer_sizes(pq.ParquetFile(source).metadata, columns)
 
     def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
         def attempt() -> Result | None:

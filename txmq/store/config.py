@@ -206,8 +206,9 @@ class Config:
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={
+            "acts": True,
             "doc": "listeners by producer group: `group: package.module:Class`, "
-            "or `group: {class: txmq:DeltaListener, table: /lake/orders}`"
+            "or `group: {class: txmq:DeltaListener, table: /lake/orders}`; no store keeps them",
         },
     )
     groups: Mapping[str, Mapping[str, Any]] = field(
