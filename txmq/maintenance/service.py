@@ -18,8 +18,8 @@ from typing import Any
 from txmq.clock import Clock, SystemClock, affine
 from txmq.delta.log import clean_log, log_files
 from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError, TxmqError
-from txmq.handles import ThreadHandle
+from txmq.errors import CommitRefusedError
+from txmq.handles import ThreadHandle, is_survivable
 from txmq.maintenance.compaction import Compacted, compact
 from txmq.maintenance.orphans import remove_checkpoints, sweep
 from txmq.maintenance.retention import Retained, Retention, published_up_to
@@ -197,7 +197,9 @@ class Maintenance:
     def _attempt(self, name: str, work: Callable[[], MaintenanceResult]) -> MaintenanceResult:
         try:
             return work()
-        except (TxmqError, OSError) as error:
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
             logger.exception("maintenance of %s failed", name)
             # The failure may be one of these handles, so the next round opens new ones.
             self._tables.pop(name, None)
