@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
 from txmq.clock import Clock
-from txmq.handles import ServiceHandle
+from txmq.handles import ServiceHandle, caused, ended
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
@@ -148,6 +148,7 @@ class BrokerHandle:
     def __init__(self, services: Mapping[str, ServiceHandle]) -> None:
         """Made by `Broker.start()`."""
         self._services = dict(services)
+        self._is_stopping = False
 
     def stop(self) -> None:
         """Stop all services, each between two rounds or micro-batches; returns when none runs.
@@ -156,12 +157,14 @@ class BrokerHandle:
 
         Raises: the first failure, after every service was told to stop.
         """
-        failure: Exception | None = None
+        self._is_stopping = True
+        failure: BaseException | None = None
         for name in reversed(self._services):
             logger.info("stopping the %s", name)
             try:
                 self._services[name].stop()
-            except Exception as error:
+            except BaseException as error:
+                # Whatever it is, the other services stop too.
                 logger.exception("the %s could not be stopped", name)
                 failure = failure or error
         if failure is not None:
@@ -184,23 +187,37 @@ class BrokerHandle:
         Args:
             stopping: set by another thread or a signal; without it only a failure ends the wait.
 
-        Raises: the failure that ended a service, else the first failure of `stop()`.
+        Raises:
+            EnvironmentProblemError: a service ended by itself, by SystemExit or by a panic.
+            Exception: the failure that ended a service, else the first failure of `stop()`.
         """
         event = stopping or threading.Event()
         failure: BaseException | None = None
         try:
             while self.is_alive and not event.wait(LOOK_INTERVAL_S):
                 pass
-            failure = self.exception
+            failure = self._why_ended()
         finally:
             self._stop_after(failure)
         if failure is not None:
             raise failure
 
+    def _why_ended(self) -> BaseException | None:
+        """The failure of the first service that ended; None if all run, or were told to stop."""
+        for name, service in self._services.items():
+            failure = service.exception
+            if failure is not None:
+                logger.error("the %s ended by %s", name, type(failure).__name__)
+                is_error = isinstance(failure, Exception)
+                return failure if is_error else caused(ended(f"the {name}", failure), failure)
+            if not service.is_alive and not self._is_stopping:
+                return ended(f"the {name}", None)
+        return None
+
     def _stop_after(self, failure: BaseException | None) -> None:
         try:
             self.stop()
-        except Exception:
+        except BaseException:
             # The failure that ended a service says more than the failure to stop another one.
             if failure is None:
                 raise

@@ -9,7 +9,8 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -25,6 +26,32 @@ STEADY_S = 30.0
 EXIT_WAIT_S = 10.0
 
 logger = logging.getLogger(__name__)
+
+
+def is_survivable(error: BaseException) -> bool:
+    """Whether the work that failed may fail alone, while its thread goes on with other work.
+
+    So may a panic of a library in Rust, which is no Exception; an exit of the process may not.
+    """
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def batch_of_spark() -> Iterator[None]:
+    """Around what Spark calls for a micro-batch: Spark waits for ever if it raises no Exception."""
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        raise ended("a micro-batch", error) from error
+
+
+def ended(what: str, cause: BaseException | None) -> EnvironmentProblemError:
+    """The error for something that ended and must not pass for an end that was asked for."""
+    by = "by itself" if cause is None else f"by {type(cause).__name__}"
+    step = "Start the service again; nothing is lost. Its log says more."
+    return EnvironmentProblemError(f"{what} ended {by}", step)
 
 
 class ServiceHandle(Protocol):
@@ -65,6 +92,13 @@ def _without_java(cause: Exception) -> EnvironmentProblemError:
         "Spark's Java process has ended",
         "Start the service again; nothing is lost. Was it killed, or out of memory?",
     )
+    return caused(problem, cause)
+
+
+def caused(
+    problem: EnvironmentProblemError, cause: BaseException | None
+) -> EnvironmentProblemError:
+    """The problem with its cause, for who cannot raise it yet."""
     problem.__cause__ = cause
     return problem
 
@@ -330,9 +364,5 @@ class Restarting(ThreadHandle):
         steady = time.monotonic() - self._since_s > STEADY_S
         self._breaks, self._since_s = 1 if steady else self._breaks + 1, time.monotonic()
         if self._is_final(failure) or self._breaks > BREAKS_MAX:
-            raise failure or _ended_by_itself()
+            raise failure or ended("a query", None)
         logger.error("a query broke and is started again: %s", failure)
-
-
-def _ended_by_itself() -> EnvironmentProblemError:
-    return EnvironmentProblemError("another program stopped the query", "Start the service again.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from txmq.broker import BrokerHandle, run_until_signal
 from txmq.handles import ServiceHandle
+from txmq.printable import PrintableFormatter
 from txmq.store.opening import open_store
 from txmq.store.store import Store
 
@@ -91,7 +92,9 @@ def run_batch_job(
 
 
 def _opened(options: argparse.Namespace) -> Store:
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter(LOG_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     return open_store(options.location, options.config)
 
 

@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError
 from txmq.clock import Clock
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, with_partition
-from txmq.delta.parquet import NewFile, new_file_path
+from txmq.delta.parquet import FooterSizes, NewFile, new_file_path
 from txmq.delta.pinned import commit_properties
 from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
@@ -287,6 +287,12 @@ class MemoryTable(Table):
 
     def _stored(self, file: DataFile, stored: list[str]) -> pa.Table:
         return self._log.files[file.path].select(stored)
+
+    def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
+        rows = self._stored(
+            file, [name for name in columns if name not in self.schema.partition_by]
+        )
+        return FooterSizes(rows.num_rows, rows.nbytes)
 
     def batches(
         self,

@@ -13,7 +13,15 @@ from tests.kit.memory_table import MemoryStore
 from tests.kit.reading import wait_until
 from txmq import handles as service
 from txmq.broker import Broker, BrokerHandle
-from txmq.handles import BREAKS_MAX, Restarting, StreamHandle, ThreadHandle
+from txmq.errors import EnvironmentProblemError
+from txmq.handles import (
+    BREAKS_MAX,
+    Restarting,
+    StreamHandle,
+    ThreadHandle,
+    batch_of_spark,
+    is_survivable,
+)
 
 
 class Query:
@@ -263,3 +271,82 @@ def test_broker_that_cannot_start_all_services_runs_none(
 
     services = ["publisher", "check_service", "delay_service", "maintenance"]
     assert stopped == services[: services.index(broken)][::-1]
+
+
+# --- what is no Exception -------------------------------------------------------------------------
+
+
+class PanicException(BaseException):
+    """As pyo3 names what a panic of Rust becomes."""
+
+
+class Died(Started):
+    """A service that has ended, maybe by something."""
+
+    def __init__(self, name: str, stopped: list[str], end: BaseException | None) -> None:
+        super().__init__(name, stopped)
+        self.exception = end
+        self.is_alive = False
+
+
+@pytest.mark.parametrize(
+    ("end", "by"),
+    [(SystemExit(0), "SystemExit"), (PanicException("x"), "PanicException"), (None, "itself")],
+)
+def test_broker_whose_service_died_says_which_and_by_what(
+    end: BaseException | None, by: str
+) -> None:
+    stopped: list[str] = []
+    services = {
+        "publisher": Started("publisher", stopped),
+        "maintenance": Died("maintenance", stopped, end),
+    }
+    handle = BrokerHandle(services)
+
+    with pytest.raises(EnvironmentProblemError, match=f"the maintenance ended by {by}") as caught:
+        handle.wait()
+
+    assert caught.value.__cause__ is end
+    assert stopped == ["maintenance", "publisher"]
+
+
+def test_broker_that_was_told_to_stop_ends_without_an_error() -> None:
+    handle = BrokerHandle({"publisher": Died("publisher", [], None)})
+    handle.stop()
+
+    handle.wait()
+
+
+@pytest.mark.parametrize("failure", [SystemExit(1), PanicException("x"), KeyboardInterrupt()])
+def test_whatever_one_service_raises_at_its_end_the_others_stop(failure: BaseException) -> None:
+    stopped: list[str] = []
+    services = {
+        "publisher": Started("publisher", stopped),
+        "check service": Started("check service", stopped, failure),  # type: ignore[arg-type]
+    }
+
+    with pytest.raises(type(failure)):
+        BrokerHandle(services).stop()
+
+    assert stopped == ["check service", "publisher"]
+
+
+@pytest.mark.parametrize("failure", [SystemExit(1), PanicException("x")])
+def test_spark_hears_of_a_batch_whatever_it_raised(failure: BaseException) -> None:
+    with pytest.raises(EnvironmentProblemError, match="a micro-batch ended by") as caught:  # noqa: SIM117
+        with batch_of_spark():
+            raise failure
+
+    assert caught.value.__cause__ is failure
+
+
+@pytest.mark.parametrize(
+    ("error", "survives"),
+    [(ValueError(), True), (PanicException(), True), (SystemExit(), False),
+     (KeyboardInterrupt(), False)],
+)  # fmt: skip
+def test_work_may_fail_alone_unless_the_process_is_to_end(
+    error: BaseException,
+    survives: bool,  # noqa: FBT001
+) -> None:
+    assert is_survivable(error) is survives

@@ -25,7 +25,7 @@ from txmq.check.rules import (
     next_try_ms,
 )
 from txmq.check.standing import standing_of_row
-from txmq.columns import DistinctRows, Groups, Integers, first_of_each, integers
+from txmq.columns import DistinctRows, Groups, Integers, first_of_each, flags, integers
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing
 from txmq.listeners.outcomes import Answered, NotReached, Outcome, Reason, outcome_of
 from txmq.message.message import LocalTransactionState
@@ -84,6 +84,18 @@ class Actions:
         place = np.where(of_outcome < 0, self.place, of_outcome)
         return Actions(self.rows, place, (*self.decisions, *decisions))
 
+    def only(self, transaction_ids: pa.Array) -> Actions:
+        """The actions about these transactions."""
+        return self._where(pc.is_in(self.rows["transaction_id"], value_set=transaction_ids))
+
+    def without(self, transaction_ids: pa.Array) -> Actions:
+        """The actions about all other transactions."""
+        is_in = pc.is_in(self.rows["transaction_id"], value_set=transaction_ids)
+        return self._where(pc.invert(is_in))
+
+    def _where(self, is_kept: pa.ChunkedArray) -> Actions:
+        return Actions(self.rows.filter(is_kept), self.place[flags(is_kept)], self.decisions)
+
     def ids_of(self, decision: Ending) -> list[str]:
         """The transactions with this decision."""
         ids = self.rows["transaction_id"].filter(self._has(decision))
@@ -111,7 +123,9 @@ class RoundResult(Sum):
             due yet); they are re-armed, and no check counts.
         discarded: transactions that were asked `transaction_check_max` times before (R61).
         never_acknowledged: ordinary messages that were rolled back without a question.
-        dropped: due rows whose transaction has an end, or is armed by another row.
+        dropped: due rows whose transaction has an end, is armed by another row, or whose group is
+            still being asked.
+        left: transactions whose messages found no room in the round; they stay due.
         unreadable: ids of transactions whose halves cannot be read.
         unheard_groups: groups without a listener.
     """
@@ -123,6 +137,7 @@ class RoundResult(Sum):
     discarded: int = 0
     never_acknowledged: int = 0
     dropped: int = 0
+    left: int = 0
     unreadable: tuple[str, ...] = ()
     unheard_groups: frozenset[str] = field(default_factory=frozenset)
 
@@ -262,7 +277,7 @@ def _late_claim(case: Mapping[str, Any], now_ms: int) -> OpRow:
     return OpRow("", kind, group, ClaimSource.CHECK, now_ms, reason=Reason.LATE)
 
 
-def result_of(actions: Actions, dropped: int) -> RoundResult:
+def result_of(actions: Actions, dropped: int = 0, left: int = 0) -> RoundResult:
     """The counts of one round."""
     counts = _counts(actions)
     return RoundResult(
@@ -273,6 +288,7 @@ def result_of(actions: Actions, dropped: int) -> RoundResult:
         discarded=counts["discarded"],
         never_acknowledged=counts["never_acknowledged"],
         dropped=dropped,
+        left=left,
         unreadable=tuple(actions.ids_of(NotReached(Reason.UNREADABLE))),
         unheard_groups=actions.groups_of(NotReached(Reason.NO_LISTENER)),
     )

@@ -23,6 +23,7 @@ DUE = pa.schema(
         pa.field("check_times", pa.int32()),
         pa.field("life", pa.int32()),
         pa.field("ordinary", pa.bool_()),
+        pa.field("has_returned", pa.bool_()),
     ]
 )
 

@@ -81,8 +81,9 @@ def dues_of(transactions: pa.Table, clock_ms: int) -> pa.Table:
     # Without a deadline the time in the id orders the oldest first.
     born_ms = pc.min_element_wise(_id_times_ms(due["transaction_id"]), clock_ms)
     columns = {
-        **{name: due[name] for name in DUE.names if name != "deadline_ms"},
+        **{name: due[name] for name in DUE.names if name in due.column_names},
         "deadline_ms": pc.coalesce(deadline_ms, born_ms),
+        "has_returned": pa.array(np.zeros(due.num_rows, dtype=bool)),
     }
     return pa.table({name: columns[name] for name in DUE.names}).cast(DUE)
 

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from txmq.check.claims import RoundResult
 from txmq.check.due import rounds_of
 from txmq.check.open_transactions import OpenTransactions, dues_of
-from txmq.check.round import CheckRound
+from txmq.check.returning import ReturningGroups, returned
+from txmq.check.round import PATIENCE_S, CheckRound
 from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
 from txmq.hooks import Hook, Hooks
@@ -133,6 +134,7 @@ class Recheck:
         self._checks = checks
         self._clock = clock
         self._open = OpenTransactions(store, clock)
+        self._returning = ReturningGroups(store, checks.groups_here)
         self._quiet_until_ms = -math.inf
         self.search_s = 0.0
 
@@ -142,8 +144,17 @@ class Recheck:
         is_first = self._quiet_until_ms == -math.inf
         return is_first or self._open.has_news() or self._clock.now_ms() >= self._quiet_until_ms
 
-    def run_once(self, is_stopping: Callable[[], bool] = lambda: False) -> RecheckResult:
-        """Ask about all transactions that are due at the start, or until `is_stopping`."""
+    def has_returned(self) -> bool:
+        """Whether a group has a listener again that could not be asked; a few lookups of files."""
+        return self._returning.look()
+
+    def run_once(
+        self, is_stopping: Callable[[], bool] = lambda: False, *, waits: bool = True
+    ) -> RecheckResult:
+        """Ask about all transactions that are due at the start, or until `is_stopping`.
+
+        `waits` says whether it waits for slow groups too; else their answers come to a later round.
+        """
         clock_ms = self._clock.now_ms()
         total = RoundResult()
         # Reset first: after a search that fails, the next call must search again.
@@ -152,14 +163,22 @@ class Recheck:
             begun_s = time.monotonic()
             transactions = self._open.read(clock_ms)
             self.search_s = time.monotonic() - begun_s
-            dues = dues_of(transactions, clock_ms)
+            self._returning.await_(transactions)
+            back = self._returning.due()
+            dues = pa.concat_tables(
+                [dues_of(transactions, clock_ms), returned(transactions, back, clock_ms)]
+            )
             self._quiet_until_ms = _next_deadline_ms(transactions, dues)
             reached(FailPoint.DUE_FOUND)
             result, is_complete = self._rounds(dues, clock_ms, is_stopping)
             total += result
+            if is_complete:
+                self._returning.done(back)
             # If all were dropped, the next search would find the same.
-            if not is_complete or result.dropped == dues.num_rows:
-                return _result(total, transactions, is_complete=is_complete)
+            if not is_complete or result == RoundResult(dropped=dues.num_rows):
+                if not (is_complete and waits and self._checks.is_asking):
+                    return _result(total, transactions, is_complete=is_complete)
+                total += self._checks.finish()
 
     def _rounds(
         self, dues: pa.Table, clock_ms: int, is_stopping: Callable[[], bool]
@@ -183,6 +202,7 @@ class Recheck:
             clock_ms=clock_ms,
             source=ClaimSource.RECHECK,
             may_wait=lambda: time.monotonic() < deadline_s and not is_stopping(),
+            patience_s=PATIENCE_S,
         )
 
 

@@ -18,7 +18,8 @@ IMMUNITY_MAX_S = 1e9
 class DueRow:
     """A transaction whose deadline passed, as the deadline join or the recheck read it.
 
-    `check_times` and `life` come from the row that armed it (a head: 0 and 0).
+    `check_times` and `life` come from the row that armed it (a head: 0 and 0). `has_returned` says
+    that its group could not be asked and now has a listener, so that its pause is over.
     """
 
     transaction_id: str
@@ -27,6 +28,7 @@ class DueRow:
     check_times: int = 0
     life: int = 0
     ordinary: bool = False
+    has_returned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettin
     next_check_ms = standing.next_check_timestamp_ms
     if next_check_ms is None:
         next_check_ms = due.deadline_ms
-    if next_check_ms > clock_ms:
+    if next_check_ms > clock_ms and not due.has_returned:
         return Rearm(next_check_ms) if next_check_ms == due.deadline_ms else Drop()
     if due.ordinary:
         return RollBack()

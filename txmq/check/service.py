@@ -19,11 +19,17 @@ import pyarrow as pa
 from txmq.check.claims import RoundResult
 from txmq.check.due import DUE, rounds_of
 from txmq.check.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
-from txmq.check.round import CheckRound
+from txmq.check.round import PATIENCE_S, CheckRound
 from txmq.check.stream import dues_of, horizon_s, start_check_stream
 from txmq.clock import Clock
-from txmq.errors import TxmqError
-from txmq.handles import LOOK_INTERVAL_S, StreamHandle, ThreadHandle, forget_checkpoint
+from txmq.handles import (
+    LOOK_INTERVAL_S,
+    StreamHandle,
+    ThreadHandle,
+    batch_of_spark,
+    forget_checkpoint,
+    is_survivable,
+)
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners.protocol import CheckListener
@@ -115,8 +121,8 @@ class CheckService:
 
         Commits: for each round one to op and two to the lease; none if nothing is due.
 
-        Retry: the thread goes on after a StorageError; `last_error` of the handle shows it. After
-        a crash start it again: the recheck finds every transaction that is due.
+        Retry: the thread goes on after an error of a round; `last_error` of the handle shows it.
+        After a crash start it again: the recheck finds every transaction that is due.
 
         Returns:
             The handle; call `stop()` before the process ends.
@@ -152,13 +158,14 @@ class CheckHandle(ThreadHandle):
             else _StreamTrigger(spark, store, clock, self._on_due)
         )
         self._needs_recheck = threading.Event()
-        self._rechecked_s = -math.inf
+        self._rechecked_s, self._looked_s = -math.inf, -math.inf
+        self._look_s = store.config.check_trigger_interval_s
         self.checked = RoundResult()
-        self.last_error: TxmqError | None = None
+        self.last_error: BaseException | None = None
         self.begin()
 
     def _turn(self) -> None:
-        if self._trigger.keep_running():
+        if self._trigger.keep_running() or self._has_returned():
             # A new join does not see deadlines that passed before its start.
             self._needs_recheck.set()
         since_s = time.monotonic() - self._rechecked_s
@@ -167,10 +174,21 @@ class CheckHandle(ThreadHandle):
             self._rechecked_s = time.monotonic()
             self._try_recheck()
 
+    def _has_returned(self) -> bool:
+        """Whether producers came back; looked at once per trigger interval."""
+        if time.monotonic() - self._looked_s < self._look_s:
+            return False
+        self._looked_s = time.monotonic()
+        try:
+            return self._recheck.has_returned()
+        except BaseException as error:  # noqa: BLE001 - `_failed` raises what ends the service
+            self._failed(error)
+            return False
+
     def _try_recheck(self) -> None:
         try:
-            result = self._recheck.run_once(self._stopping.is_set)
-        except TxmqError as error:
+            result = self._recheck.run_once(self._stopping.is_set, waits=False)
+        except BaseException as error:  # noqa: BLE001 - `_failed` raises what ends the service
             self._failed(error)
         else:
             self.checked += result.checks
@@ -182,7 +200,7 @@ class CheckHandle(ThreadHandle):
             clock_ms = self._clock.not_beyond(clock_ms) if dues.num_rows else clock_ms
             for of_round in [*rounds_of(dues, lambda _: ROWS_A_ROUND)] or [dues]:
                 self._round(of_round, clock_ms)
-        except TxmqError as error:
+        except BaseException as error:  # noqa: BLE001 - `_failed` raises what ends the service
             # The join emits a row only once, so the recheck must find it again.
             self._failed(error)
             self._needs_recheck.set()
@@ -193,19 +211,26 @@ class CheckHandle(ThreadHandle):
             clock_ms=clock_ms,
             source=ClaimSource.CHECK,
             may_wait=lambda: not self._stopping.is_set(),
+            patience_s=PATIENCE_S,
         )
         if result is not None:
             self.checked += result
+        if result is None or result.left:
+            # The join emits a row only once.
+            self._needs_recheck.set()
 
-    def _failed(self, error: TxmqError) -> None:
-        logger.error("a round of checks failed: %s", error)
+    def _failed(self, error: BaseException) -> None:
+        """Keep the error of a round and go on; what is no error of the round ends the service."""
+        if not is_survivable(error):
+            raise error
+        logger.error("a round of checks failed: %s", error, exc_info=error)
         self.last_error = error
 
     def _end(self) -> None:
         self._trigger.stop()
         try:
             self._checks.close()
-        except TxmqError as error:
+        except BaseException as error:  # noqa: BLE001 - `_failed` raises what ends the service
             self._failed(error)
 
 
@@ -340,7 +365,7 @@ class _Running(StreamHandle):
         return any(operator.numRowsDroppedByWatermark > 0 for operator in operators)
 
     def _batch(self, batch: DataFrame) -> None:
-        with self._in_batch:
+        with self._in_batch, batch_of_spark():
             self._take(batch)
 
     def _take(self, batch: DataFrame) -> None:

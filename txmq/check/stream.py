@@ -136,8 +136,9 @@ def dues_of(batch: DataFrame) -> tuple[pa.Table, int]:
     """
     rows = batch.toArrow()
     columns = {
-        **{name: rows[name] for name in DUE.names if name != "deadline_ms"},
+        **{name: rows[name] for name in DUE.names if name in rows.column_names},
         "deadline_ms": milliseconds_of(rows["deadline"]),
+        "has_returned": pa.array([False] * rows.num_rows, pa.bool_()),
     }
     clock_ms = pc.max(milliseconds_of(rows["event_time"])).as_py()
     dues = pa.table({name: columns[name] for name in DUE.names}).cast(DUE)

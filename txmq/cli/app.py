@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from txmq.check.recheck import RecheckJob, RecheckResult
 from txmq.cli.dead_letters import add_dead_letter_commands
+from txmq.cli.doctor import add_doctor_command
 from txmq.cli.groups import add_group_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.shared import (
@@ -20,6 +21,7 @@ from txmq.cli.shared import (
     ConfigFile,
     Location,
     console,
+    log_to_stderr,
     print_result,
     say,
     titled_pairs,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
 EXIT_ERROR = 2
 SHOWN_INCOMPLETE = 5
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class _CleanErrors(TyperGroup):
@@ -75,7 +76,7 @@ def _root(
     *, debug: Annotated[bool, typer.Option(help="Show errors with their traceback.")] = False
 ) -> None:
     """Transactional messages for the lakehouse: visible if and only if the change took place."""
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, format=_LOG_FORMAT)
+    log_to_stderr(logging.DEBUG if debug else logging.WARNING)
 
 
 @app.command()
@@ -163,6 +164,7 @@ def demo(  # noqa: PLR0913 - the options of a command
 
 
 add_status_command(app)
+add_doctor_command(app)
 add_transaction_commands(app)
 add_message_commands(app)
 add_topic_commands(app)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from txmq.printable import PrintableFormatter, printable
+
 LOCATION_VARIABLE = "TXMQ_LOCATION"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PIPED_WIDTH = 240
 
 
@@ -73,9 +78,21 @@ def say(text: str) -> None:
     console().print(text, markup=False, soft_wrap=True)
 
 
+class _PrintableConsole(Console):
+    """A console that shows what others wrote, and obeys none of it."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Escape all text but rich's own line ends; styles are no text."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control else Segment(printable(text, "\n"), style)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console on the stream of the moment; make a new one for each use."""
-    return Console(stderr=stderr, highlight=False)
+    return _PrintableConsole(stderr=stderr, highlight=False)
 
 
 def list_console() -> Console:
@@ -86,6 +103,13 @@ def list_console() -> Console:
     return wide
 
 
+def log_to_stderr(level: int) -> None:
+    """Send the logs to standard error, with nothing in them that commands a terminal."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter(_LOG_FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
 # --- parts of views -------------------------------------------------------------------------------
 
 
@@ -93,7 +117,7 @@ def pairs(values: Mapping[str, Any]) -> RenderableType:
     """A table of names and values; None is shown as nothing."""
     table = Table(show_header=False, box=None)
     for name, value in values.items():
-        table.add_row(Text(f"  {name}"), Text(_text(value)))
+        table.add_row(Text(f"  {printable(name)}"), Text(printable(_text(value))))
     return table
 
 
@@ -110,7 +134,7 @@ def rows_view(
     for place, column in enumerate(columns):
         table.add_column(column, no_wrap=place == 0, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return Group(*([table] if table.row_count else []), Text(summary))
 
 

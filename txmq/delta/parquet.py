@@ -209,6 +209,26 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class FooterSizes:
+    """The rows of a file, and the bytes of some of its columns without compression."""
+
+    rows: int
+    bytes: int
+
+
+def footer_sizes(metadata: pq.FileMetaData, columns: Sequence[str]) -> FooterSizes:
+    """The sizes of `columns`; of a nested column all parts count."""
+    wanted = set(columns)
+    sizes = [
+        metadata.row_group(group).column(index).total_uncompressed_size
+        for index in range(metadata.num_columns)
+        if metadata.schema.column(index).path.partition(".")[0] in wanted
+        for group in range(metadata.num_row_groups)
+    ]
+    return FooterSizes(metadata.num_rows, sum(sizes))
+
+
 def row_group_ranges(
     metadata: pq.FileMetaData, row_group: int, columns: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:

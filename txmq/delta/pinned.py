@@ -25,12 +25,12 @@ from deltalake import (
     write_deltalake,
 )
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
 
 from txmq.delta.failures import read_errors, translated
 from txmq.delta.features import unwritable_features
 from txmq.delta.forks import begin_use
 from txmq.delta.retries import MISSING, read_again
+from txmq.delta.rooted import rooted_filesystem
 from txmq.errors import (
     CommitRefusedError,
     StorageError,
@@ -361,13 +361,6 @@ class PinnedTable:
 def commit_path(version: int) -> str:
     """The path of a commit file, relative to the table."""
     return f"_delta_log/{version:020d}.json"
-
-
-def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
-    """A file system whose root is `location`."""
-    if "://" not in location:
-        return pa_fs.SubTreeFileSystem(location, pa_fs.LocalFileSystem())
-    return pa_fs.PyFileSystem(DeltaStorageHandler(location, dict(options) or None))
 
 
 def commit_properties(marks: Mapping[str, int]) -> CommitProperties:

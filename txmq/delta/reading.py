@@ -32,7 +32,7 @@ from txmq.delta.files import (
     with_partition,
 )
 from txmq.delta.forks import begin_use, refuse_panic
-from txmq.delta.parquet import row_group_ranges
+from txmq.delta.parquet import FooterSizes, footer_sizes, row_group_ranges
 from txmq.delta.pinned import PinnedTable
 from txmq.delta.retries import Result, read_again
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
@@ -187,6 +187,17 @@ class ReadTable(PinnedTable):
         except (OSError, pa.ArrowException) as error:
             problem = f"{part.file.path} cannot be read ({type(error).__name__})"
             raise StorageError(self.name, problem) from error
+
+    def footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
+        """Rows, and bytes of some columns without compression, by the footer of a file.
+
+        Raises: StorageError.
+        """
+        return read_again(self.name, lambda: self._footer_sizes(file, columns))
+
+    def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
+        with self.filesystem.open_input_file(file.path) as source:
+            return footer_sizes(pq.ParquetFile(source).metadata, columns)
 
     def _unless_gone(self, read: Callable[[], Result]) -> Result | None:
         def attempt() -> Result | None:

@@ -5,6 +5,7 @@ The common form is columns: heads in, OUTCOMES out (decision 0010).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 
 from txmq.columns import Groups, place_in_group
 from txmq.errors import ListenerError
-from txmq.listeners.heads import heads_of
+from txmq.listeners.heads import Heads, heads_of
 from txmq.listeners.outcomes import OUTCOMES, Collect, Reason
 from txmq.listeners.protocol import CHECK_SET, CheckListener, answers_rows, head_columns
 from txmq.listeners.remote_asker import RemoteAskers
@@ -64,6 +65,62 @@ class Asker(Protocol):
         ...
 
 
+class AskedRound:
+    """The questions of one round, on their way to the listeners of their groups."""
+
+    def __init__(self, questions: pa.Table, default_outcomes: pa.Table) -> None:
+        """Ask nobody; `default_outcomes` are those of questions that bring no answer."""
+        self._questions, self._defaults = questions, default_outcomes
+        self._open: dict[str, Collect] = {}
+        self.left = pa.array([], pa.string())
+
+    def begin(self, group: str, collect: Collect) -> None:
+        """Wait for the answers of this group too."""
+        self._open[group] = collect
+
+    def leave(self, transaction_ids: pa.Array) -> None:
+        """These found no room in the round: they get no outcome, and stay due."""
+        self.left = pa.concat_arrays([self.left, transaction_ids])
+
+    @property
+    def open_groups(self) -> frozenset[str]:
+        """The groups whose listeners have still time to answer."""
+        return frozenset(self._open)
+
+    @property
+    def waiting(self) -> pa.Array:
+        """The questions of these groups."""
+        groups = pa.array(list(self._open), pa.string())
+        is_open = pc.is_in(self._questions["producer_group"], value_set=groups)
+        return self._questions["transaction_id"].filter(is_open).combine_chunks()
+
+    def take(self, until_s: float = math.inf) -> pa.Table:
+        """OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
+
+        It waits until then at the latest; a group is over at the end of its timeout.
+        """
+        over = [group for group, collect in self._open.items() if collect.wait(until_s)]
+        answered = pa.concat_tables(
+            [OUTCOMES.empty_table(), *(self._open.pop(group)() for group in over)]
+        )
+        done = self._defaults.filter(
+            pc.invert(
+                pc.is_in(self._defaults["transaction_id"], value_set=self._not_done(answered))
+            )
+        )
+        self._forget(answered, done)
+        return pa.concat_tables([answered, done])
+
+    def _not_done(self, answered: pa.Table) -> pa.Array:
+        answers = answered["transaction_id"].combine_chunks()
+        return pa.concat_arrays([answers, self.waiting, self.left])
+
+    def _forget(self, *tables: pa.Table) -> None:
+        for table in tables:
+            is_told = pc.is_in(self._defaults["transaction_id"], value_set=table["transaction_id"])
+            self._defaults = self._defaults.filter(pc.invert(is_told))
+
+
 class Askers:
     """The asker of each producer group."""
 
@@ -85,13 +142,18 @@ class Askers:
             for group, listener in listeners.items()
         }
 
+    @property
+    def groups(self) -> frozenset[str]:
+        """The groups that have a listener in this process."""
+        return frozenset(self._askers)
+
     def limit_of(self, producer_group: str) -> int:
         """The largest number of questions about a group in one round."""
         asker = self._asker(producer_group)
         return self._default_limit if asker is None else asker.limit
 
-    def ask(self, half: HalfLog, questions: pa.Table) -> pa.Table:
-        """OUTCOMES of all questions, after the longest timeout of their groups at the latest.
+    def ask(self, half: HalfLog, questions: pa.Table) -> AskedRound:
+        """Put all questions, each group's to its own listener.
 
         Args:
             half: holds the heads; its handle must be fresh.
@@ -104,11 +166,12 @@ class Askers:
         by_group = {group: self._asker(group) for group in groups}
         askers = {group: asker for group, asker in by_group.items() if asker is not None}
         assigned, default_outcomes = _assign(questions, askers)
-        collects = [askers[group].ask(heads) for group, heads in _heads(half, assigned, askers)]
-        answered = pa.concat_tables([OUTCOMES.empty_table(), *(collect() for collect in collects)])
-        ids = questions["transaction_id"]
-        is_answered = pc.is_in(ids, value_set=answered["transaction_id"])
-        return pa.concat_tables([answered, default_outcomes.filter(pc.invert(is_answered))])
+        round_ = AskedRound(questions, default_outcomes)
+        for heads, groups in _heads(half, assigned, askers):
+            round_.leave(heads.left)
+            for group, of_group in _by_group(heads.rows, groups):
+                round_.begin(group, askers[group].ask(of_group))
+        return round_
 
     def late_answers(self) -> pa.Table:
         """LATE: COMMIT and ROLLBACK answers that came after their round, each once."""
@@ -149,20 +212,18 @@ def _assign(questions: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table,
 
 def _heads(
     half: HalfLog, questions: pa.Table, askers: Mapping[str, Asker]
-) -> Iterator[tuple[str, pa.Table]]:
-    """The heads of each group; groups that want the same columns share one read of the half log."""
+) -> Iterator[tuple[Heads, pa.Table]]:
+    """Heads and their groups; groups that want the same columns share one read of the half log."""
     groups_by_columns: dict[tuple[str, ...], list[str]] = {}
     for group in pc.unique(questions["producer_group"]).to_pylist():
         groups_by_columns.setdefault(askers[group].columns, []).append(group)
     for columns, groups in groups_by_columns.items():
         is_in_groups = pc.is_in(questions["producer_group"], value_set=pa.array(groups))
-        yield from _heads_by_group(half, questions.filter(is_in_groups), columns)
+        asked = questions.filter(is_in_groups)
+        yield heads_of(half, asked, columns), asked
 
 
-def _heads_by_group(
-    half: HalfLog, questions: pa.Table, columns: tuple[str, ...]
-) -> Iterator[tuple[str, pa.Table]]:
-    heads = heads_of(half, questions, columns)
+def _by_group(heads: pa.Table, questions: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     ids = questions["transaction_id"].combine_chunks()
     rows = pc.index_in(heads["transaction_id"], value_set=ids)
     groups = questions["producer_group"].take(rows)

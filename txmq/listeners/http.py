@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +18,8 @@ from txmq.listeners.protocol import DEFAULT_HEAD_COLUMNS
 # Of one response, and of all responses of one call after their texts are cut.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWERS_BYTES = 16 * MAX_ANSWER_BYTES
+# Of the heads of one POST in memory; as JSON with base64 they are about twice as large.
+MAX_POST_BYTES = 8 * 1024 * 1024
 CHUNK_BYTES = 65_536
 RETRIED_STATUSES = (429, 502, 503, 504)
 OK = 200
@@ -26,7 +28,7 @@ OK = 200
 class HttpListener:
     """Asks a service that knows the local transactions.
 
-    The service is asked by POST, with at most `batch_size` heads each:
+    The service is asked by POST, with at most `batch_size` heads and MAX_POST_BYTES each:
     `{"heads": [{"transaction_id": …, "keys": …, …}, …]}`. Times are ISO 8601. Bodies are sent only
     if `head_columns` names `body`, in base64. The service answers with status 200 and
     `{"answers": [{"transaction_id": …, "state": "COMMIT" | "ROLLBACK" | "UNKNOWN"}, …]}`; each
@@ -36,7 +38,7 @@ class HttpListener:
     Proxies and .netrc of the environment are ignored, and redirects are not followed.
 
     Args:
-        url: http or https, without secrets; it is kept in the settings of the store.
+        url: http or https, without secrets: it stands in settings files and in errors.
         header: name of the header that carries the secret.
         header_variable: the environment variable that holds the value of the header. It is read at
             each call and is in no setting, table, log or error.
@@ -79,7 +81,7 @@ class HttpListener:
         self._session = _session(retries)
 
     def check_local_transactions_arrow(self, heads: pa.Table) -> pa.Table:
-        """Ask the service about all heads, one POST for each `batch_size` of them.
+        """Ask the service about all heads, one POST for each `batch_size` of them or fewer.
 
         Returns: transaction_id, state and reason, one row for each answer of the service.
 
@@ -91,8 +93,8 @@ class HttpListener:
         """
         answers = [OUTCOMES.empty_table()]
         size_bytes = 0
-        for first in range(0, heads.num_rows, self._batch_size):
-            answers.append(self._post(heads.slice(first, self._batch_size)))
+        for part in parts_of(heads, self._batch_size, MAX_POST_BYTES):
+            answers.append(self._post(part))
             size_bytes += answers[-1].nbytes
             if size_bytes > MAX_ANSWERS_BYTES:
                 problem = f"the service answered more than {MAX_ANSWERS_BYTES:,} bytes in one call"
@@ -116,6 +118,10 @@ class HttpListener:
         value = os.environ.get(self._variable)
         if value is None:
             raise self._problem(f"the environment variable {self._variable} is not set")
+        if not value.isprintable() or value != value.strip():
+            # The library would show the value in its error.
+            problem = f"the environment variable {self._variable} holds text that no header carries"
+            raise self._problem(problem)
         return {self._header: value}
 
     def _answers(self, content: bytes | None) -> pa.Table:
@@ -131,6 +137,17 @@ class HttpListener:
 
     def _problem(self, problem: str) -> ListenerError:
         return ListenerError(type(self).__name__, problem)
+
+
+def parts_of(heads: pa.Table, max_rows: int, max_bytes: int) -> Iterator[pa.Table]:
+    """The heads in parts of bounded rows and bytes; a larger head is a part of its own."""
+    first = 0
+    while first < heads.num_rows:
+        rows = min(max_rows, heads.num_rows - first)
+        while rows > 1 and heads.slice(first, rows).nbytes > max_bytes:
+            rows //= 2
+        yield heads.slice(first, rows)
+        first += rows
 
 
 def _session(retries: int) -> Any:

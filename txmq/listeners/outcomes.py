@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ UNASKED_REASONS = (Reason.NO_LISTENER, Reason.BUSY, Reason.UNREADABLE)
 logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARACTERS = 200
+SHOWN_CHARACTERS = 64
 # A null state: no listener saw the question.
 OUTCOMES = pa.schema(
     [
@@ -45,8 +47,6 @@ OUTCOMES = pa.schema(
         pa.field("reason", pa.string()),
     ]
 )
-# Waits for the answers of one asker and returns OUTCOMES.
-Collect = Callable[[], pa.Table]
 _REASONS = {reason.value: reason for reason in Reason}
 # txmq writes their texts; a subclass may be a user's, whose text may hold a body.
 _OWN_ERRORS = (ListenerError, EnvironmentProblemError)
@@ -65,6 +65,23 @@ class NotReached:
     """A question that no listener saw: it does not count."""
 
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """The questions to one listener, on their way.
+
+    Attributes:
+        wait: waits until a monotonic time at the latest; whether all is answered or too late.
+        outcomes: waits for the deadline of the questions and returns OUTCOMES; call it once.
+    """
+
+    wait: Callable[[float], bool]
+    outcomes: Callable[[], pa.Table]
+
+    def __call__(self) -> pa.Table:
+        """As `outcomes`."""
+        return self.outcomes()
 
 
 Outcome = Answered | NotReached
@@ -101,7 +118,16 @@ def raised(error: BaseException) -> Answered:
     """
     if type(error) in _OWN_ERRORS:
         return Answered(LocalTransactionState.UNKNOWN, str(error)[:MAX_REASON_CHARACTERS])
-    return Answered(LocalTransactionState.UNKNOWN, f"the listener raised {type(error).__name__}")
+    name = type(error).__name__[:SHOWN_CHARACTERS]
+    return Answered(LocalTransactionState.UNKNOWN, f"the listener raised {name}")
+
+
+def one_line(text: str | None) -> str | None:
+    """A listener's reason, cut and on one line."""
+    if text is None:
+        return None
+    characters = text[:MAX_REASON_CHARACTERS]
+    return "".join(" " if unicodedata.category(c)[0] == "C" else c for c in characters)
 
 
 def warn_of_open(group: str, count: int) -> None:

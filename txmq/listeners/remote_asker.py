@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from txmq.clock import Clock
 from txmq.errors import CommitRefusedError, InvalidNameError
-from txmq.listeners.outcomes import OUTCOMES, TIMED_OUT, Collect, Reason, outcome_table
+from txmq.listeners.outcomes import (
+    OUTCOMES,
+    TIMED_OUT,
+    UNASKED_REASONS,
+    Collect,
+    Reason,
+    one_line,
+    outcome_table,
+)
 from txmq.listeners.remote_requests import (
     RemoteAnswer,
     RemoteQuestion,
@@ -19,6 +29,7 @@ from txmq.listeners.remote_requests import (
     Requests,
     requests_in,
 )
+from txmq.message.message import LocalTransactionState
 from txmq.store.check_settings import CheckSettings
 from txmq.store.store import Store
 
@@ -28,6 +39,9 @@ if TYPE_CHECKING:
 POLL_INTERVAL_S = 0.05
 # If no member has taken a question by then, no member is alive.
 FIRST_TAKE_S = 5.0
+# Of one round: each take and each answer writes the whole value again.
+QUESTIONS_MAX = 10_000
+_STATES = frozenset(state.value for state in LocalTransactionState)
 _NO_LISTENER = RemoteAnswer(None, Reason.NO_LISTENER.value)
 _TIMED_OUT = RemoteAnswer(TIMED_OUT.state.value, str(TIMED_OUT.reason))
 
@@ -43,7 +57,7 @@ class RemoteAsker:
 
     def __init__(self, requests: RemoteRequests, clock: Clock, settings: CheckSettings) -> None:
         """Write nothing."""
-        self.limit = settings.check_queue_size
+        self.limit = min(settings.check_queue_size, QUESTIONS_MAX)
         self._requests, self._clock = requests, clock
         self._timeout_s = settings.listener_timeout_s
 
@@ -55,7 +69,7 @@ class RemoteAsker:
         }
         wait = _Wait(str(uuid.uuid4()), time.monotonic(), self._timeout_s)
         self._requests.change(lambda now: now.begun(wait.round_id, questions), self._clock.now_ms())
-        return lambda: self._collected(wait, questions)
+        return Collect(partial(self._waited, wait), lambda: self._collected(wait, questions))
 
     def late(self) -> pa.Table:
         """No rows: an answer after its round changes nothing, and the next round asks again."""
@@ -66,17 +80,25 @@ class RemoteAsker:
 
     def _collected(self, wait: _Wait, questions: Mapping[str, RemoteQuestion]) -> pa.Table:
         """Wait for the answers, end the round, and return OUTCOMES."""
+        self._waited(wait, math.inf)
         requests = self._requests.read()
-        while requests.round_id == wait.round_id and not wait.is_over(requests):
-            time.sleep(POLL_INTERVAL_S)
-            if self._requests.has_news():
-                requests = self._requests.read()
         if requests.round_id != wait.round_id:
             requests = Requests()
         with suppress(CommitRefusedError):
             # An answer between the last read and the end of the round is not lost.
             requests = self._ended(wait.round_id, requests)
         return _outcomes(questions, requests)
+
+    def _waited(self, wait: _Wait, until_s: float) -> bool:
+        """Wait until the monotonic time `until_s` at the latest; whether the round is over."""
+        requests = self._requests.read()
+        while requests.round_id == wait.round_id and not wait.is_over(requests):
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(POLL_INTERVAL_S)
+            if self._requests.has_news():
+                requests = self._requests.read()
+        return True
 
     def _ended(self, round_id: str, requests: Requests) -> Requests:
         """End the round: one commit. Returns the round as it was right before its end."""
@@ -113,7 +135,17 @@ def _outcomes(questions: Mapping[str, RemoteQuestion], requests: Requests) -> pa
         key: requests.answers.get(key, _TIMED_OUT if key in requests.taken else _NO_LISTENER)
         for key in questions
     }
-    return outcome_table((key, answer.state, answer.reason) for key, answer in answers.items())
+    return outcome_table((key, *_believed(answer)) for key, answer in answers.items())
+
+
+def _believed(answer: RemoteAnswer) -> tuple[str | None, str | None]:
+    """State and reason of an answer that another process wrote, maybe none of txmq."""
+    reason = one_line(None if answer.reason is None else str(answer.reason))
+    if answer.state is None:
+        return None, reason if reason in UNASKED_REASONS else Reason.NO_LISTENER.value
+    if answer.state not in _STATES:
+        return LocalTransactionState.UNKNOWN.value, Reason.NO_STATE.value
+    return answer.state, reason
 
 
 # Finds the asker of a group without a listener in this process.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from txmq.clock import Clock
-from txmq.errors import TxmqError
-from txmq.handles import ThreadHandle
+from txmq.handles import ThreadHandle, is_survivable
 from txmq.listeners.askers import Askers
+from txmq.listeners.outcomes import Reason
 from txmq.listeners.protocol import CheckListener
 from txmq.listeners.remote_requests import (
     MEMBER_SILENCE_MAX_S,
@@ -76,9 +76,11 @@ class RemoteMember(ThreadHandle):
         try:
             while not self._stopping.is_set() and self._answer_some():
                 pass
-        except (TxmqError, OSError) as error:
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
             warning = "group %s: no question could be taken or answered; trying again: %s"
-            logger.warning(warning, self._group, error)
+            logger.warning(warning, self._group, error, exc_info=error)
 
     def _answer_some(self) -> bool:
         """Take and answer a share of the free questions; false if there was none."""
@@ -147,10 +149,12 @@ class RemoteMember(ThreadHandle):
             }
         )
         self._half.table.refresh()
-        outcomes = self._askers.ask(self._half, questions)
-        return {
+        asked = self._askers.ask(self._half, questions)
+        # Without an answer they would count as asked.
+        busy = RemoteAnswer(None, Reason.BUSY.value)
+        return dict.fromkeys(asked.left.to_pylist(), busy) | {
             row["transaction_id"]: RemoteAnswer(row["state"], row["reason"])
-            for row in outcomes.to_pylist()
+            for row in asked.take().to_pylist()
         }
 
     def _put_answers(self, takes: Mapping[str, Take], answers: Mapping[str, RemoteAnswer]) -> None:
@@ -170,5 +174,5 @@ class RemoteMember(ThreadHandle):
         self._askers.close()
         try:
             self._requests.change(lambda now: now.left(self.client_id), self._clock.now_ms())
-        except TxmqError as error:
+        except Exception as error:  # noqa: BLE001 - it is no member any more, whatever happens here
             logger.warning("group %s: could not leave: %s", self._group, error)

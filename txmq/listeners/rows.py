@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from txmq.listeners.failures import Failures
 from txmq.listeners.heads import half_messages
 from txmq.listeners.outcomes import (
     BUSY,
@@ -22,7 +24,7 @@ from txmq.listeners.outcomes import (
     warn_of_open,
 )
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage, answer_of
-from txmq.listeners.threads import ListenerThreads, PendingQuestions, Unanswered
+from txmq.listeners.threads import ListenerThreads, PendingQuestions, Unanswered, waited
 from txmq.store.check_settings import CheckSettings
 
 
@@ -46,16 +48,21 @@ class RowAsker:
         self.limit = settings.check_queue_size
         self._group, self._listener = group, listener
         self._timeout_s = settings.listener_timeout_s
+        self._failures = Failures(group)
         self._threads = ListenerThreads[HalfMessage, RowAnswer](
-            group, self._answer, _error_answer, settings.check_threads
+            group, self._answer, self._failed, settings.check_threads
         )
 
     def ask(self, heads: pa.Table) -> Collect:
         """Put a question for each head; all of them share one `listener_timeout_s`."""
         halves = half_messages(heads)
+        self._failures.begin()
         pending = self._threads.ask(halves)
         deadline_s = time.monotonic() + self._timeout_s
-        return lambda: self._outcomes(halves, pending, deadline_s)
+        return Collect(
+            partial(waited, pending, deadline_s),
+            lambda: self._outcomes([half.transaction_id for half in halves], pending, deadline_s),
+        )
 
     def late(self) -> pa.Table:
         """OUTCOMES of the answers that came after their deadline, each once."""
@@ -70,22 +77,22 @@ class RowAsker:
         state, reason = answer_of(self._listener.check_local_transaction(half))
         return RowAnswer(half.transaction_id, Answered(state, reason))
 
+    def _failed(self, half: HalfMessage, error: BaseException) -> RowAnswer:
+        about = f"transaction {half.transaction_id}"
+        self._failures.failed(about, error, [half.body])
+        return RowAnswer(half.transaction_id, raised(error))
+
     def _outcomes(
         self,
-        halves: list[HalfMessage],
+        ids: list[str],
         pending: PendingQuestions[HalfMessage, RowAnswer] | None,
         deadline_s: float,
     ) -> pa.Table:
-        ids = [half.transaction_id for half in halves]
         if pending is None:
             return same_outcome(pa.array(ids, pa.string()), BUSY)
         answers = pending.answers(deadline_s)
         warn_of_open(self._group, sum(answer is Unanswered.HANGS for answer in answers))
         return _outcome_table(zip(ids, map(_outcome, answers), strict=True))
-
-
-def _error_answer(half: HalfMessage, error: BaseException) -> RowAnswer:
-    return RowAnswer(half.transaction_id, raised(error))
 
 
 def _outcome(answer: RowAnswer | Unanswered) -> Outcome:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,20 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.columns import DistinctRows, Integers, integers
+from txmq.listeners.failures import Failures
 from txmq.listeners.outcomes import (
     BUSY,
-    MAX_REASON_CHARACTERS,
     OUTCOMES,
     TIMED_OUT,
     Answered,
     Collect,
     Reason,
+    one_line,
     raised,
     same_outcome,
     warn_of_open,
 )
 from txmq.listeners.protocol import CHECK_ARROW_SET, answers_sets
-from txmq.listeners.threads import ListenerThreads, PendingQuestions, Unanswered
+from txmq.listeners.threads import ListenerThreads, PendingQuestions, Unanswered, waited
 from txmq.message.message import LocalTransactionState
 from txmq.store.check_settings import CheckSettings
 
@@ -44,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 # One call asks about all heads, so a second thread would have nothing to ask.
 THREADS_OF_A_SET = 1
+SHOWN_IDS = 5
 SetCall = Callable[[pa.Table], object]
 
 
@@ -83,14 +85,19 @@ class SetAsker:
         self._group, self._call = group, call
         self._timeout_s = settings.listener_timeout_s
         self._threads = ListenerThreads[pa.Table, pa.Table](
-            group, self._answer, _error_answer, THREADS_OF_A_SET
+            group, self._answer, self._failed, THREADS_OF_A_SET
         )
+        self._failures = Failures(group)
 
     def ask(self, heads: pa.Table) -> Collect:
         """Put one question about all heads."""
+        self._failures.begin()
         pending = self._threads.ask([heads])
         deadline_s = time.monotonic() + self._timeout_s
-        return lambda: self._outcomes(heads, pending, deadline_s)
+        ids = _ids(heads)
+        return Collect(
+            partial(waited, pending, deadline_s), lambda: self._outcomes(ids, pending, deadline_s)
+        )
 
     def late(self) -> pa.Table:
         """OUTCOMES of the answers that came after their deadline, each once."""
@@ -107,24 +114,27 @@ class SetAsker:
             logger.warning(warning, self._group, answers.strangers)
         return answers.outcomes
 
+    def _failed(self, heads: pa.Table, error: BaseException) -> pa.Table:
+        shown = ", ".join(heads["transaction_id"].slice(0, SHOWN_IDS).to_pylist())
+        bodies = heads["body"].to_pylist() if "body" in heads.column_names else []
+        about = f"{heads.num_rows:,} transactions, first {shown}"
+        self._failures.failed(about, error, (body for body in bodies if body))
+        return same_outcome(_ids(heads), raised(error))
+
     def _outcomes(
         self,
-        heads: pa.Table,
+        ids: pa.Array,
         pending: PendingQuestions[pa.Table, pa.Table] | None,
         deadline_s: float,
     ) -> pa.Table:
         if pending is None:
-            return same_outcome(_ids(heads), BUSY)
+            return same_outcome(ids, BUSY)
         (answer,) = pending.answers(deadline_s)
         if not isinstance(answer, Unanswered):
             return answer
         is_hanging = answer is Unanswered.HANGS
-        warn_of_open(self._group, heads.num_rows if is_hanging else 0)
-        return same_outcome(_ids(heads), TIMED_OUT if is_hanging else BUSY)
-
-
-def _error_answer(heads: pa.Table, error: BaseException) -> pa.Table:
-    return same_outcome(_ids(heads), raised(error))
+        warn_of_open(self._group, len(ids) if is_hanging else 0)
+        return same_outcome(ids, TIMED_OUT if is_hanging else BUSY)
 
 
 def _ids(heads: pa.Table) -> pa.Array:
@@ -214,11 +224,4 @@ def _doubts(place: Integers, state: Integers, count: int) -> Integers:
 def _bounded(reasons: Any) -> pa.Array:
     """Cut a listener's reasons and put them on one line, each distinct reason once."""
     distinct = DistinctRows.of(pa.table({"reason": reasons}))
-    return distinct.values(map(_one_line, distinct.rows["reason"].to_pylist()), pa.string())
-
-
-def _one_line(text: str | None) -> str | None:
-    if text is None:
-        return None
-    characters = text[:MAX_REASON_CHARACTERS]
-    return "".join(" " if unicodedata.category(c)[0] == "C" else c for c in characters)
+    return distinct.values(map(one_line, distinct.rows["reason"].to_pylist()), pa.string())

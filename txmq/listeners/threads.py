@@ -85,15 +85,22 @@ class PendingQuestions(Generic[Question, Answer]):
         self._pending = pending
         self._answered = answered
         self._replace_hung = replace_hung
+        self._open = len(pending)
+
+    def wait(self, until_s: float) -> bool:
+        """Wait until the monotonic time `until_s` at the latest; whether all are answered."""
+        while self._open:
+            if not self._answered.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+                return False
+            self._open -= 1
+        return True
 
     def answers(self, deadline_s: float) -> list[Answer | Unanswered]:
         """Wait for the answers, until the monotonic time `deadline_s` at the latest.
 
         Returns: one entry for each question, in the order of the questions.
         """
-        for _ in self._pending:
-            if not self._answered.acquire(timeout=max(deadline_s - time.monotonic(), 0.0)):
-                break
+        self.wait(deadline_s)
         answers = [question.give_up() for question in self._pending]
         hung = sum(answer is Unanswered.HANGS for answer in answers)
         if hung:
@@ -195,3 +202,12 @@ class ListenerThreads(Generic[Question, Answer]):
             return self._call(question)
         except BaseException as error:  # noqa: BLE001 - R81: whatever a listener raises is UNKNOWN
             return self._error_answer(question, error)
+
+
+def waited(
+    pending: PendingQuestions[Question, Answer] | None, deadline_s: float, until_s: float
+) -> bool:
+    """Wait until `until_s` at the latest; whether all is answered, too late, or was never put."""
+    if pending is None or pending.wait(min(deadline_s, until_s)):
+        return True
+    return time.monotonic() >= deadline_s

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pyarrow.fs as pa_fs
 
 from txmq.delta.log import LOG_FOLDER, delete_files, log_files, named_by
-from txmq.delta.pinned import rooted_filesystem
+from txmq.delta.rooted import rooted_filesystem
 from txmq.delta.storage import Table
 from txmq.store.store import SERVICE_CHECKPOINTS, Store
 from txmq.store.store_clock import CLOCK_FOLDER

@@ -18,8 +18,8 @@ from typing import Any
 from txmq.clock import Clock, affine
 from txmq.delta.log import clean_log, log_files
 from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError, TxmqError
-from txmq.handles import ThreadHandle
+from txmq.errors import CommitRefusedError
+from txmq.handles import ThreadHandle, is_survivable
 from txmq.maintenance.compaction import Compacted, compact
 from txmq.maintenance.orphans import IsOld, remove_checkpoints, remove_clock_files, sweep
 from txmq.maintenance.retention import Retained, Retention, published_up_to
@@ -203,7 +203,9 @@ class Maintenance:
     def _attempt(self, name: str, work: Callable[[], MaintenanceResult]) -> MaintenanceResult:
         try:
             return work()
-        except (TxmqError, OSError) as error:
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
             logger.exception("maintenance of %s failed", name)
             # The failure may be one of these handles, so the next round opens new ones.
             self._tables.pop(name, None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
 from txmq.errors import LocalTransactionDoneError, LocalTransactionFencedError
+from txmq.handles import batch_of_spark
 from txmq.lifecycle import TransactionState
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
@@ -67,7 +68,7 @@ class BatchTransactions:
         # Spark keeps a batch's current time beside its offsets, so every replay has the same time.
         # A clock would give another id; the time of the first start would become too old.
         timed = stream.withColumn(BATCH_TIME_MS, F.unix_millis(F.current_timestamp()))
-        return timed.writeStream.foreachBatch(self._run)
+        return timed.writeStream.foreachBatch(self._on_batch)
 
     def run(self, batch: DataFrame, batch_id: int, batch_timestamp: datetime) -> None:
         """Run one micro-batch as a transaction; use it in a foreachBatch function of your own.
@@ -101,6 +102,10 @@ class BatchTransactions:
                     raise
             else:
                 return
+
+    def _on_batch(self, batch: DataFrame, batch_id: int) -> None:
+        with batch_of_spark():
+            self._run(batch, batch_id)
 
     def _run(self, batch: DataFrame, batch_id: int) -> None:
         """Run a batch for Spark; `send` and `change` use the same rows, which are read once."""

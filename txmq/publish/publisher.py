@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from txmq.clock import Clock
 from txmq.errors import EnvironmentProblemError, SourceRestoredError, TxmqError
 from txmq.fail_points import FailPoint, reached
-from txmq.handles import Restarting, StreamHandle, TurnHandle, forget_checkpoint
+from txmq.handles import (
+    Restarting,
+    StreamHandle,
+    TurnHandle,
+    batch_of_spark,
+    forget_checkpoint,
+)
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import EngineChoice, PublishResult
 from txmq.store.store import service_checkpoint_location
@@ -153,7 +159,8 @@ class Publisher:
         return timer
 
     def _on_timer(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's names
-        self._run_rounds()
+        with batch_of_spark():
+            self._run_rounds()
 
     def _run_rounds(self) -> None:
         """Run rounds for `publish_drain_s`: a look at the log costs less than a trigger."""

@@ -16,6 +16,7 @@ from txmq.clock import timestamp
 from txmq.columns import Integers
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile, spark_writer, staging_folder, written_by_spark
+from txmq.delta.rooted import inside
 from txmq.delta.schemas import HALF, TOPIC
 from txmq.delta.storage import Table
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
@@ -74,7 +75,7 @@ class SparkEngine:
         """Join each file with its row of arrays; a row of the file takes its element of each."""
         import pyspark.sql.functions as F  # noqa: N812
 
-        paths = [f"{half.location}/{file.path}" for file in job.files]
+        paths = [f"{half.location}/{inside(file.path)}" for file in job.files]
         source = self._spark.read.schema(_stored_schema()).parquet(*paths)
         places = {name: F.col(f"_metadata.{name}") for name in ("file_name", "row_index")}
         arrays = F.broadcast(self._spark.createDataFrame(job.arrays))

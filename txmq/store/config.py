@@ -23,14 +23,12 @@ from txmq.store.config_faults import (
     setting,
     unknown_key,
 )
+from txmq.store.setting_values import UNREADABLE, frozen, loaded, plain
 
 PAYLOAD_ENGINES = ("auto", "arrow", "spark")
 COMMITTERS = ("delta-rs",)
 # Keys that a store fixes at its creation; a running process cannot change them.
 FIXED_KEYS = ("committer", "half_queues", "checkpoint_interval")
-
-# ValueError: a number or a date that Python cannot represent.
-_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +216,9 @@ class Config:
     listeners: Mapping[str, str | Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={
+            "acts": True,
             "doc": "listeners by producer group: `group: package.module:Class`, "
-            "or `group: {class: txmq:DeltaListener, table: /lake/orders}`"
+            "or `group: {class: txmq:DeltaListener, table: /lake/orders}`; no store keeps them",
         },
     )
     groups: Mapping[str, Mapping[str, Any]] = field(
@@ -246,7 +245,7 @@ class Config:
             by_stored_name = {
                 stored_name(group): value for group, value in getattr(self, name).items()
             }
-            object.__setattr__(self, name, _frozen(by_stored_name))
+            object.__setattr__(self, name, frozen(by_stored_name))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Config:
@@ -283,7 +282,7 @@ class Config:
         """
         try:
             loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, *_UNREADABLE) as error:
+        except (OSError, *UNREADABLE) as error:
             raise ConfigError([f"{path} cannot be read: {type(error).__name__}"]) from error
         return cls.from_dict({} if loaded is None else loaded)
 
@@ -317,12 +316,12 @@ class Config:
         for variable in sorted(variables):
             key = variable.removeprefix(prefix).lower()
             if variable.startswith(prefix) and (key in names or is_nearly(key, names)):
-                values[key] = _loaded(variables[variable])
+                values[key] = loaded(variables[variable])
         return cls.from_dict(values)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values, for JSON or YAML."""
-        return {spec.name: _plain(getattr(self, spec.name)) for spec in fields(self)}
+        return {spec.name: plain(getattr(self, spec.name)) for spec in fields(self)}
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the settings as a dict, because a mapping proxy cannot be pickled."""
@@ -388,23 +387,3 @@ class Config:
 
 
 _MAPPINGS = ("listeners", "groups")
-
-
-def _frozen(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return MappingProxyType({key: _frozen(inner) for key, inner in value.items()})
-    return value
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return value
-
-
-def _loaded(text: str) -> object:
-    """The value of a variable, read as YAML; else its text, so that the checks name its key."""
-    try:
-        return yaml.safe_load(text)
-    except _UNREADABLE:
-        return text

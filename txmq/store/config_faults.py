@@ -17,6 +17,7 @@ from txmq.message.names import check_stored_group, stored_name
 _REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SHOWN_CHARACTERS = 200
 LISTENER_CLASS = "class"
+_CENTURY = {"ms": 3_155_760_000_000.0, "s": 3_155_760_000.0, "h": 876_600.0}
 _LISTENER = "package.module:Class, or to {class: package.module:Class, argument: value}"
 
 
@@ -125,7 +126,15 @@ def _bound_problem(spec: dataclasses.Field[Any], value: Any) -> str | None:
         return f"must be at least {at_least:,}"
     if at_most is not None and value > at_most:
         return f"must be at most {at_most:,}"
+    longest = _longest(spec.name) if at_most is None else None
+    if longest is not None and value > longest:
+        return f"must be at most {longest:,.0f}, which is 100 years"
     return None
+
+
+def _longest(name: str) -> float | None:
+    """A hundred years in the unit that the name ends with; later times are no times of Python."""
+    return _CENTURY.get(name.rpartition("_")[2])
 
 
 def _number_problem(value: object) -> str | None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
 from txmq.clock import timestamp
+from txmq.delta.files import DataFile
 from txmq.delta.retries import pause
 from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError
+from txmq.errors import CommitRefusedError, StorageError, StoreFormatError, TxmqError
 from txmq.fail_points import FailPoint, reached
 
 REVISION_MARK = "txmq-register"
+_RESTORE = "restore it from a backup"
 SWAP_ATTEMPTS = 50
+# A value is read whole, by every process that shares it.
+VALUE_BYTES_MAX = 64 * 1024 * 1024
+# What broken text can raise: no JSON, too deep, no text at all.
+_UNREADABLE = (ValueError, RecursionError, TypeError)
+# What a value of another shape can raise where it becomes an object.
+_MISFITS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 Value = TypeVar("Value")
 
 
@@ -42,13 +50,44 @@ class Register:
         return self.table.exists()
 
     def read(self) -> Registered:
-        """The newest value; 0 commits. Raises: StoreNotFoundError if the table does not exist."""
+        """The newest value; 0 commits.
+
+        Raises:
+            StoreNotFoundError: the table does not exist.
+            StoreFormatError: it holds more than VALUE_BYTES_MAX, or no JSON object.
+        """
         self.table.refresh()
-        rows = self.table.read(self.table.files(), REGISTER.columns.names).to_pylist()
+        files = self.table.files()
+        self._check_size(files)
+        rows = self.table.read(files, ("revision", "value")).to_pylist()
         if not rows:
             return Registered(0, {})
-        newest = max(rows, key=lambda row: row["revision"])
-        return Registered(newest["revision"], json.loads(newest["value"]))
+        newest = max(rows, key=lambda row: row["revision"] or 0)
+        return Registered(newest["revision"] or 0, self._parsed(newest["value"]))
+
+    def _check_size(self, files: Sequence[DataFile]) -> None:
+        sizes = [self.table.footer_sizes(file, ("value",)) for file in files]
+        # A repeated value may be stored once.
+        size_bytes = sum(size.bytes * max(size.rows, 1) for size in sizes)
+        if size_bytes > VALUE_BYTES_MAX:
+            problem = f"holds {size_bytes:,} bytes, the limit is {VALUE_BYTES_MAX:,}"
+            raise StoreFormatError(self._place, f"{problem}; {_RESTORE}")
+
+    def _parsed(self, text: str) -> dict[str, Any]:
+        try:
+            value = json.loads(text)
+        except _UNREADABLE as error:
+            raise self._strange(error) from error
+        if not isinstance(value, dict):
+            raise StoreFormatError(self._place, f"holds no JSON object; {_RESTORE}")
+        return value
+
+    def _strange(self, error: Exception) -> StoreFormatError:
+        return StoreFormatError(self._place, f"holds no JSON ({type(error).__name__}); {_RESTORE}")
+
+    @property
+    def _place(self) -> str:
+        return "/".join(self.table.location.rsplit("/", 2)[-2:])
 
     def swap(self, seen: Registered, value: dict[str, Any], now_ms: int) -> Registered:
         """Replace `seen` by `value` in one commit.
@@ -60,9 +99,13 @@ class Register:
             problem = "was changed by another process; read it again"
             raise CommitRefusedError(self.table.schema.name, problem)
         revision = seen.revision + 1
+        text = json.dumps(value, sort_keys=True)
+        if len(text) > VALUE_BYTES_MAX:
+            problem = f"would hold {len(text):,} bytes, the limit is {VALUE_BYTES_MAX:,}"
+            raise StorageError(self._place, f"{problem}; nothing was written")
         row = {
             "revision": [revision],
-            "value": [json.dumps(value, sort_keys=True)],
+            "value": [text],
             "updated_timestamp": [timestamp(now_ms)],
         }
         self.table.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
@@ -101,8 +144,17 @@ class SharedValue(Generic[Value]):
         return self._register.table.has_news()
 
     def read(self) -> Value:
-        """The newest value; 0 commits."""
-        return self._from_value(self._register.read().value)
+        """The newest value; 0 commits. Raises: StoreFormatError if its shape is another one."""
+        return self._shaped(self._register.read().value)
+
+    def _shaped(self, value: Mapping[str, Any]) -> Value:
+        try:
+            return self._from_value(value)
+        except TxmqError:
+            raise
+        except _MISFITS as error:
+            problem = f"have a shape that txmq does not write ({type(error).__name__}); {_RESTORE}"
+            raise StoreFormatError(self._name, problem) from error
 
     def change(self, change: Callable[[Value], Value], now_ms: int) -> Value:
         """Replace the newest value by `change` of it: one commit, none if it stays the same.
@@ -112,7 +164,7 @@ class SharedValue(Generic[Value]):
         """
         for attempt in range(SWAP_ATTEMPTS):
             seen = self._register.read()
-            before = self._from_value(seen.value)
+            before = self._shaped(seen.value)
             after = change(before)
             if after == before:
                 return before

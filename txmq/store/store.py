@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from txmq.clock import Clock, SystemClock
 from txmq.errors import (
@@ -16,6 +17,7 @@ from txmq.errors import (
 )
 from txmq.message.names import check_readable_topic
 from txmq.store.config import FIXED_KEYS, Config
+from txmq.store.kept_settings import settings_of, to_keep, warn_of_ignored, warn_of_unkept
 from txmq.store.location import plain_location
 from txmq.store.register import Register
 from txmq.store.tables import StoreTables
@@ -32,6 +34,7 @@ class Store:
     Attributes:
         location: an absolute path or a URI.
         config: the settings in use.
+        ignored: what the store's own settings name and nobody loads, because it could act.
         storage_options: how delta-rs reaches the location, such as credentials.
         tables: handles of logs, topics and registers. This is internal to txmq and may change in
             any version; users do not need it.
@@ -49,6 +52,7 @@ class Store:
         """Call `Store.create` or `Store.open` instead."""
         self.location = location
         self.config = config
+        self.ignored: Mapping[str, Any] = {}
         self.storage_options = dict(storage_options or {})
         self.tables = StoreTables(location, config, self.storage_options)
 
@@ -61,7 +65,10 @@ class Store:
         storage_options: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> Store:
-        """Make a new store that keeps its settings.
+        """Make a new store that keeps its settings, but for the listeners.
+
+        The listeners of `config` act in the returned object alone: a store that named classes could
+        act as whoever opens it. Pass them again to `open`, or to `Broker`, in each process.
 
         Commits: one for each of its seven tables, and one that writes the settings.
 
@@ -70,7 +77,7 @@ class Store:
 
         Args:
             location: a path or a URI. A relative path becomes absolute.
-            config: the settings to keep; defaults without it.
+            config: the settings to keep, and listeners for this process; defaults without it.
             storage_options: how delta-rs reaches the location.
             clock: gives the time in the tables; the system's clock by default.
 
@@ -88,6 +95,7 @@ class Store:
             raise StoreExistsError(store.location, "holds a store already; open it")
         store.tables.create_all()
         store._keep_settings(settings, (clock or SystemClock()).now_ms())
+        warn_of_unkept(chosen)
         return store
 
     @classmethod
@@ -99,6 +107,8 @@ class Store:
         storage_options: Mapping[str, str] | None = None,
     ) -> Store:
         """Open the store at `location` with its kept settings, or with `config`; 0 commits.
+
+        Listeners that the store names are not loaded; a warning names them.
 
         Args:
             location: a path or a URI, as for `create`.
@@ -120,8 +130,10 @@ class Store:
         seen = settings.read()
         if not seen.revision:
             raise StoreFormatError(store.location, "was not created completely; create it again")
-        kept = store._with(Config.from_dict(seen.value))
-        return kept if config is None else kept.with_settings(config)
+        kept = settings_of(seen.value)
+        warn_of_ignored(store.location, kept.ignored)
+        opened = store._with(kept.config, kept.ignored)
+        return opened if config is None else opened.with_settings(config)
 
     def with_settings(self, config: Config) -> Store:
         """The same store with other settings, which are used but not kept; 0 commits.
@@ -135,10 +147,12 @@ class Store:
         Example:
             >>> store.with_settings(store.config.replace(transaction_check_max=3))
         """
-        return self._with(_checked_fixed_keys(self.config, config))
+        return self._with(_checked_fixed_keys(self.config, config), self.ignored)
 
-    def _with(self, config: Config) -> Store:
-        return Store(self.location, config, storage_options=self.storage_options)
+    def _with(self, config: Config, ignored: Mapping[str, Any]) -> Store:
+        store = Store(self.location, config, storage_options=self.storage_options)
+        store.ignored = ignored
+        return store
 
     def topics(self) -> list[str]:
         """The names of the topics that have a table, sorted; 0 commits.
@@ -185,7 +199,7 @@ class Store:
         if seen.revision:
             raise StoreExistsError(self.location, problem)
         try:
-            settings.swap(seen, self.config.to_dict(), now_ms)
+            settings.swap(seen, to_keep(self.config), now_ms)
         except CommitRefusedError as error:
             raise StoreExistsError(self.location, problem) from error
 

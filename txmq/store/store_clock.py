@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from txmq.clock import Clock, SystemClock, affine, clock_of_store, elapsed_ms, follows_storage
 from txmq.delta.failures import translated
-from txmq.delta.pinned import rooted_filesystem
+from txmq.delta.rooted import rooted_filesystem
 from txmq.errors import StorageError
 from txmq.store.store import Store
 

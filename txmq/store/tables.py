@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pyarrow.fs as pa_fs
 
 from txmq.delta.failures import read_errors
-from txmq.delta.pinned import rooted_filesystem
+from txmq.delta.rooted import rooted_filesystem
 from txmq.delta.schemas import (
     COMMITTER_PROPERTY,
     HALF,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -231,3 +232,16 @@ def test_service_that_is_not_there_is_no_answer(service: Service) -> None:
 def test_url_that_cannot_be_is_refused(url: str) -> None:
     with pytest.raises(ListenerError, match="header_variable"):
         HttpListener(url)
+
+
+@pytest.mark.parametrize("value", ["secret-token\n", " secret-token", "secret\rX: y", "secret\x00"])
+def test_secret_that_no_header_can_carry_is_in_no_error(
+    service: Service, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setattr("os.environ", {**os.environ, "ORDERS_TOKEN": value})
+    listener = HttpListener(service.url, header_variable="ORDERS_TOKEN")
+
+    with pytest.raises(ListenerError, match="ORDERS_TOKEN holds text that no header") as caught:
+        answers(listener, ["1"])
+
+    assert "secret" not in str(caught.value)

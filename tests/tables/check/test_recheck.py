@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld
+from txmq.check.lease import CheckLease
 from txmq.check.open_transactions import open_transactions
 from txmq.check.recheck import RecheckJob, RecheckResult
-from txmq.check.round import CheckLease
 from txmq.clock import AffineClock, SystemClock
 from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.errors import ListenerError

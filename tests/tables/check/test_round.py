@@ -10,7 +10,8 @@ from tests.kit.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, 
 from txmq.admin.operator import Operator
 from txmq.check.claims import RoundResult
 from txmq.check.due import due_table
-from txmq.check.round import CheckLease, CheckRound
+from txmq.check.lease import CheckLease
+from txmq.check.round import CheckRound
 from txmq.check.rules import DueRow
 from txmq.errors import StoreFullError
 from txmq.lifecycle import ClaimKind, ClaimSource

@@ -20,7 +20,6 @@ from txmq.cli.app import app
 from txmq.errors import StoreNotFoundError
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
-from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 
@@ -338,9 +337,8 @@ class SaysCommit:
 
 @pytest.fixture
 def unanswered(tmp_path: Path) -> Store:
-    """A store with one transaction that is long due, and a listener in its settings."""
-    config = Config(listeners={"shop": f"{__name__}:SaysCommit"})
-    store = Store.create(str(tmp_path / "unanswered"), config)
+    """A store with one transaction that is long due."""
+    store = Store.create(str(tmp_path / "unanswered"))
     with TransactionProducer(store, producer_group="shop", clock=ManualClock()) as producer:
         transaction = producer.begin_transaction()
         transaction.send(Message("order-paid", b"42"))
@@ -352,8 +350,9 @@ def unanswered(tmp_path: Path) -> Store:
 
 
 def test_recheck_asks_what_is_due_and_says_what_became_of_it(unanswered: Store) -> None:
-    first = json.loads(run("recheck", unanswered.location, "--json").stdout)
-    second = json.loads(run("recheck", unanswered.location, "--json").stdout)
+    listener = {"TXMQ_LISTENERS": f"{{shop: '{__name__}:SaysCommit'}}"}
+    first = json.loads(run("recheck", unanswered.location, "--json", **listener).stdout)
+    second = json.loads(run("recheck", unanswered.location, "--json", **listener).stdout)
 
     assert (first["checks"]["asked"], first["checks"]["committed"]) == (1, 1)
     assert (second["checks"]["asked"], second["open_transactions"]) == (0, 0)

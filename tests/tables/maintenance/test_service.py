@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from txmq.admin.status import Admin
+from txmq.delta.storage import Table
 from txmq.maintenance import service as module
 from txmq.maintenance.compaction import Compacted
 from txmq.maintenance.orphans import remove_checkpoints, sweep
@@ -238,3 +239,39 @@ def test_checkpoints_of_ended_services_go_and_those_of_consumers_stay(busy: Stor
 
     assert remove_checkpoints(busy, lambda wall_ms: wall_ms < 1_000) == 1
     assert (ended.exists(), running.exists(), consumer.exists()) == (False, True, True)
+
+
+class PanicException(BaseException):
+    """As pyo3 names what a panic of Rust becomes."""
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyError("odd"), PanicException("odd")])
+def test_table_that_fails_in_any_way_is_named_and_the_others_are_looked_after(
+    busy: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    looked: list[str] = []
+
+    def compact(table: Table, _: int) -> Compacted:
+        looked.append(table.schema.name)
+        if table.schema.name == "half":
+            raise error
+        return Compacted()
+
+    monkeypatch.setattr(module, "compact", compact)
+
+    result = Maintenance(busy).run_once()
+
+    assert list(result.failed) == ["half"]
+    assert len(looked) > 3
+
+
+def test_end_of_the_process_is_no_failure_of_a_table(
+    busy: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compact(*_: object) -> Compacted:
+        raise SystemExit(1)
+
+    monkeypatch.setattr(module, "compact", compact)
+
+    with pytest.raises(SystemExit):
+        Maintenance(busy).run_once()

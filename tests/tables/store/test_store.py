@@ -37,7 +37,7 @@ def test_new_store_has_its_tables_and_no_topic(store: Store) -> None:
 
 
 def test_store_is_opened_with_the_settings_it_was_made_with(tmp_path: Path) -> None:
-    config = Config(transaction_check_max=3, listeners={"orders": "shop:Orders"})
+    config = Config(transaction_check_max=3, groups={"orders": {"check_threads": 2}})
     Store.create(tmp_path / "store", config)
 
     assert Store.open(tmp_path / "store").config == config
