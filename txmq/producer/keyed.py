@@ -187,7 +187,11 @@ class KeyedHalves:
         rows = half_table(tried.half for tried in tries)
         reached(FailPoint.HALF_READY)
         files = [file for tried in tries for file in tried.files]
+        if files:
+            reached(FailPoint.FRAMES_WRITTEN)
         self._half.append(rows, map(self._scope, tries), files)
+        if files:
+            reached(FailPoint.FRAMES_COMMITTED)
         reached(FailPoint.HALF_COMMITTED)
 
     def _scope(self, tried: KeyedTry) -> str:
