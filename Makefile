@@ -53,7 +53,7 @@ slices: ready ## run short slices of the long stories, and the state machine wit
 wheel: $(PACKAGES) ## build the wheel and try it alone under each Python: import, send, publish, read
 	$(BIN)/python -m tests.wheel
 
-endurance: ready ## tell the long stories in full, for an hour; STORIES="torture race" names some of four
+endurance: ready ## tell the long stories in full, for an hour and a half; STORIES="torture race" names some of five
 	$(BIN)/python -m tests.endurance $(STORIES) --keep
 
 bench: ready ## measure, print tables, keep the results in bench/results

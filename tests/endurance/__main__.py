@@ -1,4 +1,4 @@
-"""The long stories: `python -m tests.endurance [torture] [race] [mix] [groups] [--scale slice]`."""
+"""The long stories: `python -m tests.endurance [torture] [race] [mix] [groups] [generator]`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.endurance.generator.story import GENERATOR
 from tests.endurance.groups.story import GROUPS
 from tests.endurance.harness import Options, Result, Scale, Story, keep
 from tests.endurance.mix.story import MIX
 from tests.endurance.race.story import RACE
 from tests.endurance.torture.story import TORTURE
 
-STORIES = {story.name: story for story in (TORTURE, RACE, MIX, GROUPS)}
+STORIES = {story.name: story for story in (TORTURE, RACE, MIX, GROUPS, GENERATOR)}
 
 
 def main() -> int:
@@ -27,7 +28,9 @@ def main() -> int:
         sys.stdout.write(f"{time.monotonic() - begin_s:6.0f} s  {text}\n")
         sys.stdout.flush()
 
-    options = Options(Scale(given.scale), given.seed, not given.without_spark, say)
+    options = Options(
+        Scale(given.scale), given.seed, not given.without_spark, given.seconds, say
+    )
     names = STORIES if "all" in given.stories else given.stories
     results = [_told(STORIES[name], options, given) for name in names]
     return int(not all(result.is_right for result in results))
@@ -49,6 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("stories", nargs="*", default="all", choices=[*STORIES, "all"])
     parser.add_argument("--scale", choices=list(Scale), default=Scale.FULL)
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same kills")
+    parser.add_argument("--seconds", type=float, help="how long the generator draws")
     parser.add_argument("--without-spark", action="store_true")
     parser.add_argument("--folder", type=Path, help="where everything stays, to be looked at")
     parser.add_argument("--keep", action="store_true", help="keep full results in the repository")

@@ -41,7 +41,7 @@ class Story:
     """A program with kills that takes long.
 
     Attributes:
-        tell: runs it in an empty folder; its options are `scale`, `seed`, `with_spark` and `say`.
+        tell: runs it in an empty folder; its options are those of `Options`.
     """
 
     name: str
@@ -51,11 +51,16 @@ class Story:
 
 @dataclass(frozen=True)
 class Options:
-    """How a story is told; the same seed gives the same kills."""
+    """How a story is told; the same seed gives the same kills.
+
+    Attributes:
+        seconds: how long the generator draws; its scale decides where it is left out.
+    """
 
     scale: Scale = Scale.FULL
     seed: int = 1
     with_spark: bool = True
+    seconds: float | None = None
     say: Say = field(default=lambda _: None)
 
 

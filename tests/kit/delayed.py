@@ -343,6 +343,24 @@ def key_torn_over_queues(made: HandMadeStore, number: int) -> None:
     made.publish("orders", *rows, op_version=version)
 
 
+def waits_long_after_its_time(made: HandMadeStore, number: int) -> None:
+    waiting(made, number)
+    later = DUE + timedelta(hours=1)
+    other = Half(number + 1_000, 0, "orders", 1)
+    made.prepare(other)
+    version = made.claim(Op(other.number, "COMMIT", changes={"op_timestamp": later}))
+    made.settle(
+        Settled(other.number, "COMMITTED", version, settled_timestamp=later), mark=version
+    )
+    made.publish("orders", other, op_version=version)
+
+
+def said_to_be_claimed(made: HandMadeStore, number: int) -> None:
+    (half,) = delayed(number, "orders")
+    version = committed(made, half)
+    made.delay_state(version, DUE)
+
+
 @dataclass(frozen=True)
 class DelayBug:
     """Something wrong, by one of the functions above.
@@ -401,6 +419,8 @@ BUGS = (
     DelayBug(delivery_settled_twice, ("I10",)),
     DelayBug(commit_settled_for_single_messages, ("I10",)),
     DelayBug(key_torn_over_queues, ("I14",)),
+    DelayBug(said_to_be_claimed, ("I27",)),
+    DelayBug(waits_long_after_its_time, ("I27",)),
 )
 
 

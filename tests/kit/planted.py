@@ -19,9 +19,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
-from txmq.delta.schemas import REGISTER, SETTLED, TOPIC, TableSchema
+from txmq.delta.schemas import HALF, REGISTER, SETTLED, TOPIC, TableSchema
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message.ids import new_transaction_id
+from txmq.message.ids import first_transaction_id, new_transaction_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
@@ -37,6 +37,9 @@ DEAD = TRANS_CHECK_MAX_TIME_TOPIC
 CHECK_MAX = 2
 KIND = ClaimKind
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+# Older than all else in the store.
+FORGOTTEN_BEFORE = date(2020, 2, 1)
+FORGOTTEN_ID = first_transaction_id(1_577_836_800_000)
 CONFIG = Config(transaction_check_max=CHECK_MAX, default_topic_queue_nums=1)
 
 COMMITTED = (
@@ -54,7 +57,7 @@ DISCARDED = (
 OPEN = (
     "open", "open_is_shown", "fact_without_claim", "wrong_group_settled", "discard_too_early",
     "check_gap", "check_above_maximum", "check_before_immunity", "beyond_the_mark",
-    "check_too_soon",
+    "check_too_soon", "commit_of_halves_that_differ",
 )  # fmt: skip
 # Their bugs are about a whole topic; all others share one.
 TOPICS = {
@@ -152,7 +155,8 @@ def _incomplete(made: Filled) -> None:
     origin = HalfOrigin(own_id, GROUP, 0, 6.0, time.time_ns() // 1_000_000)
     rows = half_table([HalfTransaction(origin, [Message("paid", b"one")], [0], 2)])
     made.store.tables.half_log().table.append(rows, app_id="test", number=1)
-    Vandal(made.location).claim(own_id, KIND.COMMIT)
+    # A listener said so; a producer would have been told.
+    Vandal(made.location).claim(own_id, KIND.COMMIT, source=ClaimSource.RECHECK)
 
 
 def _resumed(made: Filled) -> None:
@@ -231,6 +235,12 @@ class Vandal:
         marks = {f"txmq/{self.op_id}": version} if moves_mark else {}
         self.append("settled", SETTLED, [row], marks)
 
+    def set_register(self, name: str, value: Mapping[str, Any]) -> None:
+        """One of the small values under state/."""
+        row = {"revision": 1, "value": json.dumps(value), "updated_timestamp": datetime.now(tz=UTC)}
+        rows = pa.Table.from_pylist([row], schema=REGISTER.columns)
+        write_deltalake(f"{self.location}/state/{name}", rows, mode="overwrite")
+
     def show(self, own_id: str, topic: str = "paid", **changes: Any) -> None:
         """The messages of a transaction as further rows of a topic."""
         offset = max((row["queue_offset"] for row in self.rows(f"topics/{topic}")), default=-1)
@@ -268,10 +278,9 @@ class Vandal:
 
 def forget(made: Filled, before: date) -> None:
     """Take all rows out of the three logs, as retention does, and keep how far it went."""
-    value = json.dumps({"forgotten_before_date": before.isoformat()})
-    row = {"revision": 1, "value": value, "updated_timestamp": datetime.now(tz=UTC)}
-    rows = pa.Table.from_pylist([row], schema=REGISTER.columns)
-    write_deltalake(f"{made.location}/state/maintenance", rows, mode="overwrite")
+    Vandal(made.location).set_register(
+        "maintenance", {"forgotten_before_date": before.isoformat()}
+    )
     for log in ("half", "op", "settled"):
         DeltaTable(f"{made.location}/{log}").delete()
 
@@ -459,6 +468,26 @@ def ended_and_asked(vandal: Vandal, own_id: str) -> None:
     vandal.check(own_id, 2)
 
 
+def commit_of_halves_that_differ(vandal: Vandal, own_id: str) -> None:
+    (row,) = vandal.rows("half", own_id)
+    vandal.append("half", HALF, [{**row, "body": b"another"}])
+    version = vandal.claim(own_id, KIND.COMMIT)
+    vandal.settle(own_id, "INCOMPLETE", version)
+
+
+def commit_of_what_retention_took(vandal: Vandal, _: str) -> None:
+    vandal.set_register("maintenance", {"forgotten_before_date": FORGOTTEN_BEFORE.isoformat()})
+    vandal.claim(FORGOTTEN_ID, KIND.COMMIT)
+
+
+def group_beyond_its_topic(vandal: Vandal, _: str) -> None:
+    vandal.set_register("group_readers", {"offsets": {"": {"stock": {"0": 99}}}})
+
+
+def topic_beyond_the_settled_log(vandal: Vandal, _: str) -> None:
+    vandal.append("topics/odd", TOPIC, [], {f"txmq/{vandal.op_id}": 1_000_000})
+
+
 @dataclass(frozen=True)
 class Bug:
     """Something wrong, by one of the functions above.
@@ -521,6 +550,10 @@ BUGS = (
     Bug(check_before_immunity, ("I18",)),
     Bug(check_too_soon, ("I18",)),
     Bug(ended_and_asked, ("I18",)),
+    Bug(commit_of_halves_that_differ, ("I28",)),
+    Bug(commit_of_what_retention_took, ("I28",), of="plain", subject=FORGOTTEN_ID),
+    Bug(group_beyond_its_topic, ("I29",), of="plain", subject="state/group_readers stock/0"),
+    Bug(topic_beyond_the_settled_log, ("I21",), of="offset_gap", subject="topics/odd"),
     # The last one, for others move the mark.
     Bug(beyond_the_mark, ("I21",)),
 )

@@ -254,6 +254,16 @@ class HandMadeStore:
         }
         self._register("publisher", value)
 
+    def delay_state(self, op_version: int, due: datetime) -> None:
+        """What the delay service says that it has claimed."""
+        due_ms = round(due.timestamp() * 1000)
+        value = {"op_table_id": self.op_table_id, "op_version": op_version, "due_ms": due_ms}
+        self._register("delay", value)
+
+    def group_state(self, group: str, offsets: Mapping[str, Mapping[str, int]]) -> None:
+        """How far the members of a consumer group have read together."""
+        self._register(f"group_{group}", {"offsets": {"": offsets}})
+
     def _register(self, name: str, value: Mapping[str, Any]) -> None:
         row = {"revision": 1, "value": json.dumps(value), "updated_timestamp": START}
         write_deltalake(
@@ -307,7 +317,8 @@ def clean_store(location: str) -> HandMadeStore:
 
     Transactions: 1 committed to two topics, 2 rolled back, 3 open, 4 committed (with a claim of
     another group before it, and late ends after it), 5 rolled back first and committed too late,
-    6 discarded, 7 discarded, resumed, committed, 8 incomplete, 9 incomplete then rolled back,
+    6 discarded, 7 discarded, resumed, committed, 8 incomplete (a
+    listener said COMMIT), 9 incomplete then rolled back,
     10 prepared twice by a retried append and committed, 11 without a COMMIT but checked.
     """
     made = HandMadeStore(location)
@@ -328,7 +339,7 @@ def clean_store(location: str) -> HandMadeStore:
     third = made.claim(
         Op(6, "UNKNOWN", life=0, check_times=1), Op(6, "DISCARD", life=0),
         Op(7, "DISCARD", life=0), Op(7, "RESUME", life=1), Op(7, "COMMIT"),
-        Op(8, "COMMIT"), Op(9, "COMMIT"), Op(9, "ROLLBACK"), Op(10, "COMMIT"),
+        Op(8, "COMMIT", source="check"), Op(9, "COMMIT"), Op(9, "ROLLBACK"), Op(10, "COMMIT"),
         Op(11, "UNKNOWN", life=0, check_times=1), Op(11, "DISCARD", life=1),
     )  # fmt: skip
     made.settle(

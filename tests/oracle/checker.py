@@ -21,6 +21,7 @@ from tests.oracle.tables import (
     united,
 )
 from txmq.verify.report import (
+    OVERDUE_LIMIT_S,
     PROMISES,
     SHOWN_ROWS,
     InvariantResult,
@@ -169,6 +170,9 @@ class _Run:
             "op_version": pinned["op"].version,
             "op_from": pinned["op"].readable_from,
             "half_from": pinned["half"].readable_from,
+            "overdue_us": round(OVERDUE_LIMIT_S * 1_000_000),
+            **self._settings.delay,
+            "group_offsets": self._settings.group_offsets,
         }
 
     def _made(self) -> dict[str, DataFrame]:

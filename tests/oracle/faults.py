@@ -445,7 +445,67 @@ FILES = """
     WHERE f.name IS NULL OR f.size <> file.size OR coalesce(c.row_count, 0) <> file.row_count
 """
 
+# What still waits long after its time, or though the delay service says that it was claimed.
+OVERDUE = """
+    WITH said AS (
+        SELECT (SELECT max(unix_micros(op_timestamp)) FROM {op}) AS claimed_us,
+            (SELECT max(unix_micros(settled_timestamp)) FROM {settled}) AS settled_us
+    ), waiting AS (
+        SELECT f.message_id, f.end_version, f.due_us,
+            greatest(f.due_us, u.committed_us) AS since_us
+        FROM {fates} f JOIN {timed} u
+            ON u.transaction_id = f.transaction_id AND u.sequence = f.sequence
+        WHERE f.delivery = 'SCHEDULED' AND f.due_us IS NOT NULL
+    )
+    SELECT 'I27', coalesce(message_id, 'None'), 'still waits long after its time'
+    FROM waiting CROSS JOIN said
+    WHERE claimed_us IS NOT NULL AND settled_us IS NOT NULL
+        AND since_us < least(claimed_us, settled_us) - {overdue_us}
+    UNION ALL
+    SELECT 'I27', coalesce(message_id, 'None'), 'is claimed, says state/delay, but nobody did'
+    FROM waiting WHERE end_version <= {delay_version} AND due_us <= {delay_us}
+"""
+
+# COMMITs of producers that came to nothing.
+COMMITS = """
+    WITH live AS (
+        SELECT transaction_id,
+            bool_or(kind = 'COMMIT' AND source = 'producer') AS is_commit,
+            bool_or(kind IN ('ROLLBACK', 'DISCARD', 'RESUME', 'EXPIRE')) AS is_contested
+        FROM {op} WHERE transaction_id IS NOT NULL GROUP BY transaction_id
+    ), committed AS (
+        SELECT DISTINCT transaction_id FROM {settled} WHERE state = 'COMMITTED'
+    )
+    SELECT 'I28', t.transaction_id, 'its COMMIT found halves that do not fit'
+    FROM {standing} t
+    WHERE t.state = 'INCOMPLETE' AND NOT t.disputed AND EXISTS (
+        SELECT 1 FROM {claims} c WHERE c.transaction_id = t.transaction_id
+            AND c.op_version = t.end_version AND c.ordinal = t.end_ordinal
+            AND c.kind = 'COMMIT' AND c.source = 'producer')
+    UNION ALL
+    SELECT 'I28', l.transaction_id, 'its COMMIT came when retention had taken its halves'
+    FROM live l
+    LEFT ANTI JOIN {standing} t ON t.transaction_id = l.transaction_id
+    LEFT ANTI JOIN committed d ON d.transaction_id = l.transaction_id
+    WHERE l.is_commit AND NOT l.is_contested AND l.transaction_id < {kept_from}
+        AND l.transaction_id RLIKE {well_formed}
+"""
+
+GROUPS = """
+    WITH offsets AS (
+        SELECT group, topic, queue, next_offset FROM (
+            SELECT inline(from_json({group_offsets}, 'ARRAY<STRUCT<group: STRING,
+                topic: STRING, queue: STRING, next_offset: BIGINT>>')))
+    )
+    SELECT 'I29', concat(group, ' ', topic, '/', queue), concat('its next offset ', next_offset,
+        ' is beyond ', coalesce(m.number, 0), ', where the queue ends')
+    FROM offsets LEFT JOIN {marks} m
+        ON m.table = concat('topics/', topic) AND m.app_id = concat('txmq-offset/', queue)
+    WHERE next_offset > coalesce(m.number, 0)
+"""
+
 ALL = (
     ROWS, KEYS, DELIVERED, REPEATS, QUEUES, SETTLED, FACTS, MESSAGES, SHARED_FATE, SUMS,
     DEAD_LETTERS, CHECKS, FIRST_CHECKS, DISCARDS, APPENDED_ONLY, MARKS, FILES,
+    OVERDUE, COMMITS, GROUPS,
 )  # fmt: skip

@@ -17,7 +17,7 @@ HALF = """
     FROM {table}
 """
 
-OP = "SELECT file, transaction_id FROM {table}"
+OP = "SELECT file, transaction_id, kind, source, op_timestamp FROM {table}"
 
 SETTLED = """
     SELECT file, transaction_id, op_version, ordinal, state, life, sequences,

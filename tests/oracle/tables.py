@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
@@ -66,6 +66,12 @@ class Source:
         pinned = self.logs.pinned.items()
         return {place: log.version for place, log in pinned if place not in skipped}
 
+    @property
+    def groups(self) -> list[str]:
+        """The registers of consumer groups."""
+        names = [place.removeprefix("state/") for place in self.logs.pinned]
+        return sorted(name for name in names if name.startswith("group_"))
+
     def actions(self) -> DataFrame:
         """The logs of the tables that are read."""
         unread = json.dumps([f"{_TOPICS}{topic}" for topic in self.unread])
@@ -116,11 +122,15 @@ class Settings:
     kept_from: str
     schedule_us: int
     begins: str
+    delay: Mapping[str, int]
+    group_offsets: str
 
     @classmethod
     def of(cls, source: Source, check_limits: Mapping[str, int] | None) -> Settings:
         """Read the registers; one Spark job."""
-        kept = source.registers(["publisher", "config", "maintenance"])
+        groups = source.groups
+        names = ["publisher", "config", "maintenance", "delay", *groups]
+        kept = source.registers(names)
         publisher = kept["publisher"]
         kept_day = kept["maintenance"].get("forgotten_before_date") or ""
         return cls(
@@ -131,7 +141,24 @@ class Settings:
             _first_id_of(kept_day),
             _begin_us(kept["maintenance"].get("schedule_forgotten_before_date") or ""),
             json.dumps(kept["maintenance"].get("topic_begin") or {}),
+            _claimed(kept["delay"], source.logs.pinned["op"].table_id),
+            json.dumps([row for name in groups for row in _offsets(name, kept[name])]),
         )
+
+
+def _claimed(delay: Mapping[str, Any], op_id: str) -> dict[str, int]:
+    """What the delay service says of this op log; nothing where it speaks of another one."""
+    is_said = delay.get("op_table_id") == op_id and delay.get("due_ms") is not None
+    due_us = delay["due_ms"] * 1000 if is_said else NEVER
+    return {"delay_version": delay["op_version"] if is_said else -1, "delay_us": due_us}
+
+
+def _offsets(name: str, group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for by_topic in group.get("offsets", {}).values():
+        for topic, by_queue in by_topic.items():
+            for queue, offset in by_queue.items():
+                row = {"topic": topic, "queue": queue, "next_offset": offset}
+                yield {"group": f"state/{name}", **row}
 
 
 def united(frames: Sequence[DataFrame]) -> DataFrame:

@@ -9,6 +9,8 @@ from typing import Any
 from txmq.verify.business import INVARIANT, BusinessReport
 
 SHOWN_ROWS = 100
+# Longer than any pause of a service that works: a parked topic is tried again after 16 minutes.
+OVERDUE_LIMIT_S = 1_800.0
 
 # The I-numbers are explained in docs/invariants.md.
 PROMISES: Mapping[str, str] = {
@@ -29,6 +31,9 @@ PROMISES: Mapping[str, str] = {
     "I21": "marks only rise and agree with the rows",
     "I23": "every queue adds up and its offsets have no gaps",
     "I26": "what is read is what was committed",
+    "I27": "no delayed message is long overdue",
+    "I28": "no COMMIT of a producer comes to nothing",
+    "I29": "no group is ahead of its topics",
 }
 # What no table can show; said in every report, never silently left out.
 NOT_CHECKED: Mapping[str, str] = {
@@ -83,11 +88,13 @@ class Lateness:
         delivered: messages that are counted.
         p99_s: what 99 of 100 do not exceed, None without any.
         max_s: the longest.
+        overdue_limit_s: what waits for longer after its time breaks I27.
     """
 
     delivered: int = 0
     p99_s: float | None = None
     max_s: float | None = None
+    overdue_limit_s: float = OVERDUE_LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class VerifyReport:
         notes: what could be judged in part only, and why.
         business: what the local transactions say (I12), where it was asked for; a difference is
             the fault of a listener, a producer or an operator and never of txmq's.
-        lateness: of delayed messages; late is no violation.
+        lateness: of delayed messages; late is no violation, long overdue is one (I27).
     """
 
     location: str

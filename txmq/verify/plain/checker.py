@@ -13,6 +13,7 @@ from txmq.verify.plain.findings import Findings
 from txmq.verify.plain.id_ranges import IdRange
 from txmq.verify.plain.logs import LogChecks
 from txmq.verify.plain.picture import Picture
+from txmq.verify.plain.promises import check_groups, newest_us
 from txmq.verify.plain.queues import QueueChecks
 from txmq.verify.plain.range_checks import RangeChecks
 from txmq.verify.plain.store import PinnedStore, checked_location, plain_location
@@ -63,10 +64,12 @@ class _Run:
     def __init__(self, pinned: PinnedStore, markers: Business | None, *, drained: bool) -> None:
         self._pinned, self._markers, self._drained = pinned, markers, drained
         self.findings, self.totals = Findings(), Totals()
+        self._newest_us = newest_us(pinned)
 
     def check(self) -> None:
         """Every check."""
         LogChecks(self._pinned, self.findings).run()
+        check_groups(self._pinned, self.findings)
         for ids in self._pinned.id_ranges():
             self._check_range(ids)
         self.totals.sums.check(self.findings)
@@ -79,7 +82,7 @@ class _Run:
         picture = Picture.of(self._pinned.within(ids), self.findings, drained=self._drained)
         if self._markers:
             self._markers.compare(picture)
-        RangeChecks(picture, self.totals).run()
+        RangeChecks(picture, self.totals, self._newest_us).run()
 
     def counts(self) -> dict[str, int]:
         """What was read, and where the transactions stand."""

@@ -6,6 +6,7 @@ from txmq.verify.plain.checks import CheckDiscipline
 from txmq.verify.plain.deliveries import DELIVERED_NUMBER
 from txmq.verify.plain.fold import STATES
 from txmq.verify.plain.picture import Picture
+from txmq.verify.plain.promises import PromiseChecks
 from txmq.verify.plain.settled import SettledChecks
 from txmq.verify.plain.topics import TopicChecks
 from txmq.verify.plain.totals import Totals
@@ -15,11 +16,12 @@ from txmq.verify.plain.whole import WholeChecks
 class RangeChecks:
     """Judges the transactions of a picture and adds what it counted to the totals."""
 
-    def __init__(self, picture: Picture, totals: Totals) -> None:
-        """Nothing is judged yet."""
+    def __init__(self, picture: Picture, totals: Totals, newest_us: int) -> None:
+        """`newest_us` is the time up to which services worked; nothing is judged yet."""
         self._picture, self._totals = picture, totals
         self._discipline = CheckDiscipline(picture)
         self._topics = TopicChecks(picture, totals)
+        self._promises = PromiseChecks(picture, newest_us)
 
     def run(self) -> None:
         """Every check."""
@@ -28,6 +30,7 @@ class RangeChecks:
         self._topics.run()
         whole = WholeChecks(self._picture, self._topics)
         whole.run(self._totals.sums)
+        self._promises.run(whole.scheduled)
         self._add_times(whole)
         self._totals.counts.update({**self._logs(), **self._messages(whole)})
 

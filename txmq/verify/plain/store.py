@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,31 @@ if TYPE_CHECKING:
 # Of these names only the schedule is one of txmq.
 UNREAD_PREFIXES = ("SCHEDULE_TOPIC_",)
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
+_GROUP = "group_"
 _WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
+
+
+class Claimed(NamedTuple):
+    """What was committed up to a version of an op log and due up to a time is claimed, it says."""
+
+    op_table_id: str
+    op_version: int
+    due_us: int
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Claimed:
+        """The value of state/delay; it says nothing where there is none."""
+        due_ms = value.get("due_ms")
+        due_us = UNSAID if due_ms is None else int(due_ms) * 1000
+        return cls(value.get("op_table_id", ""), value.get("op_version", NOTHING), due_us)
+
+
+class GroupOffset(NamedTuple):
+    """The next offset of a group, or of one of its members, in a queue."""
+
+    topic: str
+    queue: str
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +67,8 @@ class PinnedStore:
         schedule_forgotten_before_date: the same of the schedule, by due_date.
         topic_begin: rows of a topic up to this op version may be gone.
         registers: versions of the tables under state/ that were read.
+        claimed: what the delay service says that it has claimed.
+        group_offsets: the next offsets of each consumer group, by the place of its register.
     """
 
     low_water_version: int
@@ -57,6 +83,8 @@ class PinnedStore:
     settled: PinnedTable
     op: PinnedTable
     half: PinnedTable
+    claimed: Claimed
+    group_offsets: Mapping[str, Sequence[GroupOffset]]
 
     @classmethod
     def open(
@@ -68,6 +96,7 @@ class PinnedStore:
         """Pin every table; raises StoreNotFoundError, StorageError."""
         registers = _Registers(location, options)
         publisher, config = registers.value("publisher"), registers.value("config")
+        delay, group_offsets = registers.value("delay"), registers.group_offsets()
         parked = publisher.get("parked", {})
         names = table_names(location, "topics", options)
         # The schedule last: what a topic shows was in it before.
@@ -87,6 +116,8 @@ class PinnedStore:
             topics,
             tuple(name for name in names if name not in topics),
             *logs,
+            Claimed.of(delay),
+            group_offsets,
         )
 
     def id_ranges(self) -> list[IdRange]:
@@ -176,6 +207,12 @@ class _Registers:
         self._location, self._options = location, options
         self.versions: dict[str, int] = {}
 
+    def group_offsets(self) -> dict[str, list[GroupOffset]]:
+        """The offsets of each group; pinned before the topics, which only grow."""
+        names = table_names(self._location, "state", self._options)
+        groups = [name for name in names if name.startswith(_GROUP)]
+        return {f"state/{name}": _offsets(self.value(name)) for name in groups}
+
     def value(self, name: str) -> dict[str, Any]:
         """What a service keeps; nothing where it never kept anything."""
         try:
@@ -187,6 +224,17 @@ class _Registers:
         newest = max(rows, key=lambda row: row["revision"], default={"value": "{}"})
         found: dict[str, Any] = json.loads(newest["value"])
         return found
+
+
+def _offsets(group: Mapping[str, Any]) -> list[GroupOffset]:
+    """Of a group whose members share the messages, and of each member where each reads all."""
+    readers = group.get("offsets", {})
+    return [
+        GroupOffset(topic, queue, offset)
+        for by_topic in readers.values()
+        for topic, by_queue in by_topic.items()
+        for queue, offset in by_queue.items()
+    ]
 
 
 def midnight_us(day: str) -> int:

@@ -1,0 +1,269 @@
+"""Draws a plan: an ordinary day of a store, into which two or three faults are woven."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.endurance.generator.plan import Plan, Step, Strike
+from tests.kit.fault_vocabulary import (
+    CLOCK_JUMPS_S,
+    OF_PROCESSES,
+    TABLES,
+    WRITTEN_BY,
+    Fault,
+    places_of,
+)
+
+FAULTS = tuple(fault for fault in Fault if fault not in OF_PROCESSES)
+SERVICES = ("publisher", "delay", "check", "maintenance", "member", "inbox")
+ROUNDS = {
+    "publisher": "publish", "delay": "deliver", "check": "check", "maintenance": "maintain",
+    "member": "consume", "inbox": "consume", "operator": "rebuild",
+}  # fmt: skip
+# What a day may be about; the numbers say how often its deeds are drawn.
+DAYS: tuple[dict[str, int], ...] = (
+    {"send": 5, "publish": 5, "wait": 2, "consume": 1},
+    {"send": 3, "delayed": 3, "publish": 4, "deliver": 4, "wait": 3},
+    {"prepare": 4, "commit": 4, "rollback": 1, "publish": 4, "check": 2, "wait": 2},
+    {"try": 5, "publish": 3, "send": 1, "wait": 1, "check": 1},
+    {"send": 4, "publish": 4, "consume": 5, "wait": 2},
+    {"send": 3, "delayed": 2, "prepare": 2, "commit": 2, "try": 1, "publish": 5, "deliver": 2,
+     "check": 1, "consume": 2, "wait": 2},
+)  # fmt: skip
+# Places in `deeds.PAUSES_S`.
+SHORT, RETRY, DAYS_PASS = (0, 1, 2), (3, 4), (6, 7)
+MIN_STEPS, MAX_STEPS = 6, 16
+Weave = Callable[["_Draft"], None]
+
+
+def drawn_plan(seed: int) -> Plan:
+    """The plan of a seed."""
+    draw = random.Random(seed)
+    faults = draw.sample(FAULTS, draw.choice((2, 2, 3)))
+    draft = _Draft(draw)
+    for fault in faults:
+        _WEAVES[fault](draft)
+    settings = {"default_topic_queue_nums": draw.choice((1, 1, 2))}
+    return Plan(seed, tuple(faults), tuple(draft.steps), settings)
+
+
+class _Draft:
+    """Steps to which faults are added."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw, self.day = draw, draw.choice(DAYS)
+        self.steps = [self.step() for _ in range(draw.randint(MIN_STEPS, MAX_STEPS))]
+
+    def step(self, do: str | None = None, role: str | None = None) -> Step:
+        """One deed of the day."""
+        do = do or self.draw.choices([*self.day], [*self.day.values()])[0]
+        return Step(do, self.who(role or _role(do, self.draw)), self._number(do))
+
+    def who(self, role: str) -> str:
+        return f"{role}{self.draw.randint(0, 1)}" if role in (*SERVICES, "producer") else role
+
+    def _number(self, do: str) -> int:
+        if do == "wait":
+            return self.draw.choice((*SHORT, *RETRY, 5))
+        return self.draw.randint(0, 11)
+
+    def place(self, first: int = 0) -> int:
+        """A place between the steps."""
+        return self.draw.randint(first, len(self.steps))
+
+    def put(self, at: int, *steps: Step) -> int:
+        """Insert steps; the place after them."""
+        self.steps[at:at] = steps
+        return at + len(steps)
+
+    def put_around(self, first: Step, last: Step) -> None:
+        """One step, and another one later."""
+        at = self.put(self.place(), first)
+        self.put(min(at + self.draw.randint(1, 5), len(self.steps)), last)
+
+    def some(self, *likely: Step) -> tuple[Step, ...]:
+        """What others do: a few deeds of the day, and what is likely to hurt."""
+        deeds = [self.step() for _ in range(self.draw.randint(0, 3))]
+        deeds += [step for step in likely if self.draw.random() < 0.8]
+        return tuple(deeds)
+
+    def struck(self, fault: Fault, roles: tuple[str, ...], places: tuple[str, ...] = ()) -> int:
+        """Strike a step of one of these roles, or a new one; its place among the steps."""
+        able = [at for at, step in enumerate(self.steps) if _is_able(step, roles)]
+        if not able or self.draw.random() < 0.3:
+            role = self.draw.choice(roles)
+            able = [self.put(self.place(), self.step(ROUNDS.get(role, "send"), role)) - 1]
+        at = self.draw.choice(able)
+        step = self.steps[at]
+        place = self.draw.choice(places or places_of(role_of(step.who)))
+        strike = Strike(fault, place, self.draw.choice((1, 1, 1, 2, 3)))
+        self.steps[at] = replace(step, strike=strike)
+        return at
+
+    def meanwhile(self, at: int, *likely: Step) -> None:
+        """Let others work while a step that was struck stands still."""
+        strike = self.steps[at].strike
+        assert strike is not None
+        meanwhile = self.some(*likely)
+        self.steps[at] = replace(self.steps[at], strike=replace(strike, meanwhile=meanwhile))
+
+
+def role_of(who: str) -> str:
+    """The kind of a process, by its name."""
+    return who.rstrip("01")
+
+
+def rival(who: str) -> str:
+    """The other process of its kind."""
+    return who if who[-1:] not in "01" else who[:-1] + ("1" if who[-1] == "0" else "0")
+
+
+def _role(do: str, draw: random.Random) -> str:
+    roles = {"publish": "publisher", "deliver": "delay", "check": "check", "wait": "",
+             "maintain": "maintenance", "rebuild": "operator"}  # fmt: skip
+    if do == "consume":
+        return draw.choice(("member", "inbox"))
+    return roles.get(do, "producer")
+
+
+def _is_able(step: Step, roles: tuple[str, ...]) -> bool:
+    return step.strike is None and role_of(step.who) in roles
+
+
+# --- how each fault looks -----------------------------------------------------------------------
+
+
+def _kill(draft: _Draft) -> None:
+    draft.struck(Fault.KILL, ("producer", *SERVICES))
+
+
+def _stop(draft: _Draft) -> None:
+    at = draft.struck(Fault.STOP, ("producer", *SERVICES))
+    step = draft.steps[at]
+    likely = [draft.step("send", "producer"), replace(step, who=rival(step.who), strike=None)]
+    if draft.draw.random() < 0.4:
+        likely.append(Step("wait", what=draft.draw.choice((*RETRY, 5))))
+    draft.meanwhile(at, *likely)
+
+
+def _clock(draft: _Draft) -> None:
+    role = draft.draw.choice(("producer", *SERVICES, "delay", "publisher"))
+    who, jump = draft.who(role), draft.draw.randint(1, len(CLOCK_JUMPS_S))
+    wrong = [Step("clock", who, jump), draft.step(ROUNDS.get(role, "send"), role)]
+    at = draft.put(draft.place(), wrong[0], replace(wrong[1], who=who))
+    back = min(at + draft.draw.randint(0, 4), len(draft.steps))
+    after = [Step("restart", who)] if draft.draw.random() < 0.5 else []
+    draft.put(back, Step("clock", who, 0), *after)
+
+
+def _disk(do: str) -> Weave:
+    def weave(draft: _Draft) -> None:
+        table = draft.draw.randrange(len(TABLES))
+        draft.put_around(Step(do, "disk", table), Step("heal", "disk"))
+
+    return weave
+
+
+def _parked(draft: _Draft) -> None:
+    """A publisher finds no space in a topic, and tries again after a while."""
+    who = draft.who("publisher")
+    topics = TABLES.index("topics/")
+    steps = [draft.step("send"), Step("no space", "disk", topics), Step("publish", who),
+             Step("heal", "disk"), *draft.some(), Step("wait", what=draft.draw.choice(RETRY)),
+             draft.step("send"), Step("publish", draft.draw.choice((who, rival(who))))]  # fmt: skip
+    draft.put(draft.place(), *steps)
+
+
+def _lost_answer(draft: _Draft) -> None:
+    role = draft.draw.choice(("producer", *SERVICES))
+    tables = tuple(f"after {table}" for table in WRITTEN_BY[role])
+    draft.struck(Fault.LOST_ANSWER, (role,), tables)
+
+
+def _damage(do: str) -> Weave:
+    def weave(draft: _Draft) -> None:
+        draft.put(draft.place(len(draft.steps) // 2), Step(do, "disk", draft.draw.randint(0, 59)))
+
+    return weave
+
+
+def _older_store(draft: _Draft) -> None:
+    """A copy that was taken while the store was used, one table after the other."""
+    copy = Step("copy", "operator", draft.draw.randint(0, 3), meanwhile=draft.some(
+        draft.step("send"), draft.step("publish")))  # fmt: skip
+    draft.put_around(copy, Step("restore", "operator"))
+
+
+def _older_table(draft: _Draft) -> None:
+    draft.put_around(
+        Step("copy", "operator"), Step("restore table", "operator", draft.draw.randint(0, 11))
+    )
+
+
+def _keyed(draft: _Draft) -> None:
+    """Two tries under one key, the second one while the first one is on its way."""
+    key = draft.draw.randint(0, 1)
+    first, second = (Step("try", f"producer{n}", key + 2 * draft.draw.randint(0, 2)) for n in (0, 1))
+    place = draft.draw.choice(places_of("producer"))
+    strike = Strike(Fault.STOP, place, 1, draft.some(second))
+    draft.put(draft.place(), replace(first, strike=strike))
+    if draft.draw.random() < 0.5:
+        draft.put(draft.place(), replace(second, what=key + 2 * draft.draw.randint(0, 2)))
+
+
+def _slow(role: tuple[str, ...], place: str) -> Weave:
+    def weave(draft: _Draft) -> None:
+        at = draft.struck(Fault.STOP, role, (place,))
+        who = rival(draft.steps[at].who)
+        pause = Step("wait", what=draft.draw.choice((*RETRY, 5)))
+        draft.meanwhile(at, pause, Step(draft.steps[at].do, who))
+
+    return weave
+
+
+def _base_exception(draft: _Draft) -> None:
+    role = draft.draw.choice(("check", "member", "inbox"))
+    place = "listener" if role == "check" else "handler"
+    draft.struck(Fault.BASE_EXCEPTION, (role,), (place,))
+
+
+def _retention(draft: _Draft) -> None:
+    """Days pass, and retention takes what has ended."""
+    steps = [draft.step("prepare"), draft.step(draft.draw.choice(("rollback", "check", "publish")))]
+    for _ in range(draft.draw.randint(2, 3)):
+        steps += [Step("publish", draft.who("publisher")),
+                  Step("wait", what=draft.draw.choice(DAYS_PASS)),
+                  Step("maintain", draft.who("maintenance"))]  # fmt: skip
+    at = draft.put(draft.place(), *steps)
+    draft.put(draft.place(at), draft.step("commit"))
+
+
+def _rebuild(draft: _Draft) -> None:
+    """An operator rebuilds a topic that a group has read."""
+    topic = draft.draw.randint(0, 1)
+    steps = [draft.step("publish"), draft.step("consume"), Step("rebuild", "operator", topic),
+             draft.step("send"), draft.step("publish"), draft.step("consume")]  # fmt: skip
+    draft.put(draft.place(len(draft.steps) // 2), *steps)
+
+
+_WEAVES: dict[Fault, Weave] = {
+    Fault.KILL: _kill,
+    Fault.STOP: _stop,
+    Fault.CLOCK: _clock,
+    Fault.NO_SPACE: _disk("no space"),
+    Fault.IO_ERROR: _disk("io error"),
+    Fault.LOST_ANSWER: _lost_answer,
+    Fault.FILE_EMPTIED: _damage("empty"),
+    Fault.FILE_REMOVED: _damage("remove"),
+    Fault.OLDER_STORE: _older_store,
+    Fault.OLDER_TABLE: _older_table,
+    Fault.KEYED_AT_ONCE: _keyed,
+    Fault.SLOW_LISTENER: _slow(("check",), "listener"),
+    Fault.SLOW_HANDLER: _slow(("member", "inbox"), "handler"),
+    Fault.BASE_EXCEPTION: _base_exception,
+    Fault.RETENTION: _retention,
+    Fault.PARKED_TOPIC: _parked,
+    Fault.REBUILD: _rebuild,
+}

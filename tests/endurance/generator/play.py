@@ -1,0 +1,81 @@
+"""One run: the steps of a plan, a time in which everything is healed, and the judgement."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.endurance.generator.deeds import DEEDS, PAUSES_S
+from tests.endurance.generator.judge import Find, findings
+from tests.endurance.generator.plan import Plan, Step
+from tests.endurance.generator.simulation import Simulation
+from tests.endurance.generator.world import World
+
+# The longest pause of a parked topic, a lease of a group and every delay are shorter than these.
+HEALING = (3, 4, 5, 5, 4)
+ROUNDS = (
+    ("publish", "publisher0"), ("deliver", "delay0"), ("publish", "publisher1"),
+    ("check", "check0"), ("publish", "publisher0"), ("consume", "member0"),
+    ("consume", "inbox0"), ("publish", "publisher1"),
+)  # fmt: skip
+_FAST_DISK = Path("/dev/shm")  # noqa: S108 - a folder in memory
+
+
+def played(plan: Plan, folder: Path | None = None) -> list[Find]:
+    """What is wrong after a run of this plan; its store stays in `folder` where one is given."""
+    with _root(folder) as root, _silent():
+        simulation = Simulation(root, plan.seed)
+        world = World(simulation, plan.settings)
+        world.deeds = DEEDS
+        with simulation.in_place():
+            for step in plan.steps:
+                world.play(step)
+            _heal(world)
+        return findings(world)
+
+
+def _heal(world: World) -> None:
+    """No fault any more; services work until nothing is left to do."""
+    world.simulation.disk.clear()
+    for clock in world.clocks.values():
+        clock.wrong_s = 0.0
+    for turn, pause in enumerate(HEALING):
+        if turn == 1:
+            # First with the processes that there are, then with new ones.
+            world.end_all()
+        if turn == len(HEALING) - 2:
+            world.ledger.errors.clear()
+        world.simulation.sleep(PAUSES_S[pause])
+        for do, who in ROUNDS:
+            world.play(Step(do, who))
+
+
+@contextmanager
+def _root(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    where = _FAST_DISK if _FAST_DISK.is_dir() else None
+    with TemporaryDirectory(prefix="txmq-generator-", dir=where) as temporary:
+        yield Path(temporary)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Faults are many and each is logged."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def seconds(begin_s: float) -> float:
+    """Since a moment of the real clock."""
+    return round(time.perf_counter() - begin_s, 1)
