@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from tests.kit.delay_world import TOPIC, DelayWorld
-from tests.kit.stores import START, Half, HandMadeStore, Op, Settled, transaction_id
+from tests.kit.stores import LONG_AFTER, START, Half, HandMadeStore, Op, Settled, transaction_id
 from txmq.message.message import Message
 
 PAUSE_S = 60
 DUE = START + timedelta(seconds=PAUSE_S)
 LATE = DUE + timedelta(seconds=5)
-# Later than the immunity of halves that are appended today.
-LONG_AFTER = datetime(2200, 1, 1, tzinfo=UTC)
 SHOWN_LATE = {"store_timestamp": LATE}
 
 

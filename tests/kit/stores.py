@@ -25,6 +25,8 @@ from txmq.store.config import Config
 from txmq.store.store import Store
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+# Later than the immunity of halves that are appended today.
+LONG_AFTER = datetime(2200, 1, 1, tzinfo=UTC)
 GROUP = "group"
 DEAD = TRANS_CHECK_MAX_TIME_TOPIC
 
@@ -339,7 +341,8 @@ def clean_store(location: str) -> HandMadeStore:
     third = made.claim(
         Op(6, "UNKNOWN", life=0, check_times=1), Op(6, "DISCARD", life=0),
         Op(7, "DISCARD", life=0), Op(7, "RESUME", life=1), Op(7, "COMMIT"),
-        Op(8, "COMMIT", source="check"), Op(9, "COMMIT"), Op(9, "ROLLBACK"), Op(10, "COMMIT"),
+        Op(8, "COMMIT", source="check", changes={"op_timestamp": LONG_AFTER}), Op(9, "COMMIT"),
+        Op(9, "ROLLBACK"), Op(10, "COMMIT"),
         Op(11, "UNKNOWN", life=0, check_times=1), Op(11, "DISCARD", life=1),
     )  # fmt: skip
     made.settle(

@@ -62,7 +62,8 @@ def _send(world: World, life: Life, step: Step, delay_s: int | None) -> None:
 
 def prepare(world: World, life: Life, step: Step) -> None:
     topics = TOPICS if step.what % 3 == 0 else (TOPICS[step.what % 2],)
-    call = world.producer(life.name).begin_transaction()
+    producer = world.producer(life.name)
+    call = producer.begin_transaction()
     promises = [world.ledger.promise(t, world.ledger.new_body("t"), life.name) for t in topics]
     says = ANSWERS[step.what // 3 % len(ANSWERS)]
     for promise in promises:
@@ -73,7 +74,7 @@ def prepare(world: World, life: Life, step: Step) -> None:
         # Nobody makes a local transaction of these, so nobody ends them with COMMIT.
         answered(promises, refusal(error, is_prepared=False))
         raise
-    world.ledger.open.append(OpenTransaction(call.id, life.name, call, promises, says))
+    world.ledger.open.append(OpenTransaction(call.id, life.name, call, promises, says, producer))
 
 
 def commit(world: World, life: Life, step: Step) -> None:
@@ -86,16 +87,25 @@ def rollback(world: World, life: Life, step: Step) -> None:
 
 def _end(world: World, life: Life, step: Step, kind: ClaimKind, answer: Answer) -> None:
     waiting = [one for one in world.ledger.open if one.promises[0].answer is Answer.EITHER]
+    waiting = [one for one in waiting if one.who == life.name] or waiting
     if not waiting:
         return
     transaction = waiting[step.what % len(waiting)]
-    state = LocalTransactionState(kind.value)
     try:
-        world.producer(life.name).end_transaction(transaction.id, state)
+        _claim(world, life, transaction, kind)
     except BaseException as error:
         answered(transaction.promises, _refused_end(error, kind))
         raise
     answered(transaction.promises, answer)
+
+
+def _claim(world: World, life: Life, transaction: OpenTransaction, kind: ClaimKind) -> None:
+    """By the call that prepared it, while its process lives; else by its id alone."""
+    producer = world.producer(life.name)
+    if transaction.maker is producer:
+        transaction.call.commit() if kind is ClaimKind.COMMIT else transaction.call.rollback()
+    else:
+        producer.end_transaction(transaction.id, LocalTransactionState(kind.value))
 
 
 def _refused_end(error: BaseException, kind: ClaimKind) -> Answer:

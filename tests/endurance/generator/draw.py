@@ -11,6 +11,7 @@ from tests.kit.fault_vocabulary import (
     CLOCK_JUMPS_S,
     OF_PROCESSES,
     TABLES,
+    USER_CODE,
     WRITTEN_BY,
     Fault,
     places_of,
@@ -33,8 +34,12 @@ DAYS: tuple[dict[str, int], ...] = (
      "check": 1, "consume": 2, "wait": 2},
 )  # fmt: skip
 # Places in `deeds.PAUSES_S`.
-SHORT, RETRY, DAYS_PASS = (0, 1, 2), (3, 4), (6, 7)
-MIN_STEPS, MAX_STEPS = 6, 16
+SHORT, RETRY, LONG, DAYS_PASS = (0, 1, 2), (3, 4), 5, 7
+# Of one topic; a handler fails on the first one.
+SENT_TOGETHER = ((0, 2, 4), (3, 1, 5))
+# Those whose clocks decide something, the most often first.
+BY_THE_CLOCK = ("delay", "delay", "delay", "publisher", "maintenance", "check", "member", "producer")
+MIN_STEPS, MAX_STEPS = 4, 12
 Weave = Callable[["_Draft"], None]
 
 
@@ -66,7 +71,7 @@ class _Draft:
 
     def _number(self, do: str) -> int:
         if do == "wait":
-            return self.draw.choice((*SHORT, *RETRY, 5))
+            return self.draw.choice((*SHORT, *RETRY, LONG))
         return self.draw.randint(0, 11)
 
     def place(self, first: int = 0) -> int:
@@ -91,16 +96,38 @@ class _Draft:
 
     def struck(self, fault: Fault, roles: tuple[str, ...], places: tuple[str, ...] = ()) -> int:
         """Strike a step of one of these roles, or a new one; its place among the steps."""
-        able = [at for at, step in enumerate(self.steps) if _is_able(step, roles)]
-        if not able or self.draw.random() < 0.3:
-            role = self.draw.choice(roles)
-            able = [self.put(self.place(), self.step(ROUNDS.get(role, "send"), role)) - 1]
+        role = self.draw.choice(roles)
+        able = [at for at, step in enumerate(self.steps) if _is_able(step, role)]
+        if not able or self.draw.random() < 0.5:
+            new = self.step(ROUNDS.get(role, "send"), role)
+            able = [self.put(self.place(), *self.maybe(self.scene(role)), new) - 1]
         at = self.draw.choice(able)
         step = self.steps[at]
-        place = self.draw.choice(places or places_of(role_of(step.who)))
+        place = self.draw.choice(places or self.likely_places(role))
         strike = Strike(fault, place, self.draw.choice((1, 1, 1, 2, 3)))
         self.steps[at] = replace(step, strike=strike)
         return at
+
+    def maybe(self, steps: list[Step]) -> list[Step]:
+        """These steps, half of the time."""
+        return steps if self.draw.random() < 0.5 else []
+
+    def likely_places(self, role: str) -> tuple[str, ...]:
+        """All places of a role, or those right before its commits, where most is open."""
+        if self.draw.random() < 0.5:
+            return places_of(role)
+        return (*(f"before {table}" for table in WRITTEN_BY[role]), *USER_CODE.get(role, ()))
+
+    def scene(self, role: str) -> list[Step]:
+        """What gives a process of this role something to do."""
+        kinds = {"delay": ["delayed", "delayed"], "check": ["prepare"]}.get(role, [])
+        steps = [self.step(do, "producer") for do in kinds]
+        if not kinds:
+            numbers = self.draw.choice(SENT_TOGETHER)
+            steps = [Step("send", self.who("producer"), number) for number in numbers]
+        pause = {"delay": 1, "check": 2}.get(role)
+        after = [] if role == "publisher" else [Step("publish", self.who("publisher"))]
+        return [*steps, *after, *([] if pause is None else [Step("wait", what=pause)])]
 
     def meanwhile(self, at: int, *likely: Step) -> None:
         """Let others work while a step that was struck stands still."""
@@ -128,8 +155,8 @@ def _role(do: str, draw: random.Random) -> str:
     return roles.get(do, "producer")
 
 
-def _is_able(step: Step, roles: tuple[str, ...]) -> bool:
-    return step.strike is None and role_of(step.who) in roles
+def _is_able(step: Step, role: str) -> bool:
+    return step.strike is None and role_of(step.who) == role
 
 
 # --- how each fault looks -----------------------------------------------------------------------
@@ -144,18 +171,19 @@ def _stop(draft: _Draft) -> None:
     step = draft.steps[at]
     likely = [draft.step("send", "producer"), replace(step, who=rival(step.who), strike=None)]
     if draft.draw.random() < 0.4:
-        likely.append(Step("wait", what=draft.draw.choice((*RETRY, 5))))
+        likely.append(Step("wait", what=draft.draw.choice((*RETRY, LONG))))
     draft.meanwhile(at, *likely)
 
 
 def _clock(draft: _Draft) -> None:
-    role = draft.draw.choice(("producer", *SERVICES, "delay", "publisher"))
+    role = draft.draw.choice(BY_THE_CLOCK)
     who, jump = draft.who(role), draft.draw.randint(1, len(CLOCK_JUMPS_S))
-    wrong = [Step("clock", who, jump), draft.step(ROUNDS.get(role, "send"), role)]
-    at = draft.put(draft.place(), wrong[0], replace(wrong[1], who=who))
-    back = min(at + draft.draw.randint(0, 4), len(draft.steps))
-    after = [Step("restart", who)] if draft.draw.random() < 0.5 else []
-    draft.put(back, Step("clock", who, 0), *after)
+    work = Step(ROUNDS.get(role, "send"), who, draft.draw.randint(0, 11))
+    steps = [*draft.scene(role), work, Step("clock", who, jump), work, Step("clock", who, 0)]
+    steps += [*draft.scene(role), work]
+    if draft.draw.random() < 0.5:
+        steps.append(Step("restart", who))
+    draft.put(draft.place(), *steps)
 
 
 def _disk(do: str) -> Weave:
@@ -168,11 +196,17 @@ def _disk(do: str) -> Weave:
 
 def _parked(draft: _Draft) -> None:
     """A publisher finds no space in a topic, and tries again after a while."""
-    who = draft.who("publisher")
+    who, number = draft.who("publisher"), draft.draw.randint(0, 11)
     topics = TABLES.index("topics/")
-    steps = [draft.step("send"), Step("no space", "disk", topics), Step("publish", who),
-             Step("heal", "disk"), *draft.some(), Step("wait", what=draft.draw.choice(RETRY)),
-             draft.step("send"), Step("publish", draft.draw.choice((who, rival(who))))]  # fmt: skip
+    send = Step("send", draft.who("producer"), number)
+    last = Step("publish", who if draft.draw.random() < 0.8 else rival(who))
+    if draft.draw.random() < 0.5:
+        meanwhile = draft.some(send, Step("publish", rival(last.who)))
+        place = draft.draw.choice(draft.likely_places("publisher"))
+        last = replace(last, strike=Strike(Fault.STOP, place, 1, meanwhile))
+    steps = [send, Step("no space", "disk", topics), Step("publish", who), Step("heal", "disk"),
+             *draft.some(), Step("wait", what=draft.draw.choice(RETRY)), draft.step("send"),
+             last]  # fmt: skip
     draft.put(draft.place(), *steps)
 
 
@@ -217,7 +251,7 @@ def _slow(role: tuple[str, ...], place: str) -> Weave:
     def weave(draft: _Draft) -> None:
         at = draft.struck(Fault.STOP, role, (place,))
         who = rival(draft.steps[at].who)
-        pause = Step("wait", what=draft.draw.choice((*RETRY, 5)))
+        pause = Step("wait", what=draft.draw.choice((*RETRY, LONG)))
         draft.meanwhile(at, pause, Step(draft.steps[at].do, who))
 
     return weave
@@ -231,20 +265,26 @@ def _base_exception(draft: _Draft) -> None:
 
 def _retention(draft: _Draft) -> None:
     """Days pass, and retention takes what has ended."""
-    steps = [draft.step("prepare"), draft.step(draft.draw.choice(("rollback", "check", "publish")))]
+    who = draft.who("producer")
+    steps = [replace(draft.step("prepare"), who=who), Step("wait", what=2), *draft.maybe([draft.step("check")])]
     for _ in range(draft.draw.randint(2, 3)):
-        steps += [Step("publish", draft.who("publisher")),
-                  Step("wait", what=draft.draw.choice(DAYS_PASS)),
+        steps += [Step("publish", draft.who("publisher")), Step("wait", what=DAYS_PASS),
                   Step("maintain", draft.who("maintenance"))]  # fmt: skip
     at = draft.put(draft.place(), *steps)
-    draft.put(draft.place(at), draft.step("commit"))
+    draft.put(draft.place(at), replace(draft.step("commit"), who=who))
 
 
 def _rebuild(draft: _Draft) -> None:
     """An operator rebuilds a topic that a group has read."""
-    topic = draft.draw.randint(0, 1)
-    steps = [draft.step("publish"), draft.step("consume"), Step("rebuild", "operator", topic),
-             draft.step("send"), draft.step("publish"), draft.step("consume")]  # fmt: skip
+    send, number = Step("send", draft.who("producer"), 2), draft.draw.randint(1, 3)
+    publish, consume = Step("publish", draft.who("publisher")), draft.step("consume")
+    steps = [send, publish]
+    if draft.draw.random() < 0.5:
+        # An older copy of the topic lacks what was sent since.
+        copy, older = Step("copy", "operator"), Step("restore table", "operator", 3)
+        steps += [copy, *[send] * number, publish, consume, older]
+    steps += [*[send] * draft.draw.randint(0, 3), publish, consume]
+    steps += [Step("rebuild", "operator", 0), send, publish, consume]
     draft.put(draft.place(len(draft.steps) // 2), *steps)
 
 

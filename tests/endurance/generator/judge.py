@@ -154,11 +154,14 @@ def _parked(world: World) -> str:
 
 def _readers(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
     ledger = world.ledger
+    if not ledger.handled or (ledger.is_damaged and _says_so(world)):
+        return
     bodies = {(topic, body) for topic in TOPICS for body in seen.counts[topic]}
     for role, group in _GROUPS.items():
         is_told = any(who.startswith(role) for who in ledger.errors)
         handled = ledger.handled.get(group, Counter())
-        missed = sorted((t, body) for t, body in bodies if not handled[body])
+        excused = {body for where, body in ledger.failed_before if where == group}
+        missed = sorted((t, b) for t, b in bodies if not handled[b] and b not in excused)
         if missed and not is_told and group == READERS:
             yield Kind.GROUP_MISSED, _listed(missed)
     effects: Counter[str] = Counter()
@@ -166,7 +169,8 @@ def _readers(world: World, seen: Seen) -> Iterator[tuple[Kind, str]]:
         effects.update(pq.read_table(path, columns=["body"])["body"].to_pylist())
     if any(who.startswith("inbox") for who in ledger.errors) or ledger.is_older:
         return
-    lost = sorted((topic, body) for topic, body in bodies if not effects[body])
+    excused = {body for group, body in ledger.failed_before if group == BOOKINGS}
+    lost = sorted((t, b) for t, b in bodies if not effects[b] and b not in excused)
     if lost:
         yield Kind.EFFECT_LOST, _listed(lost)
     doubled = [("effects", body) for body, count in effects.items() if count > 1]

@@ -13,7 +13,6 @@ from txmq.errors import (
     AlreadyResolvedError,
     IncompleteTransactionError,
     MessageError,
-    TransactionNotFoundError,
 )
 
 
@@ -51,6 +50,7 @@ class OpenTransaction:
     call: Any
     promises: list[Promise]
     listener_says: str
+    maker: object = None
 
 
 @dataclass
@@ -61,6 +61,7 @@ class Ledger:
         handled: by group, how often a handler returned for each body.
         errors: the errors of each process since the last look at them.
         strange: errors that no caller of txmq should meet.
+        failed_before: by group, what handlers failed on before the store was damaged.
     """
 
     promises: list[Promise] = field(default_factory=list)
@@ -71,6 +72,7 @@ class Ledger:
     strange: list[str] = field(default_factory=list)
     is_damaged: bool = False
     is_older: bool = False
+    failed_before: set[tuple[str, str]] = field(default_factory=set)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     def new_body(self, kind: str) -> str:
@@ -86,6 +88,7 @@ class Ledger:
     def damage(self, *, is_older: bool) -> None:
         """What the store held until now may be gone."""
         self.is_damaged = True
+        self.failed_before |= self.failed_once
         self.is_older = self.is_older or is_older
         for promise in self.promises:
             if promise.answer is Answer.SHOWN or is_older:
@@ -109,7 +112,7 @@ def refusal(error: BaseException, *, is_prepared: bool) -> Answer:
     if isinstance(error, AlreadyResolvedError):
         ends = {"COMMITTED": Answer.SHOWN, "PENDING": Answer.EITHER}
         return ends.get(error.resolution, Answer.HIDDEN)
-    if isinstance(error, MessageError | IncompleteTransactionError | TransactionNotFoundError):
+    if isinstance(error, MessageError | IncompleteTransactionError):
         return Answer.HIDDEN
     return Answer.EITHER if is_prepared else Answer.HIDDEN
 

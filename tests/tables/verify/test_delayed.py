@@ -78,7 +78,9 @@ def test_lateness_is_a_number_and_counts_from_the_commit(made: HandMadeStore) ->
 
     # Number 4 was due a day before its COMMIT, the others waited for PAUSE_S after it.
     assert report.lateness == Lateness(delivered=6, p99_s=65.0, max_s=65.0)
-    assert report.to_dict()["lateness"] == {"delivered": 6, "p99_s": 65.0, "max_s": 65.0}
+    assert report.to_dict()["lateness"] == {
+        "delivered": 6, "p99_s": 65.0, "max_s": 65.0, "overdue_limit_s": 1_800.0,
+    }  # fmt: skip
 
 
 def test_nobody_else_s_topics_of_that_name_are_read(made: HandMadeStore) -> None:
@@ -315,7 +317,7 @@ def test_rows_of_days_that_the_schedule_forgot_stand_for_nothing(made: HandMadeS
 
 def test_a_recalled_message_is_recalled_when_the_half_is_gone(made: HandMadeStore) -> None:
     retained(made, "half", "op", **tomorrow())
-    version = made.claim(Op(99, "COMMIT"))
+    version = made.claim(Op(99, "UNKNOWN"))
     made.settle(mark=version)
     shown(made, delayed(3, "orders", "orders")[0], version)
 

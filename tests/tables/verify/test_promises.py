@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.delayed import DUE, committed, delayed, waits_long_after_its_time
-from tests.kit.stores import Half, HandMadeStore, Op, Settled
+from tests.kit.stores import LONG_AFTER, Half, HandMadeStore, Op, Settled
 from txmq.verify import VerifyReport, verify
 
 
@@ -33,7 +33,7 @@ def details(report: VerifyReport, invariant: str) -> list[str]:
 def incomplete(made: HandMadeStore, source: str) -> None:
     """A COMMIT that finds one of two messages."""
     made.prepare(Half(1, 0, "orders", 2))
-    version = made.claim(Op(1, "COMMIT", source=source))
+    version = made.claim(Op(1, "COMMIT", source=source, changes={"op_timestamp": LONG_AFTER}))
     made.settle(Settled(1, "INCOMPLETE", version, reason="MISSING"), mark=version)
 
 

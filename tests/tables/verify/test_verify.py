@@ -476,7 +476,7 @@ PLANTED: list[tuple[Callable[[HandMadeStore], None], set[str]]] = [
     (fact_lies_beyond_the_mark, {"I21"}),
     (fact_has_no_half, {"I4"}),
     (complete_transaction_is_hidden_as_incomplete, {"I1", "I10", "I23"}),
-    (contradicting_halves_are_shown, {"I5", "I10", "I23"}),
+    (contradicting_halves_are_shown, {"I5", "I10", "I23", "I28"}),
 ]
 
 
