@@ -28,9 +28,7 @@ def main() -> int:
         sys.stdout.write(f"{time.monotonic() - begin_s:6.0f} s  {text}\n")
         sys.stdout.flush()
 
-    options = Options(
-        Scale(given.scale), given.seed, not given.without_spark, given.seconds, say
-    )
+    options = Options(Scale(given.scale), given.seed, not given.without_spark, given.seconds, say)
     names = STORIES if "all" in given.stories else given.stories
     results = [_told(STORIES[name], options, given) for name in names]
     return int(not all(result.is_right for result in results))

@@ -347,9 +347,7 @@ def waits_long_after_its_time(made: HandMadeStore, number: int) -> None:
     other = Half(number + 1_000, 0, "orders", 1)
     made.prepare(other)
     version = made.claim(Op(other.number, "COMMIT", changes={"op_timestamp": later}))
-    made.settle(
-        Settled(other.number, "COMMITTED", version, settled_timestamp=later), mark=version
-    )
+    made.settle(Settled(other.number, "COMMITTED", version, settled_timestamp=later), mark=version)
     made.publish("orders", other, op_version=version)
 
 

@@ -34,9 +34,7 @@ class Fault(enum.StrEnum):
 
 
 # These damage the store itself: what it held before may be gone.
-DAMAGE = frozenset(
-    [Fault.FILE_EMPTIED, Fault.FILE_REMOVED, Fault.OLDER_STORE, Fault.OLDER_TABLE]
-)
+DAMAGE = frozenset([Fault.FILE_EMPTIED, Fault.FILE_REMOVED, Fault.OLDER_STORE, Fault.OLDER_TABLE])
 # Only processes of the system can do these.
 OF_PROCESSES = frozenset([Fault.FORK])
 CLOCK_JUMPS_S = (-86_400, -3_600, -60, 60, 3_600, 86_400)

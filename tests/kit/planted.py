@@ -278,9 +278,7 @@ class Vandal:
 
 def forget(made: Filled, before: date) -> None:
     """Take all rows out of the three logs, as retention does, and keep how far it went."""
-    Vandal(made.location).set_register(
-        "maintenance", {"forgotten_before_date": before.isoformat()}
-    )
+    Vandal(made.location).set_register("maintenance", {"forgotten_before_date": before.isoformat()})
     for log in ("half", "op", "settled"):
         DeltaTable(f"{made.location}/{log}").delete()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.endurance.generator.ledger import Answer, OpenTransaction, Promise, answered, refusal
+from tests.endurance.generator.ledger import Answer, OpenTransaction, answered, refusal
 from tests.endurance.generator.plan import Step
 from tests.endurance.generator.simulation import BEGIN_S, IO_ERROR, NO_SPACE, Life
 from tests.endurance.generator.world import TOPICS, Deed, World
@@ -121,17 +121,13 @@ def try_again(world: World, life: Life, step: Step) -> None:
     topic = TOPICS[step.what % 2]
     body = world.ledger.new_body(f"{key} ") if variant == 2 else f"{key} alike"
     promise = world.ledger.promise(topic, body, f"{life.name} {key}")
-    call = world.producer(life.name).begin_transaction(
-        idempotency_key=key, key_timestamp=KEY_TIME
-    )
+    call = world.producer(life.name).begin_transaction(idempotency_key=key, key_timestamp=KEY_TIME)
     call.send(Message(topic, body.encode()))
     is_prepared = False
     try:
         call.prepare()
         is_prepared = True
-        world.ledger.open.append(
-            OpenTransaction(call.id, life.name, call, [promise], "COMMIT")
-        )
+        world.ledger.open.append(OpenTransaction(call.id, life.name, call, [promise], "COMMIT"))
         call.commit()
     except BaseException as error:
         answer = refusal(error, is_prepared=is_prepared)
@@ -293,8 +289,3 @@ DEEDS: dict[str, Deed] = {
     "restart": restart, "no space": no_space, "io error": io_error, "heal": heal, "copy": copy,
     "restore": restore, "restore table": restore_table, "empty": empty, "remove": remove,
 }  # fmt: skip
-
-
-def promises_of(world: World) -> list[Promise]:
-    """All promises, for a look from outside."""
-    return world.ledger.promises

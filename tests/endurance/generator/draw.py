@@ -38,7 +38,16 @@ SHORT, RETRY, LONG, DAYS_PASS = (0, 1, 2), (3, 4), 5, 7
 # Of one topic; a handler fails on the first one.
 SENT_TOGETHER = ((0, 2, 4), (3, 1, 5))
 # Those whose clocks decide something, the most often first.
-BY_THE_CLOCK = ("delay", "delay", "delay", "publisher", "maintenance", "check", "member", "producer")
+BY_THE_CLOCK = (
+    "delay",
+    "delay",
+    "delay",
+    "publisher",
+    "maintenance",
+    "check",
+    "member",
+    "producer",
+)
 MIN_STEPS, MAX_STEPS = 4, 12
 Weave = Callable[["_Draft"], None]
 
@@ -200,13 +209,15 @@ def _parked(draft: _Draft) -> None:
     topics = TABLES.index("topics/")
     send = Step("send", draft.who("producer"), number)
     last = Step("publish", who if draft.draw.random() < 0.8 else rival(who))
+    pause = Step("wait", what=draft.draw.choice(RETRY))
     if draft.draw.random() < 0.5:
-        meanwhile = draft.some(send, Step("publish", rival(last.who)))
+        meanwhile = (*draft.some(send, Step("publish", rival(last.who))), pause)
         place = draft.draw.choice(draft.likely_places("publisher"))
         last = replace(last, strike=Strike(Fault.STOP, place, 1, meanwhile))
+        pause = Step("wait", what=draft.draw.choice(SHORT))
     steps = [send, Step("no space", "disk", topics), Step("publish", who), Step("heal", "disk"),
-             *draft.some(), Step("wait", what=draft.draw.choice(RETRY)), draft.step("send"),
-             last]  # fmt: skip
+             *draft.some(), pause, draft.step("send"), last,
+             *draft.maybe([send, Step("publish", last.who)])]  # fmt: skip
     draft.put(draft.place(), *steps)
 
 
@@ -239,7 +250,9 @@ def _older_table(draft: _Draft) -> None:
 def _keyed(draft: _Draft) -> None:
     """Two tries under one key, the second one while the first one is on its way."""
     key = draft.draw.randint(0, 1)
-    first, second = (Step("try", f"producer{n}", key + 2 * draft.draw.randint(0, 2)) for n in (0, 1))
+    first, second = (
+        Step("try", f"producer{n}", key + 2 * draft.draw.randint(0, 2)) for n in (0, 1)
+    )
     place = draft.draw.choice(places_of("producer"))
     strike = Strike(Fault.STOP, place, 1, draft.some(second))
     draft.put(draft.place(), replace(first, strike=strike))
@@ -266,7 +279,11 @@ def _base_exception(draft: _Draft) -> None:
 def _retention(draft: _Draft) -> None:
     """Days pass, and retention takes what has ended."""
     who = draft.who("producer")
-    steps = [replace(draft.step("prepare"), who=who), Step("wait", what=2), *draft.maybe([draft.step("check")])]
+    steps = [
+        replace(draft.step("prepare"), who=who),
+        Step("wait", what=2),
+        *draft.maybe([draft.step("check")]),
+    ]
     for _ in range(draft.draw.randint(2, 3)):
         steps += [Step("publish", draft.who("publisher")), Step("wait", what=DAYS_PASS),
                   Step("maintain", draft.who("maintenance"))]  # fmt: skip
@@ -282,7 +299,7 @@ def _rebuild(draft: _Draft) -> None:
     if draft.draw.random() < 0.5:
         # An older copy of the topic lacks what was sent since.
         copy, older = Step("copy", "operator"), Step("restore table", "operator", 3)
-        steps += [copy, *[send] * number, publish, consume, older]
+        steps += [copy, *[send] * number, publish, *draft.maybe([consume]), older]
     steps += [*[send] * draft.draw.randint(0, 3), publish, consume]
     steps += [Step("rebuild", "operator", 0), send, publish, consume]
     draft.put(draft.place(len(draft.steps) // 2), *steps)

@@ -90,7 +90,9 @@ def _seen(world: World) -> Seen:
     for topic in TOPICS:
         counts[topic] = Counter()
         for path in _data_files(world.location / "topics" / topic):
-            bodies = [body.decode() for body in pq.read_table(path, columns=["body"])["body"].to_pylist()]
+            bodies = [
+                body.decode() for body in pq.read_table(path, columns=["body"])["body"].to_pylist()
+            ]
             counts[topic].update(bodies)
             written_s |= dict.fromkeys(bodies, path.stat().st_mtime)
     return Seen(counts, written_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,8 +115,3 @@ def refusal(error: BaseException, *, is_prepared: bool) -> Answer:
     if isinstance(error, MessageError | IncompleteTransactionError):
         return Answer.HIDDEN
     return Answer.EITHER if is_prepared else Answer.HIDDEN
-
-
-def shown_once(bodies: Sequence[str]) -> Counter[str]:
-    """How often each body is seen."""
-    return Counter(bodies)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,8 +74,3 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def seconds(begin_s: float) -> float:
-    """Since a moment of the real clock."""
-    return round(time.perf_counter() - begin_s, 1)

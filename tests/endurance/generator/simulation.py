@@ -149,11 +149,9 @@ class Simulation:
     def stamp(self, folder: Path) -> None:
         """Give new files the made-up time; their real one is later than all of it."""
         moment_ns = int(self.now_s * 1e9)
-        for parent, _, names in os.walk(folder):
-            for name in names:
-                path = os.path.join(parent, name)
-                if os.stat(path).st_mtime > _REAL_TIME_S:
-                    os.utime(path, ns=(moment_ns, moment_ns))
+        for path in folder.rglob("*"):
+            if path.is_file() and path.stat().st_mtime > _REAL_TIME_S:
+                os.utime(path, ns=(moment_ns, moment_ns))
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -180,7 +178,7 @@ class Simulation:
             for owner, name, value in self._replacements():
                 stack.enter_context(_replaced(owner, name, value))
             stack.enter_context(_around_commits(self._around))
-            stack.callback(arm(lambda point: self._reached(point)))
+            stack.callback(arm(self._reached))
             try:
                 yield
             finally:

@@ -1,4 +1,4 @@
-"""What `verify` says of COMMITs, delayed messages and offsets that came to nothing, and what not."""
+"""What `verify` says of COMMITs, delayed messages and offsets that came to nothing."""
 
 from __future__ import annotations
 
