@@ -31,7 +31,7 @@ from tests.kit.store_model import FOR_GOOD, GROUP, Fate, Model
 from txmq import lifecycle
 from txmq.check.open_transactions import OpenTransactions, dues_of
 from txmq.check.round import CheckRound
-from txmq.delta import pinned as delta_table
+from txmq.delta import retries
 from txmq.delta.storage import Table
 from txmq.errors import AlreadyResolvedError, CommitRefusedError, TxmqError
 from txmq.lifecycle import ClaimKind, ClaimSource, Standing, TransactionState
@@ -437,7 +437,7 @@ def _raising(error: Exception) -> Callable[[], None]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(delta_table, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.0)
     with payload_files_in_memory():
         yield
 

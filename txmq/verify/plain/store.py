@@ -106,7 +106,9 @@ class PinnedStore:
         # The schedule last: what a topic shows was in it before.
         readable = sorted(filter(_is_readable, names), key=is_schedule)
         topics = {name: PinnedTable(f"{location}/topics/{name}", options) for name in readable}
-        logs = [PinnedTable(f"{location}/{log}", options) for log in ("settled", "op", "half")]
+        settled, op, half = (
+            PinnedTable(f"{location}/{log}", options) for log in ("settled", "op", "half")
+        )
         aside = registers.value("set_aside")
         waiting = frozenset(aside.get("transactions", ()))
         # What is taken away is said before it is done, so this is read after the tables.
@@ -123,7 +125,9 @@ class PinnedStore:
             registers.versions,
             topics,
             tuple(name for name in names if name not in topics),
-            *logs,
+            settled,
+            op,
+            half,
             Claimed.of(delay),
             group_offsets,
         )
