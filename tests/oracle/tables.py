@@ -148,7 +148,8 @@ class Settings:
 
 def _claimed(delay: Mapping[str, Any], op_id: str) -> dict[str, int]:
     """What the delay service says of this op log; nothing where it speaks of another one."""
-    is_said = delay.get("op_table_id") == op_id and delay.get("due_ms") is not None
+    is_believed = delay.get("rule") == "store time" and delay.get("due_ms") is not None
+    is_said = is_believed and delay.get("op_table_id") == op_id
     due_us = delay["due_ms"] * 1000 if is_said else NEVER
     return {"delay_version": delay["op_version"] if is_said else -1, "delay_us": due_us}
 

@@ -31,6 +31,10 @@ _GROUP = "group_"
 _WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 
 
+# The rule by which the delay service's progress is believed (decision 0030).
+STORE_TIME = "store time"
+
+
 class Claimed(NamedTuple):
     """What was committed up to a version of an op log and due up to a time is claimed, it says."""
 
@@ -40,8 +44,8 @@ class Claimed(NamedTuple):
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Claimed:
-        """The value of state/delay; it says nothing where there is none."""
-        due_ms = value.get("due_ms")
+        """The value of state/delay; it says nothing where there is none, or an older version's."""
+        due_ms = value.get("due_ms") if value.get("rule") == STORE_TIME else None
         due_us = UNSAID if due_ms is None else int(due_ms) * 1000
         return cls(value.get("op_table_id", ""), value.get("op_version", NOTHING), due_us)
 
