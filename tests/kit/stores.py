@@ -260,7 +260,12 @@ class HandMadeStore:
     def delay_state(self, op_version: int, due: datetime) -> None:
         """What the delay service says that it has claimed."""
         due_ms = round(due.timestamp() * 1000)
-        value = {"op_table_id": self.op_table_id, "op_version": op_version, "due_ms": due_ms}
+        value = {
+            "op_table_id": self.op_table_id,
+            "op_version": op_version,
+            "due_ms": due_ms,
+            "rule": "store time",
+        }
         self._register("delay", value)
 
     def group_state(self, group: str, offsets: Mapping[str, Mapping[str, int]]) -> None:

@@ -194,7 +194,7 @@ def test_commit_of_an_unknown_transaction_is_refused(store: Store) -> None:
     assert log_rows(store, "op") == []
 
 
-LATE = {"ROLLED_BACK": ROLLBACK, "DISCARDED": UNKNOWN}
+LATE = {"is already ROLLED_BACK": ROLLBACK, "is DISCARDED": UNKNOWN}
 
 
 @pytest.mark.parametrize(("end", "answer"), LATE.items(), ids=LATE)
@@ -209,9 +209,8 @@ def test_commit_of_a_producer_that_slept_too_long_is_told(
         code, complaint = gone_on(producer)
 
     assert code == 1, complaint
-    assert f"AlreadyResolvedError: transaction {next(iter(books.paid()))!r}: is already {end}" in (
-        complaint
-    )
+    transaction_id = next(iter(books.paid()))
+    assert f"AlreadyResolvedError: transaction {transaction_id!r}: {end}" in complaint
     assert topic_rows(store) == []
     assert_clean(store)
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txmq.delta.storage import Table
+from txmq.errors import SourceRestoredError
 from txmq.publish.publisher import Publisher
+from txmq.publish.topic_writer import PublishResult
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -36,13 +38,21 @@ def switch_off_compare_and_swap() -> None:
     Table.swap, Table.swap_files = blind, blind_files  # type: ignore[method-assign, assignment]
 
 
+def run_once(publisher: Publisher) -> PublishResult:
+    """Without compare-and-swap a publisher may see that another one went back, and refuse."""
+    try:
+        return publisher.run_once()
+    except SourceRestoredError:
+        return PublishResult()
+
+
 def follow(store: Store, folder: Path, name: str) -> None:
     publisher = Publisher(store, name=name)
     folder.joinpath(f"{name}.ready").touch()
     while not folder.joinpath("stop").exists():
-        if publisher.run_once().settled_commits:
+        if run_once(publisher).settled_commits:
             folder.joinpath(f"{name}.worked").touch()
-    publisher.run_once()
+    run_once(publisher)
     folder.joinpath(f"{name}.json").write_text(json.dumps(asdict(publisher.total)))
 
 
