@@ -111,4 +111,5 @@ def test_without_compare_and_swap_the_same_is_red(tmp_path: Path) -> None:
     outcome = two_brokers(tmp_path, 50, "without-compare-and-swap")
 
     assert not outcome.report.is_clean
-    assert "I3" in outcome.report.broken
+    # Doubled messages, or doubled facts that a publisher refused to publish.
+    assert {"I3", "I10"} & set(outcome.report.broken)

@@ -107,7 +107,7 @@ def test_service_with_an_inbox_bills_once(filled: Store, server: Any) -> None:
 
 def test_duckdb_counts(filled: Store) -> None:
     names = ran(
-        "topic = DeltaTable", duckdb=duckdb, DeltaTable=deltalake.DeltaTable,
+        "topic = duckdb", duckdb=duckdb, DeltaTable=deltalake.DeltaTable,
         location=filled.topic_location(TOPIC),
     )  # fmt: skip
 

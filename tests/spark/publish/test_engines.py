@@ -432,7 +432,9 @@ def test_topic_whose_bodies_cannot_be_read_waits_and_the_others_go_on(world: Wor
 
     clock = ManualClock()
     result = world.publisher(clock).run_once()
-    assert (result.parked, world.rows(), len(world.rows("stock"))) == (1, [], 1)
+    # Arrow tells which transaction it is; Spark only that the topic cannot be written.
+    assert (result.parked + result.set_aside, world.rows()) == (1, [])
+    assert len(world.rows("stock")) == 1
 
     Path(broken).write_bytes(whole)
     clock.advance(3600)
