@@ -168,6 +168,14 @@ class Logs:
         self.version = len(commits)
         self.table = self
 
+    def as_of_a_store(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            op=self,
+            settled=self,
+            set_aside=dict,
+            unsettled_claims=lambda ids: self.claims_between(self.mark, self.version, ids),
+        )
+
     def claims(self, own_id: str, since: int = -1) -> list[Claim]:
         return [
             Claim(
@@ -231,7 +239,7 @@ def test_standings_are_those_of_the_fold_and_the_rows_of_its_life(
     commits: list[list[OpRow]], mark: int
 ) -> None:
     logs = Logs(commits, mark)
-    looked = StandingReader(SimpleNamespace(op=logs, settled=logs), CONFIG)  # type: ignore[arg-type]
+    looked = StandingReader(logs.as_of_a_store(), CONFIG)  # type: ignore[arg-type]
     facts = [
         {"transaction_id": own_id, "state": settled.state.value, "life": settled.life}
         for own_id in IDS
@@ -258,7 +266,7 @@ def test_reason_is_that_of_the_newest_look() -> None:
         )  # fmt: skip
 
     logs = Logs([[row(3, "NO_LISTENER")], [row(1, "TIMEOUT", 0), row(2, "BUSY")]], -1)
-    looked = StandingReader(SimpleNamespace(op=logs, settled=logs), CONFIG)  # type: ignore[arg-type]
+    looked = StandingReader(logs.as_of_a_store(), CONFIG)  # type: ignore[arg-type]
     owners = pa.table({"transaction_id": ["a", "b"], "producer_group": ["orders", "quick"]})
     facts = pa.schema(
         {"transaction_id": pa.string(), "state": pa.string(), "life": pa.int32()}
