@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 _TESTS = Path(__file__).parent
 # The longest first, so that all workers end at about the same time.
 _TIERS = ("endurance", "process", "spark", "tables", "pure")
+# A file, or a test of a file.
+_LONG = {
+    line
+    for line in (_TESTS / "long.txt").read_text("utf-8").splitlines()
+    if not line.startswith("#")
+}
 _LONGEST = "test_store_state_machine"
 # About half of the time that tests with Spark take.
 _SECOND_JAVA = (
@@ -51,6 +57,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark each test with its tier, which is its folder, and with `spark` where it needs one."""
     if _tier(item) in _TIERS:
         item.add_marker(_tier(item))
+    if {f"tests/{_place(item)}", item.nodeid.partition("[")[0]} & _LONG:
+        item.add_marker("long")
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker("needs_spark")
         # Java starts and warms up in two workers, and each module makes its stores once.

@@ -22,7 +22,7 @@ from txmq.store.config import Config
 from txmq.store.store import Store
 
 START_S = 120.0
-pytestmark = [pytest.mark.long, pytest.mark.needs_spark, pytest.mark.timeout(4 * START_S)]
+pytestmark = [pytest.mark.needs_spark, pytest.mark.timeout(4 * START_S)]
 # Nobody may be asked about an order whose producer still works on it.
 IMMUNITY_S = 5.0
 ORPHAN_S = 10.0

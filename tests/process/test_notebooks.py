@@ -47,7 +47,6 @@ def path_of(notebook: str) -> str:
     return str(PROJECT / "notebooks" / notebook)
 
 
-@pytest.mark.long
 @pytest.mark.needs_spark
 @pytest.mark.timeout(2 * LIMIT_S)
 def test_each_notebook_with_spark_runs_as_it_stands(tmp_path: Path) -> None:

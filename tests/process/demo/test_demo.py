@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 FLIGHTS = 300
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_small_demo_ends_clean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its broker is killed, and loses its checkpoints."""

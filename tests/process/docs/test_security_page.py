@@ -101,7 +101,6 @@ NEEDED = [(role, path) for role, paths in written().items() for path in paths
           if (role, path) != LATER]  # fmt: skip
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("role", "path"), NEEDED)
 def test_role_needs_each_folder_that_the_page_names(store: Path, role: str, path: str) -> None:
     (store / path).mkdir(parents=True, exist_ok=True)

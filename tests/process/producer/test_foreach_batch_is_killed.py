@@ -38,7 +38,6 @@ KILLS = int(os.environ.get("FOREACH_BATCH_KILLS", "2"))
 SEED = int(os.environ.get("FOREACH_BATCH_SEED", "1"))
 LIMIT_S = 240
 pytestmark = [
-    pytest.mark.long,
     pytest.mark.needs_spark,
     pytest.mark.timeout(LIMIT_S * (KILLS + 2)),
 ]

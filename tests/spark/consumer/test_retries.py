@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.kit.bodies import field, record
 from tests.kit.dead_world import RETRY, DeadWorld
 from tests.kit.delayed import send_all_kinds
@@ -51,7 +49,6 @@ def busy_world(folder: Path) -> DeadWorld:
     return world
 
 
-@pytest.mark.long
 def test_both_engines_judge_what_all_services_wrote_also_when_its_claims_are_cleaned(
     tmp_path: Path, quick: SparkSession
 ) -> None:

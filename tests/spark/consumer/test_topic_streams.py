@@ -124,7 +124,6 @@ def test_stream_goes_on_with_a_topic_that_was_deleted_and_made_anew(world: World
     assert verify(world.store.location).is_clean
 
 
-@pytest.mark.long
 def test_both_engines_miss_nothing_after_retention_rebuild_and_deletion(
     quiet: World, quick: SparkSession
 ) -> None:

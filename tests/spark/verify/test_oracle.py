@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from tests.kit.stores import HandMadeStore
 
-pytestmark = pytest.mark.long
 Reports = tuple[VerifyReport, VerifyReport]
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.long
 Reports = tuple[VerifyReport, VerifyReport]
 
 
