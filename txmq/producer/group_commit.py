@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, NamedTuple, TypeVar
 
-from txmq.delta.forks import fork_problem
+from txmq.delta.forks import fork_problem, process_id
 from txmq.errors import ClosedError
 
 DEFAULT_MAX_WAITING = 100_000
@@ -72,7 +71,7 @@ class GroupCommitter(Generic[Item, Answer]):
         self._failure: BaseException | None = None
         # The thread sleeps or is not started yet, so the next caller has to wake it.
         self._is_idle = True
-        self._pid = os.getpid()
+        self._pid = process_id()
 
     def submit(self, item: Item, size: Size) -> Future[Answer]:
         """Queue an item for the next commit. Raises: ClosedError."""
@@ -153,7 +152,7 @@ class GroupCommitter(Generic[Item, Answer]):
     @property
     def is_of_this_process(self) -> bool:
         """Whether this process made it, and not the process before a fork."""
-        return self._pid == os.getpid()
+        return self._pid == process_id()
 
     def _check_process(self) -> None:
         if not self.is_of_this_process:
