@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PATIENCE_S = 240.0
+STOPPED = "stopped by its test"
 
 
 class Watched:
@@ -41,6 +42,7 @@ class Watched:
 
     def begin(self) -> None:
         """Start a query over the same checkpoint."""
+        self._is_stopping = False
         session = join_session(self._spark)
         due = due_transactions(session, self._world.store, self.clock, self._versions)
         self.query = (
@@ -51,6 +53,9 @@ class Watched:
         )
 
     def _keep(self, batch: DataFrame, _: int) -> None:
+        if self._is_stopping:
+            # Nothing of this batch is kept; the next query begins with it.
+            raise RuntimeError(STOPPED)
         now_ms = self.clock.now_ms()
         self.out += [{**row, "now_ms": now_ms} for row in batch.toArrow().to_pylist()]
         self.batches += 1
@@ -84,12 +89,10 @@ class Watched:
         self.begin()
 
     def stop(self) -> None:
-        """Stop between two batches."""
-        wait_until(lambda: not self._is_busy(), "a pause between two batches", PATIENCE_S)
-        self.query.stop()
-
-    def _is_busy(self) -> bool:
-        return bool(self.query.isActive and self.query.status["isTriggerActive"])
+        """Stop at the begin of a batch; on a slow machine there is no pause between two."""
+        self._is_stopping = True
+        wait_until(lambda: not self.query.isActive, "the end of the query", PATIENCE_S)
+        assert STOPPED in str(self.query.exception())
 
     def _count_dropped(self) -> None:
         progress = self.query.lastProgress
