@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from txmq.columns import Integers
+from txmq.columns import Integers, integers
 from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
@@ -32,6 +34,7 @@ from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
 
 # The reader reads larger files one row group at a time.
+PLACE_COLUMNS = ("message_id", "store_timestamp")
 LARGE_FILE_BYTES = 32 * 1024 * 1024
 
 
@@ -259,6 +262,22 @@ class TopicReader:
             places, offsets = places[chosen], offsets[chosen]
         taken = MessageRows(window.taken(places), self._namespace)
         return Run(taken, offsets.tolist(), next_offset)
+
+    def places(self, queue_id: int, start: int, end: int) -> list[tuple[int, str, int]]:
+        """Offset, id and store time (ms) of the messages of a range of offsets, in no order.
+
+        Bodies are not read. Raises: StorageError.
+        """
+        self._plan()
+        parts = (part for part in self._parts if may_hold(part, queue_id, start))
+        files = {part.file.path: part.file for part in parts if lowest_offset(part) < end}
+        rows = self._table.read([*files.values()], (*POSITION_COLUMNS, *PLACE_COLUMNS))
+        offsets = rows["queue_offset"]
+        is_in = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+        chosen = rows.filter(pc.and_(is_in, pc.equal(rows["queue_id"], queue_id)))
+        times_ms = integers(chosen["store_timestamp"].cast(pa.timestamp("ms", "UTC"), safe=False), 0)
+        columns = chosen["queue_offset"].to_pylist(), chosen["message_id"].to_pylist()
+        return list(zip(*columns, times_ms.tolist(), strict=True))
 
     def row_bytes(self, queue_id: int, start: int, end: int) -> int:
         """The largest average size of a row in the files that may hold a range of offsets."""
