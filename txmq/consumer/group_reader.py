@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from txmq.clock import Clock
 from txmq.consumer.arguments import Subscription
+from txmq.consumer.followed import TopicCommit
 from txmq.consumer.group import group_in
 from txmq.consumer.member import Commits, GroupMember
 from txmq.consumer.positions import QueueMessage, QueuePosition, QueuePositions
@@ -91,6 +92,7 @@ class GroupReader:
         self._member = GroupMember(
             store, group, subscription.settings, subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
+            seen_commits=self._seen_commits,
             consume_timeout_s=consume_timeout_s or store.config.consume_timeout_s,
         )  # fmt: skip
         self._readers = {topic: self._reader(store, topic) for topic in self._member.topics}
@@ -117,6 +119,10 @@ class GroupReader:
 
     def _seen_queues(self) -> dict[str, int]:
         return {topic: reader.queue_count for topic, reader in self._readers.items()}
+
+    def _seen_commits(self, topics: Collection[str]) -> dict[str, TopicCommit]:
+        commits = {topic: self._readers[topic].commit() for topic in topics}
+        return {topic: commit for topic, commit in commits.items() if commit is not None}
 
     # --- what the member has ----------------------------------------------------------------
 
@@ -264,9 +270,7 @@ class GroupReader:
         """The size of a row of a range of offsets, at the largest by the sizes of their files."""
         return self._readers[queue.topic].row_bytes(queue.queue_id, start, end)
 
-    def fresh_range(
-        self, queue: TopicQueue, position: QueuePosition, end: int
-    ) -> tuple[int, int]:
+    def fresh_range(self, queue: TopicQueue, position: QueuePosition, end: int) -> tuple[int, int]:
         """The next offsets up to `end` at the most, none of which was sent back already.
 
         What was sent back before them counts as handled. Raises: StorageError.

@@ -15,9 +15,9 @@ from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.frames import TopicFrames
 from txmq.consumer.group_reader import LOOK_INTERVAL_S
-from txmq.consumer.handler import ENDS, ErrorHook, hand_out, wrong_result
+from txmq.consumer.handler import ENDS, ConsumeStatus, ErrorHook, hand_out, wrong_result
 from txmq.consumer.ranges import OffsetRange, RangeReader, count_messages, split_in_two
-from txmq.consumer.rules import ConsumeStatus, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.errors import ConsumerGroupConflictError, TxmqError
 from txmq.handles import ThreadHandle

@@ -18,7 +18,12 @@ from txmq.consumer.positions import (
     first_offsets,
 )
 from txmq.consumer.send_back import PlacedMessage
-from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError, TxmqError
+from txmq.errors import (
+    MessagesExpiredError,
+    OffsetOutOfRangeError,
+    TopicRestoredError,
+    TxmqError,
+)
 
 if TYPE_CHECKING:
     from txmq.consumer.member import GroupMember
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from txmq.consumer.rules import TopicQueue
     from txmq.message.received import ReceivedMessage
 
-UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError)
+UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError, TopicRestoredError)
 # What was read ahead of several queues is dropped beyond this.
 READ_AHEAD_BYTES = 64 * 1024 * 1024
 LOOK_MESSAGES = 10_000
@@ -150,12 +155,18 @@ class MessageTaking:
     # --- queues -----------------------------------------------------------------------------
 
     def begin(self, queue: TopicQueue, position: QueuePosition) -> None:
-        """Look where the topic ends, once for the queues that the member has got."""
+        """Look where the topic ends, once, and that it is the one that the group has followed.
+
+        Raises: TopicRestoredError, StorageError.
+        """
+        reader = self._readers[queue.topic]
         if position.doubt_end is None:
-            reader = self._readers[queue.topic]
             # Whoever had the queue before may have seen more of the topic.
             reader.look()
             self._positions.doubt_before(queue.topic, reader.ends)
+        commit = self._member.held.followed.get(queue)
+        if commit is not None:
+            reader.check_follows(commit, queue.queue_id, position.next_offset)
 
     def fresh_range(
         self, queue: TopicQueue, position: QueuePosition, start: int, end: int

@@ -56,7 +56,8 @@ def member(world: ConsumerWorld, **more: Any) -> PullConsumer:
 def without_commit(world: ConsumerWorld, handler: Refusing) -> None:
     """A member whose last commit fails, and which is no more."""
     first = member(world, member_id="first")
-    with failing_commits(9, table=f"group_{BILLING}"), pytest.raises(StorageError):
+    failing = failing_commits(99, error=OSError("gone"), table=f"group_{BILLING}")
+    with failing, pytest.raises(StorageError):
         first.run_once(handler)
     first.close()
 
