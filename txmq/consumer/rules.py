@@ -388,8 +388,7 @@ class GroupState:
         """Do all that a member does in one swap.
 
         It commits offsets, renews its lease, drops members that are gone, and adjusts its share.
-        The arguments are those of `committed`, `renewed`, `without_gone` and `shared_out`; the
-        member itself is not among those that are `gone`.
+        The arguments are those of `committed` and the others; it is not among the `gone` itself.
         """
         result = self.committed(me, commits or {}, followed=followed)
         after = result.state.renewed(me, lease_end_ms).without_gone(gone)

@@ -75,8 +75,8 @@ class SparkBatches:
             filter holds back count as consumed.
 
         Raises:
-            MessagesExpiredError, OffsetOutOfRangeError: a queue cannot be read; the other queues
-                are read before.
+            MessagesExpiredError, OffsetOutOfRangeError, TopicRestoredError: a queue cannot be read;
+                the other queues are read before.
             ClosedError, ConcurrentUseError: it was closed, or is used by another thread.
             ConsumerGroupConflictError, StorageError: as `PullConsumer.poll`.
             Exception: the error of a handler that always fails.
