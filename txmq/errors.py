@@ -646,7 +646,7 @@ class OffsetOutOfRangeError(TxmqError, ValueError):
         )
 
 
-class TopicRestoredError(TxmqError):
+class TopicRestoredError(OffsetOutOfRangeError):
     """A topic is not the one that a consumer group has read: it is an older copy, or a new one."""
 
     def __init__(
@@ -656,14 +656,15 @@ class TopicRestoredError(TxmqError):
 
         The next offset of the group is `offset`; the queue ends at `end_offset` now.
         """
-        self.topic, self.queue_id, self.version = topic, queue_id, version
-        self.offset, self.end_offset = offset, end_offset
-        super().__init__(
+        super().__init__(topic, queue_id, offset=offset, first_offset=0, end_offset=end_offset)
+        self.version = version
+        text = (
             f"topic {shown(topic)}, queue {queue_id}: it was restored from an older copy or made "
             f"anew (its commit {version:,} is not the one that the group followed), so offset "
             f"{offset:,} of the group may lie beyond messages that nobody was given (the queue "
             f"ends at {end_offset:,}); say where to go on by `txmq offsets reset` or seek"
         )
+        self.args = (text,)
 
 
 class QueueNotOwnedError(TxmqError):

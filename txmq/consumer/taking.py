@@ -21,7 +21,6 @@ from txmq.consumer.send_back import PlacedMessage
 from txmq.errors import (
     MessagesExpiredError,
     OffsetOutOfRangeError,
-    TopicRestoredError,
     TxmqError,
 )
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from txmq.consumer.rules import TopicQueue
     from txmq.message.received import ReceivedMessage
 
-UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError, TopicRestoredError)
+UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError)
 # What was read ahead of several queues is dropped beyond this.
 READ_AHEAD_BYTES = 64 * 1024 * 1024
 LOOK_MESSAGES = 10_000
