@@ -87,6 +87,7 @@ from txmq.errors import (
     TopicKindError,
     TopicNotFoundError,
     TopicNotRebuiltError,
+    TopicRestoredError,
     TransactionError,
     TransactionForgottenError,
     TransactionNotFoundError,
@@ -108,9 +109,10 @@ if TYPE_CHECKING:
     from txmq.broker import Broker, BrokerHandle, run_until_signal
     from txmq.check.recheck import RecheckJob
     from txmq.check.service import CheckService
+    from txmq.consumer.handler import ConsumeStatus
     from txmq.consumer.lag import ConsumerLag
     from txmq.consumer.pull import PullConsumer
-    from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus
+    from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
     from txmq.consumer.send_back import SendBack
     from txmq.consumer.stream import Consumer
     from txmq.hooks import (
@@ -172,9 +174,9 @@ _MODULES = {
     "CheckService": "txmq.check.service",
     "ConsumerLag": "txmq.consumer.lag",
     "PullConsumer": "txmq.consumer.pull",
+    "ConsumeStatus": "txmq.consumer.handler",
     "ConsumeFromWhere": "txmq.consumer.rules",
     "ConsumeMode": "txmq.consumer.rules",
-    "ConsumeStatus": "txmq.consumer.rules",
     "SendBack": "txmq.consumer.send_back",
     "Consumer": "txmq.consumer.stream",
     "CheckForbiddenHook": "txmq.hooks",
@@ -347,6 +349,7 @@ __all__ = [
     "TopicKindError",
     "TopicNotFoundError",
     "TopicNotRebuiltError",
+    "TopicRestoredError",
     "TopicSettings",
     "Topics",
     "TraceHook",

@@ -646,6 +646,27 @@ class OffsetOutOfRangeError(TxmqError, ValueError):
         )
 
 
+class TopicRestoredError(OffsetOutOfRangeError):
+    """A topic is not the one that a consumer group has read: it is an older copy, or a new one."""
+
+    def __init__(
+        self, topic: str, queue_id: int, *, offset: int, end_offset: int, version: int
+    ) -> None:
+        """`version` is of the commit that the group followed; the topic has another one, or none.
+
+        The next offset of the group is `offset`; the queue ends at `end_offset` now.
+        """
+        super().__init__(topic, queue_id, offset=offset, first_offset=0, end_offset=end_offset)
+        self.version = version
+        text = (
+            f"topic {shown(topic)}, queue {queue_id}: it was restored from an older copy or made "
+            f"anew (its commit {version:,} is not the one that the group followed), so offset "
+            f"{offset:,} of the group may lie beyond messages that nobody was given (the queue "
+            f"ends at {end_offset:,}); say where to go on by `txmq offsets reset` or seek"
+        )
+        self.args = (text,)
+
+
 class QueueNotOwnedError(TxmqError):
     """A queue belongs to another member of the group now."""
 

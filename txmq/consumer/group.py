@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from txmq.consumer.followed import TopicCommit
 from txmq.consumer.leases import Membership, Sighting
 from txmq.consumer.rules import (
     ConsumeMode,
@@ -82,6 +83,7 @@ def value_of(state: GroupState) -> dict[str, Any]:
         "members": {name: [at.epoch, at.lease_end_ms] for name, at in state.members.items()},
         "leases": {name: at.lease_ms for name, at in state.members.items()},
         "seen": {name: list(sighting) for name, sighting in state.seen.items()},
+        "followed": {reader: _nested(commits) for reader, commits in state.followed.items()},
         "owners": _nested({queue: list(owner) for queue, owner in state.owners.items()}),
         "replays": _nested(state.replays),
         "epoch": state.epoch,
@@ -106,6 +108,10 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
         dict(_flat(value["replays"])),
         value["epoch"],
         {name: Sighting(*sighting) for name, sighting in value.get("seen", {}).items()},
+        {
+            reader: {queue: TopicCommit(*commit) for queue, commit in _flat(commits)}
+            for reader, commits in value.get("followed", {}).items()
+        },
     )
 
 

@@ -10,25 +10,15 @@ from dataclasses import dataclass
 
 from txmq.clock import Clock
 from txmq.consumer.arguments import Subscription
+from txmq.consumer.followed import TopicCommit
 from txmq.consumer.group import group_in
 from txmq.consumer.member import Commits, GroupMember
-from txmq.consumer.positions import (
-    HandedMessages,
-    QueueMessage,
-    QueuePosition,
-    QueuePositions,
-    first_offsets,
-)
+from txmq.consumer.positions import QueueMessage, QueuePosition, QueuePositions
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
-from txmq.errors import (
-    ConfigError,
-    MessagesExpiredError,
-    OffsetOutOfRangeError,
-    QueueNotOwnedError,
-    shown,
-)
+from txmq.consumer.taking import KnowsSentBack, MessageTaking
+from txmq.errors import ConfigError, QueueNotOwnedError, shown
 from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog
 from txmq.store.store import Store
@@ -38,11 +28,6 @@ logger = logging.getLogger(__name__)
 # Ten groups that woke up with each commit took the publisher's processor.
 LOOK_INTERVAL_S = 0.03
 FULL_LOOK_S = 0.1
-
-# What was read ahead of several queues is dropped beyond this.
-READ_AHEAD_BYTES = 64 * 1024 * 1024
-
-UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +81,9 @@ class GroupReader:
         self._subscription, self._lease_s = subscription, store.config.consumer_lease_s
         name = subscription.consumer_group
         self._sends_back = sends_back or SendBack(store, name, clock)
-        self._batch_bytes = store.config.consume_batch_bytes
         self._paused: set[TopicQueue] = set()
         self._paused_topics: set[str] = set()
-        self._positions, self._has_raised = QueuePositions(), False
+        self._positions = QueuePositions()
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         group = group_in(store, name)
         if not group.exists:
@@ -108,9 +92,14 @@ class GroupReader:
         self._member = GroupMember(
             store, group, subscription.settings, subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
+            seen_commits=self._seen_commits,
             consume_timeout_s=consume_timeout_s or store.config.consume_timeout_s,
         )  # fmt: skip
         self._readers = {topic: self._reader(store, topic) for topic in self._member.topics}
+        self._taking = MessageTaking(
+            self._member, self._readers, self._positions,
+            batch_bytes=store.config.consume_batch_bytes, sent_back=self._knows_sent_back(),
+        )  # fmt: skip
         self._renewal_s = self._member.renewal_s
         self._member.join()
         self._positions.follow(self._member.held)
@@ -123,8 +112,17 @@ class GroupReader:
             namespace=self._subscription.namespace,
         )
 
+    def _knows_sent_back(self) -> KnowsSentBack | None:
+        """None in BROADCASTING (R109), and for a substitute in tests."""
+        is_shared = self._subscription.mode is ConsumeMode.CLUSTERING
+        return self._sends_back if is_shared and isinstance(self._sends_back, SendBack) else None
+
     def _seen_queues(self) -> dict[str, int]:
         return {topic: reader.queue_count for topic, reader in self._readers.items()}
+
+    def _seen_commits(self, topics: Collection[str]) -> dict[str, TopicCommit]:
+        commits = {topic: self._readers[topic].commit() for topic in topics}
+        return {topic: commit for topic, commit in commits.items() if commit is not None}
 
     # --- what the member has ----------------------------------------------------------------
 
@@ -242,38 +240,7 @@ class GroupReader:
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
         """
-        busy, batch, failure = (
-            self._positions.busy(),
-            HandedMessages(count, self._batch_bytes),
-            None,
-        )
-        for queue, position in self.servable():
-            try:
-                while not batch.is_full and self._has_messages(queue, position):
-                    batch.take(queue, position)
-            except UNREADABLE as error:
-                failure = failure or error
-        handed = batch.messages
-        self._positions.bound_ahead(READ_AHEAD_BYTES)
-        must_raise = not (self._has_raised and handed)
-        # The lease may have ended while files were read.
-        if (failure is not None and must_raise) or not self._member.may_serve:
-            offsets = ((queue, message.queue_offset) for queue, message in handed)
-            self._positions.undo(first_offsets(offsets), busy)
-            handed = []
-        self._has_raised = failure is not None and must_raise
-        if failure is not None and must_raise:
-            raise failure
-        return handed
-
-    def _has_messages(self, queue: TopicQueue, position: QueuePosition) -> bool:
-        """Whether there are messages to hand out; reads ahead where there are none yet."""
-        while not position.has_messages():
-            run = self._readers[queue.topic].read(queue.queue_id, position.next_offset)
-            if run is None:
-                return False
-            position.put(run)
-        return True
+        return self._taking.take(count, self.servable)
 
     def servable(self) -> list[tuple[TopicQueue, QueuePosition]]:
         """The queues to serve now: not paused, and not to be given up to another member.
@@ -293,6 +260,7 @@ class GroupReader:
         Raises: MessagesExpiredError, OffsetOutOfRangeError where the next message of the member
             was removed or will never come; StorageError.
         """
+        self._taking.begin(queue, position)
         reader = self._readers[queue.topic]
         if position.next_offset != reader.ends.get(queue.queue_id, 0):
             reader.read(queue.queue_id, position.next_offset)
@@ -301,6 +269,16 @@ class GroupReader:
     def row_bytes(self, queue: TopicQueue, start: int, end: int) -> int:
         """The size of a row of a range of offsets, at the largest by the sizes of their files."""
         return self._readers[queue.topic].row_bytes(queue.queue_id, start, end)
+
+    def fresh_range(self, queue: TopicQueue, position: QueuePosition, end: int) -> tuple[int, int]:
+        """The next offsets up to `end` at the most, none of which was sent back already.
+
+        What was sent back before them counts as handled. Raises: StorageError.
+        """
+        start, end = self._taking.fresh_range(queue, position, position.next_offset, end)
+        if start > position.next_offset:
+            position.move_to(start)
+        return start, end
 
     def hand_out(self, queue: TopicQueue, end: int) -> None:
         """Note that the caller has all messages of a queue up to before `end`."""

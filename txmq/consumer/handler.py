@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import logging
 from collections.abc import Callable
 
-from txmq.consumer.rules import ConsumeStatus
 from txmq.errors import ConfigError, HandlerResultError, shown
 from txmq.message.received import ReceivedMessage
 
 logger = logging.getLogger(__name__)
+
+
+class ConsumeStatus(enum.Enum):
+    """What a handler returns for a message; RECONSUME_LATER sends it back (R107)."""
+
+    SUCCESS = "SUCCESS"
+    RECONSUME_LATER = "RECONSUME_LATER"
+
 
 Handler = Callable[[ReceivedMessage], "ConsumeStatus | None"]
 ErrorHook = Callable[[ReceivedMessage, BaseException], object]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from txmq.clock import Clock, affine
+from txmq.consumer.followed import TopicCommit
 from txmq.consumer.group import ConsumerGroup
 from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
@@ -42,12 +43,14 @@ class HeldQueues:
         offsets: the next offset of each queue, as the group knows it.
         surplus: queues that the member must give up as soon as it can.
         replays: how often the group went back in a queue on purpose.
+        followed: the commit of the topic that each offset is of, where it is known.
     """
 
     epochs: Mapping[TopicQueue, int] = field(default_factory=dict)
     offsets: Offsets = field(default_factory=dict)
     surplus: frozenset[TopicQueue] = frozenset()
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
+    followed: Mapping[TopicQueue, TopicCommit] = field(default_factory=dict)
 
 
 class GroupMember:
@@ -66,6 +69,7 @@ class GroupMember:
         member_id: the name of the member.
         clock: measures leases; only durations count.
         seen_queues: the numbers of queues that the topics show.
+        seen_commits: the commit of each topic up to which the member has followed it.
         consume_timeout_s: a member that has not asked for messages for so long is stuck, and its
             lease ends.
     """
@@ -80,6 +84,7 @@ class GroupMember:
         member_id: str,
         clock: Clock,
         seen_queues: Callable[[], Mapping[str, int]],
+        seen_commits: Callable[[Collection[str]], Mapping[str, TopicCommit]],
         consume_timeout_s: float,
     ) -> None:
         """Nothing is written before `join`."""
@@ -87,6 +92,7 @@ class GroupMember:
         self._store, self._group, self._start, self._clock = store, group, start, clock
         self._lease_ms = round(store.config.consumer_lease_s * 1000)
         self._catalog, self._seen_queues = TopicCatalog(store), seen_queues
+        self._seen_commits = seen_commits
         self._lock = threading.RLock()
         self._me, self._state, self._held = _NOBODY, GroupState(), HeldQueues()
         self._lease = OwnLease(clock, self._lease_ms)
@@ -257,7 +263,9 @@ class GroupMember:
 
         def changed(state: GroupState) -> GroupState:
             nonlocal refused
-            result = state.committed(self._me, offsets, may_go_back=True)
+            result = state.committed(
+                self._me, offsets, may_go_back=True, followed=self._followed(offsets)
+            )
             refused = result.refused
             return result.state
 
@@ -310,8 +318,11 @@ class GroupMember:
         number = self._lease.next_number(state.members[self.member_id])
         return state.grown(self._queues()).swapped(
             self._me, gone=self._others_gone(state), lease_end_ms=number,
-            commits=commits, busy=busy,
+            commits=commits, busy=busy, followed=self._followed(commits),
         )  # fmt: skip
+
+    def _followed(self, offsets: Commits) -> Mapping[str, TopicCommit]:
+        return self._seen_commits({queue.topic for queue in offsets})
 
     def _others_gone(self, state: GroupState) -> frozenset[str]:
         return self._watch.gone(state.members) - {self.member_id}
@@ -365,6 +376,7 @@ class GroupMember:
             state.offsets_of(self.member_id),
             frozenset(state.surplus_of(self._me)),
             state.replays,
+            state.followed_by(self.member_id),
         )
         self._lease.adopt(state.members[self.member_id])
 

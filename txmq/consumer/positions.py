@@ -22,12 +22,15 @@ class QueuePosition:
         committed: the next offset as the group knows it.
         next_offset: the first offset that was not handed out.
         is_busy: whether messages were handed out since the last commit.
+        doubt_end: messages before it may have been handed out, and sent back, without a commit;
+            None before the first look at the queue.
     """
 
     epoch: int
     committed: int
     next_offset: int
     is_busy: bool = False
+    doubt_end: int | None = None
     _messages: list[ReceivedMessage] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
     _sizes_bytes: list[int] = field(default_factory=list)
@@ -109,6 +112,12 @@ class QueuePositions:
         lost, self._lost = self._lost, set()
         return lost
 
+    def doubt_before(self, topic: str, ends: Mapping[int, int]) -> None:
+        """Doubt what lies before these ends, in queues of a topic that were not looked at yet."""
+        for queue, position in self._positions.items():
+            if queue.topic == topic and position.doubt_end is None:
+                position.doubt_end = ends.get(queue.queue_id, 0)
+
     def queues_of(self, topic: str) -> list[int]:
         """The ids of the queues of a topic that the member has, sorted."""
         return sorted(queue.queue_id for queue in self._positions if queue.topic == topic)
@@ -174,19 +183,28 @@ class QueuePositions:
             if queue.topic == topic
         }
 
+    def be_idle(self, queues: Collection[TopicQueue]) -> None:
+        """Note that the caller has no messages of these queues."""
+        for queue in queues:
+            self._positions[queue].is_busy = False
+
     def undo(
         self, first_offsets: Mapping[TopicQueue, int], busy_before: Collection[TopicQueue]
     ) -> None:
         """Go back to these offsets as if they, and what follows, had not been handed out."""
-        self.give_again(first_offsets)
-        for queue in first_offsets:
+        for queue, offset in first_offsets.items():
+            self._positions[queue].move_to(offset)
             self._positions[queue].is_busy = queue in busy_before
 
     def give_again(self, first_offsets: Mapping[TopicQueue, int]) -> None:
-        """Hand out these offsets next, and what follows them; lost queues are left out."""
+        """Hand out these offsets next, and what follows them; lost queues are left out.
+
+        Who handed them back may have sent some of them back without an answer.
+        """
         for queue, offset in first_offsets.items():
-            if queue in self._positions:
-                self._positions[queue].move_to(offset)
+            if position := self._positions.get(queue):
+                position.doubt_end = max(position.doubt_end or 0, position.next_offset)
+                position.move_to(offset)
 
 
 def first_offsets(offsets: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue, int]:

@@ -147,6 +147,7 @@ class PullConsumer:
         Raises:
             MessagesExpiredError: retention removed messages that the group had not read.
             OffsetOutOfRangeError: a queue has no message at the offset of the group.
+            TopicRestoredError: a topic is not the one that the group has read.
             ConsumerGroupConflictError: the group got other settings while the lease was over.
             ConfigError: an argument is out of range.
             ClosedError, ConcurrentUseError: the consumer was closed, or is used by another thread.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from txmq.consumer.group_reader import UNREADABLE, GroupReader
+from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.positions import QueuePosition
 from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage
+from txmq.consumer.taking import UNREADABLE
 from txmq.errors import TxmqError
 
 # A batch of a handler of DataFrames.
@@ -72,19 +74,17 @@ class RangeReader:
         ranges: list[OffsetRange] = []
         failure: TxmqError | None = None
         for queue, position in self._reader.servable():
-            start, left = position.next_offset, max_messages - count_messages(ranges)
+            left = max_messages - count_messages(ranges)
             if left <= 0 or max_bytes <= 0:
                 break
             try:
-                end = min(self._reader.end_offset(queue, position), start + left)
-                row_bytes = max(self._reader.row_bytes(queue, start, end), 1)
-                end = min(end, start + max(max_bytes // row_bytes, not ranges))
+                offsets, row_bytes = self._next(queue, position, left, max_bytes, not ranges)
             except UNREADABLE as error:
                 failure = failure or error
                 continue
-            if start < end:
-                ranges.append(OffsetRange(queue, start, end))
-                max_bytes -= (end - start) * row_bytes
+            if offsets.messages:
+                ranges.append(offsets)
+                max_bytes -= offsets.messages * row_bytes
         if failure is not None and not ranges:
             raise failure
         # The lease may have ended while files were read.
@@ -93,6 +93,20 @@ class RangeReader:
         for queue, _, end in ranges:
             self._reader.hand_out(queue, end)
         return ranges
+
+    def _next(
+        self, queue: TopicQueue, position: QueuePosition, left: int, left_bytes: int, least: int
+    ) -> tuple[OffsetRange, int]:
+        """The next range of a queue, at least `least` messages, and the size of a row of it."""
+        while True:
+            begin = position.next_offset
+            end = min(self._reader.end_offset(queue, position), begin + left)
+            row_bytes = max(self._reader.row_bytes(queue, begin, end), 1)
+            end = min(end, begin + max(left_bytes // row_bytes, least))
+            start, end = self._reader.fresh_range(queue, position, end)
+            # All of them may have been sent back already.
+            if start < end or start == begin:
+                return OffsetRange(queue, start, end), row_bytes
 
     def is_owned(self, ranges: Sequence[OffsetRange]) -> bool:
         """Whether the member has had all queues of the ranges without a break."""

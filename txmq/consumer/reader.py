@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow.compute as pc
 
+from txmq.clock import milliseconds
 from txmq.columns import Integers
+from txmq.consumer.followed import TopicCommit, topic_commit
 from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
@@ -26,12 +29,18 @@ from txmq.consumer.part_rows import MessageMask, PartRows, Window
 from txmq.delta.files import FilePart
 from txmq.delta.log import CommitNews, commit_news
 from txmq.delta.storage import Table
-from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError, StoreNotFoundError
+from txmq.errors import (
+    MessagesExpiredError,
+    OffsetOutOfRangeError,
+    StoreNotFoundError,
+    TopicRestoredError,
+)
 from txmq.message.received import MessageRows
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
 
 # The reader reads larger files one row group at a time.
+PLACE_COLUMNS = ("message_id", "store_timestamp")
 LARGE_FILE_BYTES = 32 * 1024 * 1024
 
 
@@ -75,6 +84,8 @@ class TopicReader:
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
         self._rows = PartRows(message_filter)
+        self._commit: TopicCommit | None = None
+        self._checked: set[TopicCommit] = set()
 
     # --- following the log ------------------------------------------------------------------
 
@@ -106,6 +117,7 @@ class TopicReader:
 
         Raises: StorageError.
         """
+        self._checked = set()
         if self._version == NONE:
             self._is_surely_absent = False
         elif not self._table.has_commit(self._version) or not self._is_same_table():
@@ -149,7 +161,42 @@ class TopicReader:
         self._table = self._store.tables.table_at(f"topics/{self.topic}")
         self._version, self._is_surely_absent = NONE, False
         self.ends, self._parts, self._hints = {}, [], {}
+        self._commit, self._checked = None, set()
         self._rows.forget()
+
+    # --- the history of the topic -----------------------------------------------------------
+
+    def commit(self) -> TopicCommit | None:
+        """The commit up to which the log was followed; None where it is not there any more.
+
+        Costs one small file where the log has grown since the last call. Raises: StorageError.
+        """
+        if self._version == NONE:
+            return None
+        if self._commit is None or self._commit.version != self._version:
+            self._commit = topic_commit(self._table, self._version)
+        if self._commit is not None:
+            self._checked.add(self._commit)
+        return self._commit
+
+    def check_follows(self, commit: TopicCommit, queue_id: int, offset: int) -> None:
+        """Check that the topic has the commit that an offset is of; once for each commit.
+
+        A commit that log clean-up has removed counts as one of the topic.
+
+        Raises: TopicRestoredError, StorageError.
+        """
+        if commit in self._checked or self._version == NONE:
+            return
+        if self._version < commit.version:
+            self._plan()
+        kept = topic_commit(self._table, commit.version)
+        if kept != commit and (kept is not None or self._version < commit.version):
+            end, version = self._end(queue_id), commit.version
+            raise TopicRestoredError(
+                self.topic, queue_id, offset=offset, end_offset=end, version=version
+            )
+        self._checked.add(commit)
 
     def forget_before(self, offsets: Mapping[int, int]) -> None:
         """Drop the files and rows before these offsets of queues; a later `read` finds them."""
@@ -259,6 +306,22 @@ class TopicReader:
             places, offsets = places[chosen], offsets[chosen]
         taken = MessageRows(window.taken(places), self._namespace)
         return Run(taken, offsets.tolist(), next_offset)
+
+    def places(self, queue_id: int, start: int, end: int) -> list[tuple[int, str, int]]:
+        """Offset, id and store time (ms) of the messages of a range of offsets, in no order.
+
+        Bodies are not read. Raises: StorageError.
+        """
+        self._plan()
+        parts = (part for part in self._parts if may_hold(part, queue_id, start))
+        files = {part.file.path: part.file for part in parts if lowest_offset(part) < end}
+        rows = self._table.read([*files.values()], (*POSITION_COLUMNS, *PLACE_COLUMNS))
+        offsets = rows["queue_offset"]
+        is_in = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
+        chosen = rows.filter(pc.and_(is_in, pc.equal(rows["queue_id"], queue_id)))
+        names = ("queue_offset", "message_id", "store_timestamp")
+        numbers, ids, moments = (chosen[name].to_pylist() for name in names)
+        return list(zip(numbers, ids, map(milliseconds, moments), strict=True))
 
     def row_bytes(self, queue_id: int, start: int, end: int) -> int:
         """The largest average size of a row in the files that may hold a range of offsets."""

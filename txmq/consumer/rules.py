@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from txmq.consumer.followed import NO_COMMITS, Followed, TopicCommit, forgotten, noted
 from txmq.consumer.leases import Membership, Sighting, sightings
 from txmq.errors import ConsumerGroupConflictError
 
@@ -32,13 +33,6 @@ class ConsumeFromWhere(enum.Enum):
     FIRST_OFFSET = "first"
     LAST_OFFSET = "last"
     TIMESTAMP = "timestamp"
-
-
-class ConsumeStatus(enum.Enum):
-    """What a handler returns for a message; RECONSUME_LATER sends it back (R107)."""
-
-    SUCCESS = "SUCCESS"
-    RECONSUME_LATER = "RECONSUME_LATER"
 
 
 class TopicQueue(NamedTuple):
@@ -111,6 +105,7 @@ class GroupState:
         seen: since when the members that joiners met have shown no renewal.
         owners: the member that has each queue; empty in BROADCASTING.
         replays: how often the group went back in a queue on purpose.
+        followed: which commit of its topic each offset is of, by the keys of `offsets`.
         epoch: grows when a member joins or a queue changes hands, so that an old owner never
             equals a new one.
     """
@@ -123,6 +118,7 @@ class GroupState:
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     epoch: int = 0
     seen: Mapping[str, Sighting] = field(default_factory=dict)
+    followed: Followed[TopicQueue] = field(default_factory=dict)
 
     # --- looking ----------------------------------------------------------------------------
 
@@ -146,6 +142,10 @@ class GroupState:
     def offsets_of(self, member_id: str) -> Offsets:
         """The next offsets of a member."""
         return self.offsets.get(self._reader(member_id), _NO_OFFSETS)
+
+    def followed_by(self, member_id: str) -> Mapping[TopicQueue, TopicCommit]:
+        """Which commit of its topic each offset of a member is of; not all are known."""
+        return self.followed.get(self._reader(member_id), {})
 
     def is_member(self, me: Owner) -> bool:
         """Whether the group has not dropped this member since it joined."""
@@ -310,6 +310,7 @@ class GroupState:
         offsets: Mapping[TopicQueue, tuple[int, int]],
         *,
         may_go_back: bool = False,
+        followed: Mapping[str, TopicCommit] = NO_COMMITS,
     ) -> SwapResult:
         """Commit the offsets of a member.
 
@@ -317,6 +318,7 @@ class GroupState:
             me: the member.
             offsets: for each queue the epoch in which the member got it, and the next offset.
             may_go_back: whether an offset may become smaller, as with `seek`.
+            followed: the commit of each topic that the member has followed.
 
         Returns:
             The new state; queues that the member does not have any more are refused.
@@ -329,7 +331,9 @@ class GroupState:
             for queue, (_, offset) in offsets.items()
             if queue not in refused
         }
-        after = self._with_offsets(self._reader(me.member_id), {**stored, **moved})
+        reader = self._reader(me.member_id)
+        after = self._with_offsets(reader, {**stored, **moved})
+        after = replace(after, followed=noted(self.followed, reader, moved, followed))
         return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001 - of the same class
 
     def reset(self, offsets: Offsets) -> GroupState:
@@ -340,6 +344,7 @@ class GroupState:
         readers = self.offsets if self.is_broadcasting else (SHARED,)
         after = {name: {**self.offsets.get(name, {}), **offsets} for name in readers}
         changed = self._replayed(self.offsets.get(SHARED, {}), offsets)
+        changed = replace(changed, followed=forgotten(self.followed, offsets))
         return replace(
             changed, offsets={**self.offsets, **after}, members={}, owners={}, epoch=self.epoch + 1
         )
@@ -370,7 +375,7 @@ class GroupState:
 
     # --- one swap of a member ---------------------------------------------------------------
 
-    def swapped(
+    def swapped(  # noqa: PLR0913 - all that a member does
         self,
         me: Owner,
         *,
@@ -378,14 +383,14 @@ class GroupState:
         lease_end_ms: int,
         commits: Mapping[TopicQueue, tuple[int, int]] | None = None,
         busy: Collection[TopicQueue] = (),
+        followed: Mapping[str, TopicCommit] = NO_COMMITS,
     ) -> SwapResult:
         """Do all that a member does in one swap.
 
-        It commits its offsets, renews its lease, drops members whose lease is over, and gives up or
-        takes queues. The arguments are those of `committed`, `renewed`, `without_gone` and
-        `shared_out`; the member itself is not among those that are `gone`.
+        It commits offsets, renews its lease, drops members that are gone, and adjusts its share.
+        The arguments are those of `committed` and the others; it is not among the `gone` itself.
         """
-        result = self.committed(me, commits or {})
+        result = self.committed(me, commits or {}, followed=followed)
         after = result.state.renewed(me, lease_end_ms).without_gone(gone)
         return SwapResult(after.shared_out(me, busy), result.refused)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.errors import InvalidDelayTypeError, InvalidReasonError
@@ -31,7 +31,7 @@ from txmq.message.names import (
 )
 from txmq.message.reasons import one_line
 from txmq.message.received import ReceivedMessage
-from txmq.producer.once import KeyedMessage, OnceSender
+from txmq.producer.once import KeyedMessage, OnceKey, OnceSender
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -90,6 +90,32 @@ class SentBack:
     message_id: str
     reconsume_times: int
     is_dead_letter: bool
+
+
+class PlacedMessage(NamedTuple):
+    """What says whether a message was sent back already.
+
+    Attributes:
+        offset: its place in its queue.
+        time_ms: when it was stored.
+        replay: as in FailedMessage.
+    """
+
+    offset: int
+    message_id: str
+    time_ms: int
+    replay: int
+
+    @classmethod
+    def of(cls, message: ReceivedMessage, replay: int) -> PlacedMessage:
+        """A message that a member was handed out."""
+        time_ms = milliseconds(message.store_timestamp)
+        return cls(message.queue_offset, message.message_id, time_ms, replay)
+
+    @property
+    def once_key(self) -> OnceKey:
+        """Its key among all that its group sends back."""
+        return OnceKey(f"send-back\n{self.message_id}\n{self.replay}", self.time_ms)
 
 
 class SendsBack(Protocol):
@@ -171,6 +197,19 @@ class SendBack:
             self._result(message, new_id) for message, new_id in zip(messages, ids, strict=True)
         ]
 
+    def are_sent_back(self, messages: Sequence[PlacedMessage]) -> list[bool]:
+        """Whether each of these was sent back already, in the same order; 0 commits.
+
+        Reads: half, settled, op; one look for news where the group never sent anything back.
+
+        Raises: StorageError.
+        """
+        return self._sender.are_sent([message.once_key for message in messages])
+
+    def have_any(self) -> bool:
+        """Whether the group has ever sent anything back; 0 commits. Raises: StorageError."""
+        return self._sender.has_sent_any()
+
     def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
         topic = keyed.message.topic
         times = int(keyed.message.properties[RECONSUME_TIMES])
@@ -191,10 +230,9 @@ class SendBack:
             sharding_key=message.sharding_key,
             delay_level=None if is_dead else failed.delay_level or FIRST_DELAY_LEVEL + times,
         )
-        key = f"send-back\n{message.message_id}\n{failed.replay}"
         born_ms = milliseconds(message.born_timestamp)
-        time_ms = milliseconds(message.store_timestamp)
-        return KeyedMessage(key, time_ms, sent, queue_id=0, born_ms=born_ms)
+        key = PlacedMessage.of(message, failed.replay).once_key
+        return KeyedMessage(key.key, key.time_ms, sent, queue_id=0, born_ms=born_ms)
 
     def _properties(
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool

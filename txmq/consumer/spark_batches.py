@@ -15,9 +15,9 @@ from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.frames import TopicFrames
 from txmq.consumer.group_reader import LOOK_INTERVAL_S
-from txmq.consumer.handler import ENDS, ErrorHook, hand_out, wrong_result
+from txmq.consumer.handler import ENDS, ConsumeStatus, ErrorHook, hand_out, wrong_result
 from txmq.consumer.ranges import OffsetRange, RangeReader, count_messages, split_in_two
-from txmq.consumer.rules import ConsumeStatus, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage
 from txmq.errors import ConsumerGroupConflictError, TxmqError
 from txmq.handles import ThreadHandle
@@ -75,8 +75,8 @@ class SparkBatches:
             filter holds back count as consumed.
 
         Raises:
-            MessagesExpiredError, OffsetOutOfRangeError: a queue cannot be read; the other queues
-                are read before.
+            MessagesExpiredError, OffsetOutOfRangeError, TopicRestoredError: a queue cannot be read;
+                the other queues are read before.
             ClosedError, ConcurrentUseError: it was closed, or is used by another thread.
             ConsumerGroupConflictError, StorageError: as `PullConsumer.poll`.
             Exception: the error of a handler that always fails.

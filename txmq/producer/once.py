@@ -35,17 +35,22 @@ _MARK = "txmq-once/"
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedMessage:
-    """A message to a stored topic, and what makes another try the same.
+class OnceKey:
+    """What makes another try to send something the same.
 
     Attributes:
         key: names what it stands for, among all messages of one scope.
         time_ms: when that came about; the same in every try.
-        born_ms: the birth time that its rows show.
     """
 
     key: str
     time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedMessage(OnceKey):
+    """A message to a stored topic with its key; `born_ms` is the birth time that its rows show."""
+
     message: Message
     queue_id: int
     born_ms: int
@@ -98,6 +103,26 @@ class OnceSender:
         raise CommitConflictError("half", f"other senders of {self._scope} won all the time")
 
     # --- looking ------------------------------------------------------------------------------
+
+    def has_sent_any(self) -> bool:
+        """Whether anything of this scope was ever sent; 0 commits. Raises: StorageError."""
+        with self._lock:
+            self._half.refresh()
+            return self._half.has_any(self._scope)
+
+    def are_sent(self, keys: Sequence[OnceKey]) -> list[bool]:
+        """Whether each of these was sent by some try, in the order of `keys`; 0 commits.
+
+        One that has halves and no COMMIT is not sent. Costs one look for news where nothing of
+        this scope was ever sent, else one read for all keys. Raises: StorageError.
+        """
+        with self._lock:
+            self._half.refresh()
+            if not self._half.has_any(self._scope):
+                return [False] * len(keys)
+            attempts = attempts_that_count(keys, self._ids(), partial(self._ends_of, {}))
+        ends = [attempt.end for attempt in attempts]
+        return [end is not None and end.state is TransactionState.COMMITTED for end in ends]
 
     def _plan(self, messages: Sequence[KeyedMessage]) -> _SendPlan:
         """What of these is there, as the half log says that will be appended to."""
@@ -170,6 +195,10 @@ class ScopedHalves:
         reopen_sometimes(self.log.table, self._commits)
         self.log.table.refresh()
 
+    def has_any(self, scope: str) -> bool:
+        """Whether senders of a scope have ever appended, as far as `refresh` has seen."""
+        return bool(self.log.table.mark(f"{_MARK}{scope}"))
+
     def append(self, rows: pa.Table, scopes: Iterable[str], files: Sequence[NewFile] = ()) -> None:
         """Append rows, and files that are written already: one commit.
 
@@ -220,12 +249,12 @@ class _DerivedIds:
     window_ms: float
     now_ms: int
 
-    def new(self, key: KeyedMessage, attempt: int) -> str:
+    def new(self, key: OnceKey, attempt: int) -> str:
         latest_ms = self.now_ms + MAX_AHEAD_S * 1000
         is_of_now = self.now_ms - self.window_ms <= key.time_ms <= latest_ms
         return self._id(key, attempt, key.time_ms if is_of_now else self._begin_ms(0))
 
-    def candidates(self, key: KeyedMessage, attempt: int) -> list[str]:
+    def candidates(self, key: OnceKey, attempt: int) -> list[str]:
         begins_ms = map(self._begin_ms, (-1, 0, 1))
         times_ms = dict.fromkeys([key.time_ms, *begins_ms])
         return [self._id(key, attempt, time_ms) for time_ms in times_ms]
@@ -235,5 +264,5 @@ class _DerivedIds:
         at_ms = self.now_ms + step * self.window_ms
         return round(at_ms // self.window_ms * self.window_ms)
 
-    def _id(self, keyed: KeyedMessage, attempt: int, time_ms: int) -> str:
+    def _id(self, keyed: OnceKey, attempt: int, time_ms: int) -> str:
         return keyed_transaction_id(self.scope, keyed.key, max(time_ms, 0), attempt)

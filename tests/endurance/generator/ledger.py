@@ -60,6 +60,7 @@ class Ledger:
     Attributes:
         handled: by group, how often a handler returned for each body.
         errors: the errors of each process since the last look at them.
+        forgotten: transactions whose callers were told that retention has taken them.
         strange: errors that no caller of txmq should meet.
         failed_before: by group, what handlers failed on before the store was damaged.
     """
@@ -70,6 +71,7 @@ class Ledger:
     failed_once: set[tuple[str, str]] = field(default_factory=set)
     errors: dict[str, str] = field(default_factory=dict)
     strange: list[str] = field(default_factory=list)
+    forgotten: set[str] = field(default_factory=set)
     is_damaged: bool = False
     is_older: bool = False
     failed_before: set[tuple[str, str]] = field(default_factory=set)

@@ -22,7 +22,7 @@ from tests.endurance.generator.simulation import (
 )
 from txmq.check.recheck import RecheckJob
 from txmq.consumer.pull import PullConsumer
-from txmq.errors import TxmqError
+from txmq.errors import TransactionForgottenError, TxmqError
 from txmq.listeners.protocol import HalfMessage
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState
@@ -88,6 +88,8 @@ class World:
         except (KilledError, BangError):
             self.end(step.who)
         except TxmqError as error:
+            if isinstance(error, TransactionForgottenError):
+                self.ledger.forgotten.add(error.transaction_id)
             self.ledger.errors[step.who] = f"{type(error).__name__}: {error}"
             # A service begins anew with fresh handles.
             self.end(step.who)

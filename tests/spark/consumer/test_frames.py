@@ -13,9 +13,9 @@ from tests.kit.reading import publish, wait_until
 from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.frames import TopicFrames
+from txmq.consumer.handler import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.ranges import RangeReader
-from txmq.consumer.rules import ConsumeStatus
 from txmq.consumer.spark_batches import SparkBatches
 from txmq.consumer.stream import ConsumeFromWhere, Consumer
 from txmq.errors import MessagesExpiredError

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, are_in_order, bodies, drained
 from tests.kit.delay_world import TOPIC
-from txmq.consumer import group_reader, part_rows
+from txmq.consumer import part_rows, taking
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.ranges import RangeReader, count_messages
@@ -41,7 +41,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsumerW
     table.rewrite(files, [new])
     monkeypatch.setattr(part_rows, "WINDOW_BYTES", WINDOW_BYTES)
     monkeypatch.setattr(part_rows, "KEPT_BYTES", 2 * WINDOW_BYTES)
-    monkeypatch.setattr(group_reader, "READ_AHEAD_BYTES", 2 * WINDOW_BYTES)
+    monkeypatch.setattr(taking, "READ_AHEAD_BYTES", 2 * WINDOW_BYTES)
     yield made
     made.close()
 

@@ -25,8 +25,9 @@ from tests.kit.delay_world import TOPIC
 from tests.kit.reading import commits, wait_until
 from txmq.clock import SystemClock
 from txmq.consumer.group import group_in
+from txmq.consumer.handler import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, ConsumeStatus, TopicQueue
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
 from txmq.message.received import ReceivedMessage
