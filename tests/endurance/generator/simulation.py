@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaError
 
 from tests.endurance.generator.plan import Step, Strike
 from tests.kit.fault_vocabulary import Fault
-from txmq.delta import pinned
+from txmq.delta import retries
 from txmq.fail_points import FailPoint, arm
 from txmq.handles import ThreadHandle
 from txmq.message import ids
@@ -207,7 +207,7 @@ class Simulation:
             (uuid, "uuid4", self._uuid4),
             (threading.Thread, "start", started),
             (ThreadHandle, "begin", begun),
-            (pinned, "RETRY_PAUSE_S", 0.0),
+            (retries, "RETRY_PAUSE_S", 0.0),
             (publish_round, "RIVAL_PAUSE_MAX_S", 0.0),
         ]
 
