@@ -215,8 +215,10 @@ def _parked(draft: _Draft) -> None:
         place = draft.draw.choice(draft.likely_places("publisher"))
         last = replace(last, strike=Strike(Fault.STOP, place, 1, meanwhile))
         pause = Step("wait", what=draft.draw.choice(SHORT))
-    steps = [send, Step("no space", "disk", topics), Step("publish", who), Step("heal", "disk"),
-             *draft.some(), pause, draft.step("send"), last,
+    # Each publisher pauses by what it has seen itself, so one of them may try later.
+    both = draft.maybe([Step("publish", rival(who))])
+    steps = [send, Step("no space", "disk", topics), Step("publish", who), *both,
+             Step("heal", "disk"), *draft.some(), pause, draft.step("send"), last,
              *draft.maybe([send, Step("publish", last.who)])]  # fmt: skip
     draft.put(draft.place(), *steps)
 
