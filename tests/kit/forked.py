@@ -76,8 +76,11 @@ class Forked:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is stopped as by SIGSTOP."""
-        return self._state() == "T"
+        """Whether it is stopped as by SIGSTOP; one that has just ended is not."""
+        try:
+            return self._state() == "T"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
 
     def _state(self) -> str:
         stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
