@@ -111,12 +111,9 @@ def _append_after_a_look() -> Sequence[Change]:
             self._half.log.table.append(rows, app_id=tries[0].transaction_id, number=time.time_ns())
             reached(FailPoint.HALF_COMMITTED)
 
-    def is_doubtful(self: Any) -> bool:
-        return bool(time.monotonic() - self._prepared_s >= self._commits.trusted_s)
-
     return [
         (KeyedHalves, "_append", append),
-        (Transaction, "_is_doubtful", property(is_doubtful)),
+        (EndCommits, "_doubtful", lambda *_: []),
     ]
 
 
@@ -130,7 +127,7 @@ def _other_messages_join() -> Sequence[Change]:
 def _late_ends_believed() -> Sequence[Change]:
     return [
         (EndCommits, "_is_old", lambda *_: False),
-        (Transaction, "_is_doubtful", property(lambda self: self._attempt is not None)),
+        (Transaction, "_is_old", False),
     ]
 
 

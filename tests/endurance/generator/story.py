@@ -5,7 +5,9 @@ With the mend of a hole taken out it draws until it finds the hole.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.endurance.generator.hunt import hunted
 from tests.endurance.generator.reverts import HOLES
@@ -35,3 +37,10 @@ def story_without(name: str) -> Story:
         return Result(numbers["seed"] is not None, {"seconds_at_most": seconds, **numbers})
 
     return Story(f"without-{name}", HOLES[name].sentence, tell_without)
+
+
+def row_of(name: str, numbers: Mapping[str, Any]) -> str:
+    """The row of a hole in the table of docs/faults.md."""
+    seed = "not found" if numbers["seed"] is None else numbers["seed"]
+    times = f"{numbers['seconds']:,.0f} | {numbers['cpu_seconds']:,.0f}"
+    return f"| {name} | {numbers['hole']} | {seed} | {numbers['runs']:,} | {times} |"
