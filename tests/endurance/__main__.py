@@ -9,7 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.endurance.generator.story import GENERATOR
+from tests.endurance.generator.reverts import HOLES
+from tests.endurance.generator.story import GENERATOR, story_without
 from tests.endurance.groups.story import GROUPS
 from tests.endurance.harness import Options, Result, Scale, Story, keep
 from tests.endurance.mix.story import MIX
@@ -29,9 +30,16 @@ def main() -> int:
         sys.stdout.flush()
 
     options = Options(Scale(given.scale), given.seed, not given.without_spark, given.seconds, say)
-    names = STORIES if "all" in given.stories else given.stories
-    results = [_told(STORIES[name], options, given) for name in names]
+    results = [_told(story, options, given) for story in _stories(given)]
     return int(not all(result.is_right for result in results))
+
+
+def _stories(given: argparse.Namespace) -> list[Story]:
+    if given.without:
+        return [
+            story_without(name) for name in (HOLES if "all" in given.without else given.without)
+        ]
+    return [STORIES[name] for name in (STORIES if "all" in given.stories else given.stories)]
 
 
 def _told(story: Story, options: Options, given: argparse.Namespace) -> Result:
@@ -51,6 +59,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scale", choices=list(Scale), default=Scale.FULL)
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same kills")
     parser.add_argument("--seconds", type=float, help="how long the generator draws")
+    parser.add_argument("--without", nargs="+", default=[], choices=[*HOLES, "all"],
+                        help="the generator alone, with the mend of a hole taken out")  # fmt: skip
     parser.add_argument("--without-spark", action="store_true")
     parser.add_argument("--folder", type=Path, help="where everything stays, to be looked at")
     parser.add_argument("--keep", action="store_true", help="keep full results in the repository")

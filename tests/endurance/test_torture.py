@@ -9,6 +9,7 @@ import pytest
 from tests.endurance.harness import Options, Scale, kept_result
 from tests.endurance.torture.plan import POINTS, kills, round_of
 from tests.endurance.torture.story import tell
+from tests.endurance.torture.strikes import ROLES, STRIKING, Strike, strikes_of
 from txmq.fail_points import FailPoint
 
 SEED = 20261121
@@ -22,6 +23,7 @@ def test_slice_of_the_torture_loses_and_doubles_nothing(tmp_path: Path) -> None:
     assert numbers["problems"] == []
     assert result.is_right
     assert numbers["kills"] >= 8
+    assert numbers["struck"]
     assert numbers["transactions"] >= 300
     assert {"committed", "rolled_back", "discarded"} <= {
         name for name, count in numbers["counts"].items() if count
@@ -34,7 +36,17 @@ def test_every_fail_point_is_in_the_plan() -> None:
     assert planned == set(FailPoint)
 
 
+def test_each_round_draws_two_or_three_faults_of_the_vocabulary() -> None:
+    rounds = [strikes_of(1, number, [*ROLES]) for number in range(42)]
+    drawn = [[strike for of_actor in this.values() for strike in of_actor] for this in rounds]
+
+    assert {len(strikes) for strikes in drawn} == {2, 3}
+    assert {strike.fault for strikes in drawn for strike in strikes} == {*STRIKING}
+    assert all(Strike.of(str(strike)) == strike for strikes in drawn for strike in strikes)
+
+
 def test_plan_depends_on_the_seed_alone() -> None:
+    assert strikes_of(1, 3, [*ROLES]) == strikes_of(1, 3, [*ROLES])
     assert kills(1, "producer") == kills(1, "producer")
     assert kills(1, "producer") != kills(2, "producer")
 

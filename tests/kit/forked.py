@@ -70,9 +70,17 @@ class Forked:
 
     def wait_until_stopped(self) -> None:
         """Return when it is stopped as by SIGSTOP."""
-        while self._state() != "T":
+        while not self.is_stopped:
             assert self.returncode is None, "it ended and did not stop"
             time.sleep(POLL_S)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is stopped as by SIGSTOP; one that has just ended is not."""
+        try:
+            return self._state() == "T"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
 
     def _state(self) -> str:
         stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")

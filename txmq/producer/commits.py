@@ -226,17 +226,26 @@ class ProducerCommits:
     def end(self, end: AskedEnd) -> None:
         """Claim the end of a transaction and confirm that it took effect: one commit, shared.
 
+        None where retention has removed the halves: such a claim comes to nothing.
+
         Raises: as `Resolution.confirm`.
         """
         begun_s, resolution = time.monotonic(), None
         try:
-            ends = [(end.transaction_id, end.kind)]
-            (resolution,) = self.append_ends(ends, is_doubtful=end.is_doubtful)
+            resolution = self._end_without_halves(end) if end.is_old else None
+            if resolution is None:
+                ends = [(end.transaction_id, end.kind)]
+                (resolution,) = self.append_ends(ends, is_doubtful=end.is_doubtful)
             resolution.confirm(end.transaction_id, end.kind)
         except BaseException as error:
             self.hooks.ended(end, resolution, error, begun_s)
             raise
         self.hooks.ended(end, resolution, begun_s=begun_s)
+
+    def _end_without_halves(self, end: AskedEnd) -> Resolution | None:
+        """Where a transaction stands whose halves are gone; None if it has its halves."""
+        resolution = EndReader(self.store.tables.logs()).end_of(end.transaction_id)
+        return resolution if resolution.halves is None else None
 
     def append_ends(self, ends: Ends, *, is_doubtful: bool = False) -> Sequence[Resolution]:
         """Claim ends in one shared commit, and read the state of each transaction after it.

@@ -39,6 +39,7 @@ class AskedEnd:
     Attributes:
         messages: empty if this process does not have them.
         is_doubtful: the claim alone proves nothing; settled facts and halves are read too.
+        is_old: retention may have removed its halves; then nothing is claimed.
     """
 
     transaction_id: str
@@ -46,6 +47,7 @@ class AskedEnd:
     messages: Sequence[Message] = ()
     message_count: int | None = None
     is_doubtful: bool = False
+    is_old: bool = False
 
     @property
     def kind(self) -> ClaimKind:

@@ -242,7 +242,7 @@ class Transaction(MarkedTransaction):
 
         Unlike `commit()` it does not look for the markers of the local transaction.
 
-        Commits: one to op, shared; none where this end is known to stand.
+        Commits: one to op, shared; none where this end is known to stand, or the halves are gone.
 
         Retry: call it again with the same kind. The first end counts for good (R38); a second equal
         claim has no effect. If the process dies, the check service asks for the end.
@@ -267,14 +267,14 @@ class Transaction(MarkedTransaction):
         messages = [routed.message for routed in self._messages] if self._commits.hooks else ()
         count = None if self._dataframes else len(self._messages)
         state = LocalTransactionState(kind.value)
-        self._commits.end(AskedEnd(self.id, state, messages, count, self._is_doubtful))
+        is_doubtful = self._attempt is not None or self._is_old
+        self._commits.end(AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old))
         self._final_state = end_asked_for(kind)
 
     @property
-    def _is_doubtful(self) -> bool:
-        """Whether another try or retention may know more than the claims in the op log."""
-        open_s = time.monotonic() - self._prepared_s
-        return self._attempt is not None or open_s >= self._commits.trusted_s
+    def _is_old(self) -> bool:
+        """Whether retention may have removed what the op log and the half log had of it."""
+        return time.monotonic() - self._prepared_s >= self._commits.trusted_s
 
     def __enter__(self) -> Self:
         """The block must call commit() or rollback()."""

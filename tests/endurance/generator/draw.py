@@ -92,10 +92,10 @@ class _Draft:
         self.steps[at:at] = steps
         return at + len(steps)
 
-    def put_around(self, first: Step, last: Step) -> None:
-        """One step, and another one later."""
+    def put_around(self, first: Step, *last: Step) -> None:
+        """One step, and others later."""
         at = self.put(self.place(), first)
-        self.put(min(at + self.draw.randint(1, 5), len(self.steps)), last)
+        self.put(min(at + self.draw.randint(1, 5), len(self.steps)), *last)
 
     def some(self, *likely: Step) -> tuple[Step, ...]:
         """What others do: a few deeds of the day, and what is likely to hurt."""
@@ -212,11 +212,13 @@ def _parked(draft: _Draft) -> None:
     pause = Step("wait", what=draft.draw.choice(RETRY))
     if draft.draw.random() < 0.5:
         meanwhile = (*draft.some(send, Step("publish", rival(last.who))), pause)
-        place = draft.draw.choice(draft.likely_places("publisher"))
-        last = replace(last, strike=Strike(Fault.STOP, place, 1, meanwhile))
+        table = draft.draw.choice(WRITTEN_BY["publisher"])
+        last = replace(last, strike=Strike(Fault.STOP, f"before {table}", 1, meanwhile))
         pause = Step("wait", what=draft.draw.choice(SHORT))
-    steps = [send, Step("no space", "disk", topics), Step("publish", who), Step("heal", "disk"),
-             *draft.some(), pause, draft.step("send"), last,
+    # Each publisher pauses by what it has seen itself, so one of them may try later.
+    both = [Step("publish", rival(who))] if draft.draw.random() < 0.75 else []
+    steps = [send, Step("no space", "disk", topics), Step("publish", who), *both,
+             Step("heal", "disk"), *draft.some(), pause, draft.step("send"), last,
              *draft.maybe([send, Step("publish", last.who)])]  # fmt: skip
     draft.put(draft.place(), *steps)
 
@@ -236,9 +238,11 @@ def _damage(do: str) -> Weave:
 
 def _older_store(draft: _Draft) -> None:
     """A copy that was taken while the store was used, one table after the other."""
-    copy = Step("copy", "operator", draft.draw.randint(0, 3), meanwhile=draft.some(
-        draft.step("send"), draft.step("publish")))  # fmt: skip
-    draft.put_around(copy, Step("restore", "operator"))
+    send = draft.step("send")
+    meanwhile = draft.some(send, draft.step("publish"))
+    copy = Step("copy", "operator", draft.draw.randint(0, 3), meanwhile=meanwhile)
+    # What is sent now takes the place of what the copy lacks.
+    draft.put_around(copy, Step("restore", "operator"), *draft.maybe([send]))
 
 
 def _older_table(draft: _Draft) -> None:

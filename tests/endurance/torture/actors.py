@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.endurance.torture.ledger import GROUP, Ledger
-from tests.endurance.torture.orders import TOPICS, Orders
+from tests.endurance.torture.orders import FORESEEN, TOPICS, Orders
+from tests.endurance.torture.strikes import struck
 from txmq.admin.operator import Operator
 from txmq.broker import Broker, run_until_signal
 from txmq.check.recheck import RecheckJob
-from txmq.errors import CommitConflictError, TransactionError
+from txmq.errors import CommitConflictError, StorageError, TransactionError
 from txmq.local_spark.session import local_session
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState, Message
@@ -33,8 +35,11 @@ REASON = "torture"
 class Actor:
     """One process: what it does is one of its methods."""
 
-    def __init__(self, folder: str, name: str, round_number: int) -> None:
+    def __init__(
+        self, folder: str, name: str, round_number: int, *, is_struck: bool = False
+    ) -> None:
         """Open the store and the ledger of the folder."""
+        self._is_struck = is_struck
         self.folder, self.name = Path(folder), name
         self.topic = f"round-{round_number}"
         if name.startswith("creator"):
@@ -55,7 +60,8 @@ class Actor:
     def _take(self, count: int, threads: int) -> None:
         with TransactionProducer(self.store, producer_group=GROUP) as producer:
             topics = (*TOPICS, self.topic)
-            orders = Orders(self.store, self.ledger, producer, self.name, topics)
+            foreseen = (*FORESEEN, StorageError) if self._is_struck else FORESEEN
+            orders = Orders(self.store, self.ledger, producer, self.name, topics, foreseen)
             happened = orders.take(count, threads)
         path = self.folder / "happened" / f"{self.name}.json"
         path.write_text(json.dumps(happened), encoding="utf-8")
@@ -75,27 +81,27 @@ class Actor:
     def publisher(self) -> None:
         publisher = Publisher(self.store, name=self.name)
         while not self._is_over():
-            publisher.run_once()
+            self._done(publisher.run_once)
 
     def checker(self) -> None:
         """Asks, and does what an operator would do about what was given up."""
         recheck = RecheckJob(self.store, listeners={GROUP: self.ledger})
         while not self._is_over():
-            recheck.run_once()
-            operate(Operator(self.store))
+            self._done(recheck.run_once)
+            self._done(lambda: operate(Operator(self.store)))
 
     def delayer(self) -> None:
         service = DelayService(self.store)
         while not self._is_over():
-            service.run_once()
+            self._done(service.run_once)
             # The handle does so once a second; here it is to be died at.
-            service._keep_progress()
+            self._done(service._keep_progress)
 
     def maintainer(self) -> None:
         maintenance = Maintenance(self.store)
         while not self._is_over():
             failed = maintenance.run_once().failed
-            if failed:
+            if failed and not self._is_struck:
                 raise RuntimeError(str(failed))
 
     def broker(self) -> None:
@@ -118,6 +124,14 @@ class Actor:
             clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
             clock.advance(5 * 86_400)
             Maintenance(self.store, clock=clock).run_once()
+
+    def _done(self, work: Callable[[], object]) -> None:
+        """A service that a fault has struck goes on after its error, as its thread does."""
+        try:
+            work()
+        except StorageError:
+            if not self._is_struck:
+                raise
 
     def _is_over(self) -> bool:
         time.sleep(PAUSE_S)
@@ -145,6 +159,8 @@ def _try(claim: object) -> None:
         return
 
 
-def main(actor: str, folder: str, name: str, round_number: str) -> None:
-    """Do what the actor does, until it dies or all is done."""
-    getattr(Actor(folder, name, int(round_number)), actor.replace(" ", "_"))()
+def main(actor: str, folder: str, name: str, round_number: str, *strikes: str) -> None:
+    """Do what the actor does, until it dies or all is done; strikes as `Strike` writes them."""
+    with struck(Path(folder), strikes):
+        this = Actor(folder, name, int(round_number), is_struck=bool(strikes))
+        getattr(this, actor.replace(" ", "_"))()

@@ -74,6 +74,7 @@ class Orders:
     producer: TransactionProducer
     seed: str
     topics: tuple[str, ...]
+    foreseen: tuple[type[Exception], ...] = FORESEEN
 
     def take(self, count: int, threads: int) -> Counter[str]:
         """Orders by several threads at once; returns how often each thing happened."""
@@ -85,7 +86,7 @@ class Orders:
         way = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         try:
             self._go(way, draw, number)
-        except FORESEEN as error:
+        except self.foreseen as error:
             return Counter({f"{way}: {type(error).__name__}": 1})
         return Counter({str(way): 1})
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.endurance.torture.actors import main
 from tests.endurance.torture.plan import POINTS, kills
+from tests.endurance.torture.strikes import Strike, notes
 from tests.kit.forked import Forked
 from txmq.fail_points import FailPoint
 
 STOP_WAIT_S = 600.0
+# Longer than all leases of the store under torture.
+STANDS_STILL_S = 4.0
 POLL_S = 0.05
 
 
@@ -50,6 +53,16 @@ class Process:
     running: Forked
     log: Path
     is_told_to_end: bool = False
+    stopped_at_s: float | None = None
+
+    def wake(self) -> None:
+        """Let it go on where it has stood still for so long."""
+        if not self.running.is_stopped:
+            self.stopped_at_s = None
+        elif self.stopped_at_s is None:
+            self.stopped_at_s = time.monotonic()
+        elif time.monotonic() - self.stopped_at_s > STANDS_STILL_S:
+            self.running.send_signal(signal.SIGCONT)
 
     @property
     def has_ended(self) -> bool:
@@ -73,6 +86,17 @@ class Processes:
     def __init__(self, folder: Path, seed: int, killed: Killed, faults: list[str]) -> None:
         self._folder, self._seed, self.killed, self.faults = folder, seed, killed, faults
         self._running: list[Process] = []
+        self._strikes: Mapping[str, Sequence[Strike]] = {}
+        self._noted = 0
+
+    def strike(self, strikes: Mapping[str, Sequence[Strike]]) -> None:
+        """Let these hit the next processes of their actors that are armed, each until it has."""
+        self._strikes = strikes
+        self._noted = len(notes(self._folder))
+
+    def _left(self, actor: str) -> list[str]:
+        done = notes(self._folder)[self._noted :]
+        return [str(one) for one in self._strikes.get(actor, ()) if str(one) not in done]
 
     def start(
         self, actor: str, round_number: int, *, armed: bool, at: FailPoint | None = None
@@ -85,18 +109,22 @@ class Processes:
         name = f"{actor.replace(' ', '-')}-{round_number}-{serial}"
         log = self._folder / "logs" / f"{name}.log"
         faults = f"{point}=kill@{hit}" if point else ""
-        given = (actor, str(self._folder), name, str(round_number))
+        strikes = self._left(actor) if armed else []
+        given = (actor, str(self._folder), name, str(round_number), *strikes)
         running = Forked(main, *given, faults=faults, log=log)
         process = Process(actor, name, point, running, log)
         self._running.append(process)
         return process
 
     def reap(self) -> Iterator[Process]:
-        """Processes that ended since the last look, counted."""
+        """Processes that ended since the last look, counted; who stood still for long goes on."""
         for process in [one for one in self._running if one.has_ended]:
             self._running.remove(process)
             self._count(process)
             yield process
+        for process in self._running:
+            if not process.has_ended:
+                process.wake()
 
     def alive(self, actor: str) -> int:
         return sum(one.actor == actor for one in self._running)

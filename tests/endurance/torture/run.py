@@ -15,6 +15,7 @@ from tests.endurance.torture.actors import operate
 from tests.endurance.torture.ledger import GROUP, PAID, Ledger
 from tests.endurance.torture.plan import SERVICES, Round, round_of
 from tests.endurance.torture.processes import POLL_S, Killed, Processes
+from tests.endurance.torture.strikes import ROLES, by_fault, notes, strikes_of
 from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
 from txmq.fail_points import FailPoint
@@ -121,6 +122,9 @@ class Torture:
             obstacle.parent.mkdir(exist_ok=True)
             obstacle.touch()
         older = self._copied_checkpoints() if brokers else None
+        # Spark's processes are struck by their kills alone.
+        crew = ["producer"] if brokers else [*ROLES]
+        self._processes.strike(strikes_of(self.state.seed, this.number, crew))
         self._start_producers(this)
         begin_s, left = time.monotonic(), ARMED_PRODUCERS
         while self._producing() or left:
@@ -191,6 +195,7 @@ class Torture:
         """Drain by fresh services, compare with the ledger, verify, and retire copies."""
         self._drain()
         problems = [*self.state.faults, *self._differences()]
+        problems += [line for line in notes(self._folder) if line.startswith("forked:")]
         report = verify(self.store.location)
         problems += [
             f"{one.invariant}: {one.violation_count}"
@@ -280,6 +285,7 @@ class Torture:
             "points": len(killed.by_point),
             "kills_by_point": dict(sorted(killed.by_point.items())),
             "points_not_hit": [point for point in wanted if point not in killed.by_point],
+            "struck": by_fault(notes(self._folder)),
             "checkpoints_deleted": state.checkpoints_deleted,
             "checkpoints_restored": state.checkpoints_restored,
             "rounds_with_two_brokers": state.rounds_with_two_brokers,

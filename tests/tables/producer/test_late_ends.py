@@ -20,6 +20,7 @@ from txmq.store.op import OpRow
 from txmq.store.settled import SettledLog
 from txmq.store.store import Store
 from txmq.testing import ManualClock
+from txmq.verify import verify
 
 DAY_S = 86_400.0
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
@@ -129,6 +130,10 @@ def test_transaction_that_was_open_for_days_is_looked_up_whatever_the_clock_says
     transaction._prepared_s -= 5 * DAY_S
     with pytest.raises(TransactionForgottenError):
         transaction.commit()
+
+    # A COMMIT that comes to nothing would look like a promise.
+    assert log_rows(store, "op") == []
+    assert verify(store.location).broken == ()
 
 
 @pytest.mark.parametrize(
