@@ -1,9 +1,8 @@
 """Attempts to send one thing once: every process that tries finds earlier attempts by their ids.
 
 An attempt that was rolled back or expired is over, and the next one gets another id. `OnceSender`
-and transactions with an idempotency key share this. They differ in the append: `OnceSender` appends
-only if nobody of its scope appended since it looked; a transaction with a key appends in any case,
-so two tries at the same moment may both write its halves.
+and transactions with an idempotency key share this. Both append only if nobody of their scope
+appended since they looked.
 """
 
 from __future__ import annotations
