@@ -40,10 +40,15 @@ def test_a_small_demo_ends_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (location / "store" / "topics" / "flight-departed").is_dir()
 
 
+# A shell makes what it runs in the background ignore it, and so the demo.
+HEED_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+
+
 @pytest.mark.timeout(300)
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     location = tmp_path / "demo"
-    arguments = [sys.executable, "-m", "txmq.demo.run", str(location)]
+    program = f"{HEED_SIGINT}; import runpy; runpy.run_module('txmq.demo.run', run_name='__main__')"
+    arguments = [sys.executable, "-c", program, str(location)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 60
     while not (location / "broker.log").exists() and time.monotonic() < deadline_s:
