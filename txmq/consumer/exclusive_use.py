@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
+from txmq.delta.forks import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
 
 
@@ -20,12 +20,12 @@ class ExclusiveUse:
 
     def __init__(self) -> None:
         """Bind the consumer to this process."""
-        self._pid, self._is_closed, self._lock = os.getpid(), False, threading.Lock()
+        self._pid, self._is_closed, self._lock = process_id(), False, threading.Lock()
 
     @property
     def is_over(self) -> bool:
         """Whether the consumer was closed, or this process is a fork of the one that made it."""
-        return self._is_closed or self._pid != os.getpid()
+        return self._is_closed or self._pid != process_id()
 
     def begin(self) -> None:
         """Use the consumer until `end`; also for a thread that hands the use to another thread.

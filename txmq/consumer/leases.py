@@ -7,14 +7,10 @@ clocks of a group need not agree.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from txmq.clock import Clock, SystemClock
-
-# It goes on while a machine sleeps; other systems than Linux have no such clock.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+from txmq.clock import Clock, elapsed_ms
 
 
 class Membership(NamedTuple):
@@ -66,15 +62,6 @@ def sightings(
         else Sighting(at.epoch, at.lease_end_ms, stored_ms)
         for name, at in members.items()
     }
-
-
-def elapsed_ms(clock: Clock) -> int:
-    """A number of milliseconds that is good for durations only: no setting of a clock moves it.
-
-    A clock of a test, or one that runs faster, is compared with itself.
-    """
-    is_system = isinstance(clock, SystemClock)
-    return time.clock_gettime_ns(_CLOCK) // 1_000_000 if is_system else clock.now_ms()
 
 
 class LeaseWatch:

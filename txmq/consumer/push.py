@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from txmq.clock import Clock
+from txmq.clock import Clock, elapsed_ms
 from txmq.consumer.batch import Batch, ConsumeResult
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.handler import MessageHandler
-from txmq.consumer.leases import elapsed_ms
 from txmq.consumer.positions import QueueMessage
 from txmq.errors import ConsumerGroupConflictError, ConsumeTimeoutError, TxmqError
 from txmq.handles import ThreadHandle

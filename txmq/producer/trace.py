@@ -7,7 +7,6 @@ fails a send; when too many records wait, it drops records. A record holds no bo
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 from txmq.clock import Clock, SystemClock
+from txmq.delta.forks import process_id
 from txmq.errors import ClosedError, TxmqError
 from txmq.hooks import EndContext, SendContext
 from txmq.message.message import KEY_SEPARATOR, Message
@@ -86,7 +86,7 @@ class TraceHook:
         self._clock: Clock = clock or SystemClock()
         self._sender = sender or _InternalProducer(store, self._clock)
         self._writer = _RecordWriter(self._sender, queue_size, flush_interval_s)
-        self._pid = os.getpid()
+        self._pid = process_id()
 
     # --- the hook -----------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class TraceHook:
     @property
     def _is_of_this_process(self) -> bool:
         """Whether this process made it; a fork does not copy the thread."""
-        return self._pid == os.getpid()
+        return self._pid == process_id()
 
 
 class _Mark:

@@ -267,7 +267,8 @@ class PublishRound:
         before, now_ms = self._progress.parked.get(name), self._clock.now_ms()
         parked = ParkedTopic(
             before.from_version if before else from_version,
-            reason_of(error),
+            # An error of Arrow may quote a body; of that only its type is kept.
+            problem_of(error),
             now_ms,
             before.attempts + 1 if before else 1,
         )
@@ -340,11 +341,6 @@ class PublishRound:
             self._progress = merged_progress(self._progress, self._kept.value, self._op.table)
         reached(FailPoint.PROGRESS_KEPT)
         self._kept_at_s = time.monotonic()
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a topic is parked; an error of Arrow may quote a body, so only its type is kept."""
-    return problem_of(error)
 
 
 def _reach_deliveries(clock: StoreClock, facts: pa.Table) -> None:
