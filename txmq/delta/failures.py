@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -148,25 +148,22 @@ def failed_write(table: str, error: Exception) -> StorageError:
     return StorageError(table, f"cannot be written ({in_one_line(error)})")
 
 
-@contextmanager
-def read_errors(table: str) -> Iterator[None]:
+def read_errors(table: str) -> AbstractContextManager[None]:
     """Raise errors of Delta and of the system as errors of txmq, in a block that reads."""
-    try:
-        yield
-    except (DeltaError, OSError) as error:
-        raise failed_read(table, error) from error
-    except BaseException as error:
-        refuse_panic(error)
-        raise
+    return _raised_as(failed_read, table)
+
+
+def translated(table: str) -> AbstractContextManager[None]:
+    """As `read_errors`, in a block that writes."""
+    return _raised_as(failed_write, table)
 
 
 @contextmanager
-def translated(table: str) -> Iterator[None]:
-    """As `read_errors`, in a block that writes."""
+def _raised_as(error_of: Callable[[str, Exception], StorageError], table: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
-        raise failed_write(table, error) from error
+        raise error_of(table, error) from error
     except BaseException as error:
         refuse_panic(error)
         raise

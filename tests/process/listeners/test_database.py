@@ -79,6 +79,14 @@ def producer(store: Any, listener: DatabaseListener) -> Iterator[TransactionProd
         yield producer
 
 
+def paid_without_commit(database: Shop, transaction: Transaction) -> Any:
+    """The connection of a local transaction that is not committed yet."""
+    connection = database.connect()
+    with transaction.database(connection):
+        database.pay(connection, transaction.id)
+    return connection
+
+
 def pay(database: Shop, transaction: Transaction) -> None:
     """The local transaction as a user would write it."""
     connection = database.connect()
@@ -109,9 +117,7 @@ def test_local_transaction_that_was_rolled_back_is_rolled_back(
     database: Shop, listener: DatabaseListener, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
-    connection = database.connect()
-    with transaction.database(connection):
-        database.pay(connection, transaction.id)
+    connection = paid_without_commit(database, transaction)
     connection.rollback()
     connection.close()
 
@@ -182,9 +188,7 @@ def test_commit_before_the_databases_commit_is_refused(
     database: Shop, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
-    connection = database.connect()
-    with transaction.database(connection):
-        database.pay(connection, transaction.id)
+    connection = paid_without_commit(database, transaction)
 
     with pytest.raises(LocalTransactionError, match="not committed"):
         transaction.commit()
@@ -200,9 +204,7 @@ def test_commit_after_the_databases_rollback_is_refused(
     database: Shop, producer: TransactionProducer
 ) -> None:
     transaction = prepared(producer)
-    connection = database.connect()
-    with transaction.database(connection):
-        database.pay(connection, transaction.id)
+    connection = paid_without_commit(database, transaction)
     connection.rollback()
     connection.close()
 

@@ -44,6 +44,17 @@ def message_ids(table: Table) -> list[str]:
     return sorted(rows["message_id"].to_pylist())
 
 
+def slept_past_clean_up(table: Table, commits: int) -> Table:
+    """A handle from before `commits` that were made and cleaned while it stood still."""
+    sleeper = Table(table.location, table.schema)
+    sleeper.refresh()
+    for number in range(20, 20 + commits):
+        table.append(halves(number), app_id="producer", number=number)
+    table.checkpoint()
+    clean_log(table, table.version)
+    return sleeper
+
+
 def test_commits_before_the_checkpoint_go_with_what_they_removed(table: Table) -> None:
     table.append(halves(20), app_id="producer", number=11)
 
@@ -108,12 +119,7 @@ def test_checkpoint_that_readers_are_pointed_to_is_kept(table: Table) -> None:
 
 
 def test_append_through_a_handle_from_before_the_clean_up_is_made_once(table: Table) -> None:
-    sleeper = Table(table.location, table.schema)
-    sleeper.refresh()
-    for number in range(20, 23):
-        table.append(halves(number), app_id="producer", number=number)
-    table.checkpoint()
-    clean_log(table, table.version)
+    sleeper = slept_past_clean_up(table, commits=3)
 
     version = sleeper.append(halves(30), app_id="sleeper", number=1)
     assert version == table.refresh().version
@@ -129,12 +135,7 @@ def test_change_feed_of_what_was_cleaned_is_an_error_and_not_empty(table: Table)
 
 def test_mark_through_a_handle_from_before_the_clean_up_is_a_typed_error(table: Table) -> None:
     """delta-rs reads old commits again for it."""
-    sleeper = Table(table.location, table.schema)
-    sleeper.refresh()
-    for number in range(20, 30):
-        table.append(halves(number), app_id="producer", number=number)
-    table.checkpoint()
-    clean_log(table, table.version)
+    sleeper = slept_past_clean_up(table, commits=10)
     with pytest.raises(CommitRefusedError, match="cleaned"):
         sleeper.mark("producer")
 
@@ -188,12 +189,7 @@ def test_commit_that_was_cleaned_away_tells_nothing(table: Table) -> None:
 
 
 def test_handle_from_before_the_clean_up_has_news_and_follows(table: Table) -> None:
-    sleeper = Table(table.location, table.schema)
-    sleeper.refresh()
-    for number in range(20, 23):
-        table.append(halves(number), app_id="producer", number=number)
-    table.checkpoint()
-    clean_log(table, table.version)
+    sleeper = slept_past_clean_up(table, commits=3)
     assert sleeper.commit_bytes(sleeper.version + 1) is None
 
     assert sleeper.has_news()
