@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,6 +37,9 @@ def test_a_small_demo_ends_clean(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "0 missing, 0 too many" in shown
     assert "txmq status" in shown
     assert "broker 1" in shown
+    (command,) = [line for line in shown.splitlines() if line.startswith("  python -c")]
+    program = shlex.split(command)[2]
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=120)
     assert (location / "checkpoints.older").is_dir()
     assert (location / "store" / "topics" / "flight-departed").is_dir()
 
