@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from txmq.store.op import OpLog
     from txmq.store.store import Store
 
-SetAside = Callable[[Mapping[str, str], int], None]
+# Registers transactions, each with its problem, from a version on; says how many are new.
+SetAside = Callable[[Mapping[str, str], int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,22 +132,28 @@ class TopicWriter:
 
         Raises: CommitConflictError, SourceRestoredError, and what the engine raises.
         """
-        topic, plan, refused = self._topic(name), goal.plan, 0
+        topic, plan, refused, set_aside = self._topic(name), goal.plan, 0, 0
         for _ in range(self._store.config.commit_attempts):
             topic.table.refresh()
             self._check_not_ahead(topic, goal.mark)
             missing = plan.of_topic(name, max(goal.after, topic.mark))
             if goal.mark <= topic.mark or missing.rows.num_rows == 0:
-                return PublishResult(refused=refused)
+                return PublishResult(refused=refused, set_aside=set_aside)
             try:
                 self._append(topic, missing, goal)
             except CommitRefusedError:
                 refused += 1
-            except Exception as error:  # noqa: BLE001 - raised again where nobody is to blame
-                plan = self._without_culprits(topic, missing, goal, error)
+            except Exception as error:
+                problems = self._culprits(topic, missing, goal.facts, error)
+                if not problems:
+                    raise
+                set_aside += self._set_aside(problems, goal.after)
+                plan = _without(missing, goal.facts, problems)
             else:
                 count = missing.rows.num_rows
-                return PublishResult(published=count, topic_commits=1, refused=refused)
+                return PublishResult(
+                    published=count, topic_commits=1, refused=refused, set_aside=set_aside
+                )
         raise CommitConflictError(name, f"other publishers were faster {refused} times")
 
     def write_late(self, name: str, goal: Goal, given_up: Collection[str]) -> PublishResult:
@@ -192,16 +199,6 @@ class TopicWriter:
         reached(FailPoint.TOPIC_COMMITTED)
 
     # --- transactions that cannot be written -----------------------------------------------------
-
-    def _without_culprits(
-        self, topic: TopicLog, missing: Plan, goal: Goal, error: Exception
-    ) -> Plan:
-        """The plan without the transactions that cannot be written, which are set aside first."""
-        problems = self._culprits(topic, missing, goal.facts, error)
-        if not problems:
-            raise error
-        self._set_aside(problems, goal.after)
-        return _without(missing, goal.facts, problems)
 
     def _culprits(
         self, topic: TopicLog, missing: Plan, facts: pa.Table, error: Exception

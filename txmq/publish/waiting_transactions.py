@@ -89,22 +89,28 @@ class WaitingTransactions:
         self._tell(problems)
         return self._settled.set_aside_count + 1
 
-    def keep_problems(self, problems: Mapping[str, str], after: int) -> None:
-        """Register transactions whose facts after this version cannot be published now."""
+    def keep_problems(self, problems: Mapping[str, str], after: int) -> int:
+        """Register transactions whose facts after this version cannot be published now.
+
+        Returns: how many of them were not set aside before.
+        """
         now_ms = self._clock.now_ms()
-        self._change(lambda value: value.with_problems(problems, after, now_ms), now_ms)
+        count = self._change(lambda value: value.with_problems(problems, after, now_ms), now_ms)
         self._tell(problems)
+        return count
 
     def _change(
         self, change: Callable[[SetAsideTransactions], SetAsideTransactions], now_ms: int
-    ) -> None:
+    ) -> int:
+        """Change the register; how many more transactions wait."""
         with self._lock:
-            had_any = bool(self._value.transactions)
+            before = self._value.transactions.keys()
             register = set_aside_register(self._store.tables, create=True)
             self._value = register.change(change, now_ms)
-            if not had_any:
+            if not before:
                 self._pauses.tried(_NAME, now_ms)
                 self._attempts = 1
+            return len(self._value.transactions.keys() - before)
 
     def _tell(self, problems: Mapping[str, str]) -> None:
         if problems:
