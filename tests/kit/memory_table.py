@@ -22,10 +22,11 @@ import pyarrow.fs as pa_fs
 from deltalake.exceptions import CommitFailedError
 
 from txmq.clock import Clock
+from txmq.delta.actions import AddedFile, RemovedFile
+from txmq.delta.commit_writer import Seen
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, with_partition
 from txmq.delta.parquet import FooterSizes, NewFile, new_file_path
-from txmq.delta.pinned import commit_properties
 from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import StoreNotFoundError
@@ -221,20 +222,6 @@ class _Handle:
         kinds = pa.array(["insert"] * rows.num_rows, pa.string())
         return rows.append_column("_commit_version", versions).append_column("_change_type", kinds)
 
-    def create_write_transaction(
-        self, actions: Sequence[Any], mode: str, _schema: pa.Schema, **options: Any
-    ) -> None:
-        files = [
-            NewFile(action.path, action.size, rows.num_rows, action.stats, action.partition_values)
-            for action in actions
-            for rows in [self.log.files[action.path]]
-        ]
-        self.write(files, options["commit_properties"], replaces=mode == "overwrite")
-
-    def write(self, files: Sequence[NewFile], properties: Any, *, replaces: bool) -> None:
-        marks = {each.app_id: each.version for each in properties.app_transactions or ()}
-        self._version = self.log.commit(self._version, files, marks, replaces=replaces)
-
 
 class MemoryTable(Table):
     """A table whose commits and files are Python objects."""
@@ -308,10 +295,23 @@ class MemoryTable(Table):
         parts = partition_columns(rows, self.schema.partition_by)
         return [self._log.keep(part, values) for values, part in parts]
 
-    def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+    def _commit(
+        self,
+        added: Sequence[AddedFile],
+        removed: Sequence[RemovedFile],
+        marks: Mapping[str, int],
+        since: Seen,
+        note: str = "",  # noqa: ARG002
+    ) -> int:
+        files = [self._new_file(file) for file in added]
         with translated(self.schema.name):
-            files = self.new_files(rows)
-            self.handle.write(files, commit_properties(marks), replaces=True)  # type: ignore[attr-defined]
+            version = self._log.commit(since.version, files, marks, replaces=bool(removed))
+        self._followed, self._is_behind = Seen(version), True
+        return version
+
+    def _new_file(self, file: AddedFile) -> NewFile:
+        rows = self._log.files[file.path].num_rows
+        return NewFile(file.path, file.size_bytes, rows, file.stats_json, file.partition)
 
 
 class _MemoryTables(StoreTables):

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from txmq.delta.actions import EMPTY_COMMIT, LOG_FOLDER, commit_actions, path_of
 from txmq.delta.failures import in_one_line
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.pinned import PinnedTable
@@ -27,7 +27,6 @@ from txmq.fail_points import FailPoint, reached
 
 logger = logging.getLogger(__name__)
 
-LOG_FOLDER = "_delta_log"
 LAST_CHECKPOINT = "_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json", re.ASCII)
 # Only checkpoints of one file: such a file is complete or absent.
@@ -83,21 +82,16 @@ def commit_news(table: PinnedTable, version: int) -> CommitNews | None:
     content = table.commit_bytes(version)
     if content is None:
         return None
-    actions = [json.loads(line) for line in content.splitlines()]
-    added = [_added(action) for action in _of_kind(actions, "add") if action["dataChange"]]
-    has_removed = any(action["dataChange"] for action in _of_kind(actions, "remove"))
-    marks = {action["appId"]: int(action["version"]) for action in _of_kind(actions, "txn")}
-    return CommitNews(tuple(added), has_removed, marks)
-
-
-def _of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> Iterator[dict[str, Any]]:
-    return (action[kind] for action in actions if kind in action)
+    actions = commit_actions(content) if content.strip() else EMPTY_COMMIT
+    added = tuple(_added(action) for action in actions.added if action["dataChange"])
+    has_removed = any(action["dataChange"] for action in actions.removed)
+    return CommitNews(added, has_removed, actions.marks)
 
 
 def _added(action: Mapping[str, Any]) -> FilePart:
     stats: dict[str, Any] = json.loads(action.get("stats") or "{}")
     file = DataFile(
-        unquote(action["path"]),
+        path_of(action),
         stats.get("numRecords", 0),
         action["size"],
         action["partitionValues"],
@@ -164,7 +158,7 @@ def _file_actions(content: bytes | None) -> Iterator[tuple[str, str]]:
         action: dict[str, Any] = json.loads(line)
         for kind in ("add", "remove", "cdc"):
             if kind in action:
-                yield kind, unquote(action[kind]["path"])
+                yield kind, path_of(action[kind])
 
 
 def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:

@@ -8,12 +8,11 @@ opened.
 from __future__ import annotations
 
 import enum
-import json
 import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -26,9 +25,12 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
+from txmq.delta.actions import commit_actions, commit_path
+from txmq.delta.commit_writer import Seen, Stamp, stamp_of
 from txmq.delta.failures import read_errors, translated
 from txmq.delta.features import unwritable_features
 from txmq.delta.forks import begin_use
+from txmq.delta.objects import Objects
 from txmq.delta.retries import MISSING, read_again
 from txmq.delta.rooted import rooted_filesystem
 from txmq.errors import (
@@ -70,11 +72,12 @@ class PinnedTable:
         self._options = dict(storage_options or {})
         self._handle: DeltaTable | None = None
         self._filesystem: pa_fs.FileSystem | None = None
+        self._objects: Objects | None = None
         # Reading a mark costs half a millisecond, and the marks of a version never change.
         self._marks: dict[str, int | None] = {}
         self._marks_of: int | None = None
-        # Size and time of the pinned version's commit file when it was pinned.
-        self._newest_seen: tuple[int, object] | None = None
+        # The pinned version, and its commit file when it was pinned.
+        self._newest_seen: Seen | None = None
 
     @property
     def handle(self) -> DeltaTable:
@@ -101,20 +104,21 @@ class PinnedTable:
         return self
 
     def _update(self) -> None:
+        handle = self.handle
         try:
-            self.handle.update_incremental()
+            handle.update_incremental()
         except (DeltaError, OSError):
             # With fast writers delta-rs can see a gap in the log; opening again succeeds.
             self._handle = self._opened()
         else:
-            self._check(self.handle)
+            self._check(handle)
 
     def _freshness(self) -> _Freshness:
         """Two lookups of file names save the millisecond in which delta-rs finds nothing new.
 
         delta-rs also misses a table that was deleted and made again with as many commits.
         """
-        if self._newest_seen is None or self._newest_seen[0] != self.version:
+        if self._newest_seen is None or self._newest_seen.version != self.version:
             return _Freshness.UNKNOWN
         try:
             pinned, following = self._commit_files(self.version, self.version + 1)
@@ -122,7 +126,7 @@ class PinnedTable:
             return _Freshness.UNKNOWN
         if following.type is not _NOT_FOUND or pinned.type is _NOT_FOUND:
             return _Freshness.UNKNOWN
-        is_same = self._newest_seen[1] == (pinned.size, pinned.mtime_ns)
+        is_same = self._newest_seen.stamp == stamp_of(pinned)
         return _Freshness.NEWEST if is_same else _Freshness.OF_ANOTHER_TABLE
 
     def _note_newest(self) -> None:
@@ -134,7 +138,17 @@ class PinnedTable:
         with suppress(OSError):
             (info,) = self._commit_files(self.version)
             is_there = info.type is not _NOT_FOUND
-            self._newest_seen = (self.version, (info.size, info.mtime_ns)) if is_there else None
+            self._newest_seen = Seen(self.version, stamp_of(info)) if is_there else None
+
+    def _stamp_of_pinned(self) -> Stamp | None:
+        """The stamp of the pinned version's commit file, where it is known."""
+        seen = self._newest_seen
+        return seen.stamp if seen is not None and seen.version == self.version else None
+
+    def commit_infos(self, *versions: int) -> list[pa_fs.FileInfo]:
+        """What the storage says of the commit files of these versions."""
+        with read_errors(self.name):
+            return self._commit_files(*versions)
 
     def _commit_files(self, *versions: int) -> list[pa_fs.FileInfo]:
         paths = [commit_path(version) for version in versions]
@@ -206,24 +220,29 @@ class PinnedTable:
         commit = self.commit_bytes(version)
         if commit is None:
             return None
-        actions = [json.loads(line) for line in commit.splitlines() if b'"txn"' in line]
-        marks = [action["txn"] for action in actions if "txn" in action]
-        return {mark["appId"]: int(mark["version"]) for mark in marks}
+        # A commit may name thousands of files, and one that is empty has no marks.
+        lines = [line for line in commit.splitlines() if b'"txn"' in line]
+        return dict(commit_actions(b"\n".join(lines)).marks) if lines else {}
 
     def has_news(self) -> bool:
         """Whether there is a newer version; one lookup of two file names.
 
         Log clean-up keeps the newest commit, so a pinned commit that is gone is an old one.
         """
-        with read_errors(self.name):
-            pinned, following = self._commit_files(self.version, self.version + 1)
+        pinned, following = self.commit_infos(self.version, self.version + 1)
         return pinned.type is _NOT_FOUND or following.type is not _NOT_FOUND
 
     def has_commit(self, version: int) -> bool:
         """Whether the commit file of a version exists; one lookup of a file name."""
-        with read_errors(self.name):
-            (info,) = self._commit_files(version)
+        (info,) = self.commit_infos(version)
         return info.type is not _NOT_FOUND
+
+    @property
+    def objects(self) -> Objects:
+        """Writes objects of the table."""
+        if self._objects is None:
+            self._objects = Objects(self.location, self._options)
+        return self._objects
 
     @property
     def filesystem(self) -> pa_fs.FileSystem:
@@ -234,7 +253,10 @@ class PinnedTable:
 
     def commit_bytes(self, version: int) -> bytes | None:
         """The commit file of one version; None where it is missing, as after log clean-up."""
-        path = commit_path(version)
+        return self.file_bytes(commit_path(version))
+
+    def file_bytes(self, path: str) -> bytes | None:
+        """A whole file of the table; None where it is missing."""
         with read_errors(self.name):
             try:
                 with self.filesystem.open_input_file(path) as file:
@@ -248,11 +270,10 @@ class PinnedTable:
         if content is None:
             return "is not there"
         try:
-            actions = [json.loads(line) for line in content.splitlines() if line.strip()]
-        except ValueError:
-            return "is damaged"
-        is_whole = bool(actions) and all(isinstance(action, dict) for action in actions)
-        return None if is_whole else "is empty"
+            commit_actions(content)
+        except (ValueError, KeyError, TypeError):
+            return "is damaged" if content.strip() else "is empty"
+        return None
 
     def newest_commit(self) -> int:
         """The version of the newest commit file, whether or not it can be read; -1 without one."""
@@ -301,7 +322,17 @@ class PinnedTable:
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
-        self._write_transaction([], marks)
+        self.check_writable()
+        handle, pinned = self.handle, self.version
+        with translated(self.name):
+            handle.create_write_transaction(
+                [], "append", handle.schema(),
+                partition_by=handle.metadata().partition_columns or None,
+                commit_properties=commit_properties(marks),
+                post_commithook_properties=NO_CLEANUP,
+            )  # fmt: skip
+        self._check_not_overtaken(pinned)
+        self._note_newest()
 
     def append_rows(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """Append rows and marks in one commit, only if nobody moved these marks meanwhile.
@@ -310,34 +341,15 @@ class PinnedTable:
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
-        if rows.num_rows:
-            self._write_rows(rows, marks, mode="append")
-        else:
+        if not rows.num_rows:
             self.commit_marks(marks)
-
-    def _write_rows(self, rows: pa.Table, marks: Mapping[str, int], **options: Any) -> None:
-        """As `_write_transaction`, but delta-rs writes the files."""
+            return
         self.check_writable()
         pinned = self.version
         with translated(self.name):
-            write_deltalake(
-                self.handle, rows, commit_properties=commit_properties(marks), **options
-            )
+            properties = commit_properties(marks)
+            write_deltalake(self.handle, rows, mode="append", commit_properties=properties)
         self._check_not_overtaken(pinned)
-
-    def _write_transaction(self, actions: list[Any], marks: Mapping[str, int]) -> None:
-        """Commit through the pinned handle, whose marks are the ones that Delta compares."""
-        self.check_writable()
-        handle, pinned = self.handle, self.version
-        with translated(self.name):
-            handle.create_write_transaction(
-                actions, "append", handle.schema(),
-                partition_by=handle.metadata().partition_columns or None,
-                commit_properties=commit_properties(marks),
-                post_commithook_properties=NO_CLEANUP,
-            )  # fmt: skip
-        self._check_not_overtaken(pinned)
-        self._note_newest()
 
     def _check_not_overtaken(self, pinned: int) -> None:
         """Raise CommitRefusedError where log clean-up passed the pinned version meanwhile.
@@ -356,11 +368,6 @@ class PinnedTable:
 
 
 # --- helpers ------------------------------------------------------------------------------------
-
-
-def commit_path(version: int) -> str:
-    """The path of a commit file, relative to the table."""
-    return f"_delta_log/{version:020d}.json"
 
 
 def commit_properties(marks: Mapping[str, int]) -> CommitProperties:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from typing import NamedTuple, Self
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, Schema, WriterProperties
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable, Field, Schema
 
 from txmq.clock import elapsed_ms
+from txmq.delta.actions import AddedFile, NewCommit, RemovedFile
+from txmq.delta.checkpoints import checkpoint_soon
+from txmq.delta.commit_writer import CommitWriter, Passed, Seen, new_token
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, partition_texts
 from txmq.delta.forks import begin_use
@@ -36,7 +37,32 @@ from txmq.fail_points import FailPoint, reached
 REWRITE_MARK = "txmq-rewrite"
 # Files that waited longer for their commit are looked up right before it.
 LOOK_AFTER_MS = 60_000
-_WRITER = WriterProperties(compression="SNAPPY", statistics_truncate_length=64)
+CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+# The version that was seen before, the commits of others since, the version of the own commit.
+Watch = Callable[[int, Sequence[Passed], int], None]
+
+
+class _Limits(NamedTuple):
+    """What the properties of a table ask of commits.
+
+    Attributes:
+        fenced_ms: files that were written up to this time may be gone; -1 for none.
+        checkpoint_interval: commits between two checkpoints; 0 for no checkpoints.
+    """
+
+    fenced_ms: int = -1
+    checkpoint_interval: int = 0
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self:
+        """By the properties of a table."""
+        interval = int(properties.get(CHECKPOINT_INTERVAL, 0))
+        return cls(int(properties.get(SWEPT_PROPERTY, -1)), interval)
+
+    def is_checkpoint_due(self, before: int, after: int) -> bool:
+        """Whether these commits passed a multiple of the interval."""
+        interval = self.checkpoint_interval
+        return bool(interval) and before // interval != after // interval
 
 
 class Table(ReadTable):
@@ -56,6 +82,14 @@ class Table(ReadTable):
         """Open nothing yet; the first use does."""
         super().__init__(location, schema, storage_options)
         self._attempts = commit_attempts
+        self._writer = CommitWriter(self)
+        # The newest commit that this object has seen, and whether the handle is older.
+        self._followed: Seen | None = None
+        self._is_behind = False
+        # A commit that changes them is refused, and a new handle opened.
+        self._known_limits: _Limits | None = None
+        # Is told of each own commit, and of the commits of others before it.
+        self.watch: Watch | None = None
 
     # --- making ---------------------------------------------------------------------------
 
@@ -119,8 +153,10 @@ class Table(ReadTable):
 
     # --- writing ---------------------------------------------------------------------------
 
-    def append(self, rows: pa.Table, *, app_id: str, number: int) -> int:
+    def append(self, rows: pa.Table, *, app_id: str, number: int, note: str = "") -> int:
         """Append `rows` in one commit, exactly once.
+
+        The next read through this object sees them; appends alone read nothing.
 
         After a commit without an answer the mark `app_id` is looked up before the next try, so
         that a commit whose answer was lost is not made twice.
@@ -129,6 +165,7 @@ class Table(ReadTable):
             rows: the rows to append.
             app_id: a name that only this writer uses.
             number: a number that this writer has not used; numbers must increase.
+            note: what the writer says of these rows to writers that see the commit pass by.
 
         Returns:
             The version of the table that holds the rows; the newest one if log clean-up has taken
@@ -138,32 +175,32 @@ class Table(ReadTable):
             StorageError.
         """
         try:
-            return self._append_new(rows, app_id, number)
+            return self._append_new(rows, app_id, number, note)
         except FilesSweptError:
             # The process slept longer than files without a commit are kept.
-            return self._append_new(rows, app_id, number)
+            return self._append_new(rows, app_id, number, note)
 
-    def _append_new(self, rows: pa.Table, app_id: str, number: int) -> int:
+    def _append_new(self, rows: pa.Table, app_id: str, number: int, note: str) -> int:
         files = self.new_files(rows)
         reached(FailPoint.FILES_WRITTEN)
-        return self.append_files(files, app_id=app_id, number=number)
+        return self.append_files(files, app_id=app_id, number=number, note=note)
 
-    def append_files(self, files: Sequence[NewFile], *, app_id: str, number: int) -> int:
+    def append_files(
+        self, files: Sequence[NewFile], *, app_id: str, number: int, note: str = ""
+    ) -> int:
         """As `append`, for Parquet files that are already written.
 
         Raises: as `append`; FilesSweptError if they waited too long.
         """
-        return self._once(app_id, number, lambda marks: self.swap_files(files, marks))
-
-    def _once(self, app_id: str, number: int, write: Callable[[Mapping[str, int]], None]) -> int:
         if self._handle is None:
             # Opened first: if that fails, nothing was committed.
             self.reopen()
         problem = ""
         for attempt in range(self._attempts):
-            pinned = self.version
             try:
-                write({app_id: number})
+                self._check_kept(files)
+                added = [_added(file) for file in files]
+                return self._commit(added, (), {app_id: number}, self._newest_known(), note)
             except StorageError as error:
                 if self._has_landed(app_id, number):
                     return self.version_of(app_id, number)
@@ -171,20 +208,9 @@ class Table(ReadTable):
                     raise
                 problem = str(error)
                 pause(attempt)
-            else:
-                return self._version_after(pinned, app_id, number)
         raise CommitConflictError(
             self.name, f"no try of {self._attempts} succeeded, the last one because {problem}"
         )
-
-    def _version_after(self, pinned: int, app_id: str, number: int) -> int:
-        """The version of a commit that succeeded through a handle at `pinned`."""
-        # A look that fails must not hide that the commit succeeded.
-        with suppress(StorageError):
-            is_alone = self.refresh().version == pinned + 1
-            return self.version if is_alone else self.version_of(app_id, number)
-        self._handle = None
-        return pinned + 1
 
     def version_of(self, app_id: str, number: int) -> int:
         """The version with this mark in its commit; the pinned one if its commit is gone."""
@@ -234,7 +260,11 @@ class Table(ReadTable):
         Raises: as `swap`; FilesSweptError if they waited too long.
         """
         self._check_kept(files)
-        self._write_transaction([_add_action(file) for file in files], marks)
+        self._commit([_added(file) for file in files], (), marks, self._pinned())
+
+    def commit_marks(self, marks: Mapping[str, int]) -> None:
+        """As `swap` without rows. Does not refresh."""
+        self._commit((), (), marks, self._pinned())
 
     def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
         """Replace files by files with the same rows: one commit, which no reader sees as news.
@@ -247,16 +277,15 @@ class Table(ReadTable):
         """
         self._check_kept(new)
         modified_ms = max((file.modified_ms for file in old), default=None)
-        removed = [_remove_action(file, is_news=False) for file in old]
-        added = [_add_action(file, modified_ms) for file in new]
-        self._commit_actions([*removed, *added])
+        removed = [_removed(file, is_news=False) for file in old]
+        self._replace_files([_added(file, modified_ms) for file in new], removed, {})
 
     def remove(self, files: Sequence[DataFile], marks: Mapping[str, int] | None = None) -> None:
         """Remove whole files and so their rows, and set marks: one commit.
 
         Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
-        self._commit_actions([_remove_action(file, is_news=True) for file in files], marks)
+        self._replace_files((), [_removed(file, is_news=True) for file in files], marks or {})
 
     def replace_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
         """As `swap_files`, but `files` replace all files of the table; readers see the change.
@@ -264,15 +293,76 @@ class Table(ReadTable):
         Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
         self._check_kept(files)
-        removed = [_remove_action(file, is_news=True) for file in self.files()]
-        self._commit_actions([*removed, *map(_add_action, files)], marks)
+        removed = [_removed(file, is_news=True) for file in self.files()]
+        self._replace_files([_added(file) for file in files], removed, marks)
 
-    def _commit_actions(
-        self, actions: list[Any], more_marks: Mapping[str, int] | None = None
+    def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+        """As `replace_files`, for rows."""
+        self.replace_files(self.new_files(rows), marks)
+
+    def _replace_files(
+        self, added: Sequence[AddedFile], removed: Sequence[RemovedFile], marks: Mapping[str, int]
     ) -> None:
-        marks = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1, **(more_marks or {})}
-        self._write_transaction(actions, marks)
+        rewrites = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1}
+        self._commit(added, removed, {**rewrites, **marks}, self._pinned())
         self.refresh()
+
+    def _commit(
+        self,
+        added: Sequence[AddedFile],
+        removed: Sequence[RemovedFile],
+        marks: Mapping[str, int],
+        since: Seen,
+        note: str = "",
+    ) -> int:
+        """Commit after what this object has seen; the version of the commit."""
+        limits = self._limits()
+        commit = NewCommit(added, removed, marks, new_token(), note)
+        seen, passed = self._writer.commit(since, commit)
+        self._followed, self._is_behind = seen, True
+        if self.watch is not None:
+            self.watch(since.version, passed, seen.version)
+        if limits.is_checkpoint_due(since.version, seen.version):
+            checkpoint_soon(self.location, self._options)
+        return seen.version
+
+    def _pinned(self) -> Seen:
+        """The pinned version, whose marks are the ones that a swap compares."""
+        return Seen(self.version, self._stamp_of_pinned())
+
+    def _newest_known(self) -> Seen:
+        """The newest commit that this object has seen; appends need to compare no older ones."""
+        return self._followed if self._is_behind and self._followed else self._pinned()
+
+    def _limits(self) -> _Limits:
+        """What the properties of the table ask of commits. Raises: UnsupportedTableError."""
+        if self._known_limits is None:
+            self.check_writable()
+            self._known_limits = _Limits.of(self.properties())
+        return self._known_limits
+
+    # --- what is known of the log -------------------------------------------------------------
+
+    @property
+    def handle(self) -> DeltaTable:
+        """As that of PinnedTable; it shows the own commits."""
+        if self._is_behind:
+            self.refresh()
+        return super().handle
+
+    def refresh(self) -> Self:
+        """As that of PinnedTable."""
+        was_behind, self._is_behind, self._known_limits = self._is_behind, False, None
+        try:
+            return super().refresh()
+        except BaseException:
+            self._is_behind = was_behind
+            raise
+
+    def _opened(self) -> DeltaTable:
+        handle = super()._opened()
+        self._followed, self._is_behind, self._known_limits = None, False, None
+        return handle
 
     def fence_files(self, written_ms: int) -> None:
         """Refuse files that were written up to a time and that no commit names yet: one commit.
@@ -282,15 +372,12 @@ class Table(ReadTable):
 
         Raises: CommitRefusedError, StorageError.
         """
-        fenced_ms = max(written_ms, self._fenced_ms())
+        fenced_ms = max(written_ms, _Limits.of(self.properties()).fenced_ms)
         self.set_properties({SWEPT_PROPERTY: str(fenced_ms)})
-
-    def _fenced_ms(self) -> int:
-        return int(self.properties().get(SWEPT_PROPERTY, -1))
 
     def _check_kept(self, files: Sequence[NewFile]) -> None:
         """Raise FilesSweptError if maintenance may have removed a file that is not committed."""
-        fenced_ms, now_ms = self._fenced_ms(), elapsed_ms()
+        fenced_ms, now_ms = self._limits().fenced_ms, elapsed_ms()
         if fenced_ms < 0 and all(now_ms - file.made_ms < LOOK_AFTER_MS for file in files):
             return
         written_ms = self.written_ms([file.path for file in files])
@@ -305,31 +392,17 @@ class Table(ReadTable):
         with translated(self.name):
             self.handle.create_checkpoint()
 
-    def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
-        """As `swap`, but `rows` replace all rows of the table."""
-        self._write_rows(rows, marks, mode="overwrite", writer_properties=_WRITER)
-
 
 # --- helpers ------------------------------------------------------------------------------------
 
 
-def _add_action(file: NewFile, compacted_of_ms: int | None = None) -> AddAction:
-    now_ms = time.time_ns() // 1_000_000
-    return AddAction(
-        path=file.path,
-        size=file.size_bytes,
-        partition_values=dict(file.partition),
-        modification_time=now_ms if compacted_of_ms is None else compacted_of_ms,
-        data_change=compacted_of_ms is None,
-        stats=file.stats_json,
-    )
+def _added(file: NewFile, compacted_of_ms: int | None = None) -> AddedFile:
+    is_news = compacted_of_ms is None
+    modified_ms = time.time_ns() // 1_000_000 if compacted_of_ms is None else compacted_of_ms
+    partition = dict(file.partition)
+    return AddedFile(file.path, file.size_bytes, partition, modified_ms, is_news, file.stats_json)
 
 
-def _remove_action(file: DataFile, *, is_news: bool) -> RemoveAction:
-    return RemoveAction(
-        file.path,
-        data_change=is_news,
-        deletion_timestamp=time.time_ns() // 1_000_000,
-        size=file.size_bytes,
-        partition_values=partition_texts(file.partition),
-    )
+def _removed(file: DataFile, *, is_news: bool) -> RemovedFile:
+    removed_ms, partition = time.time_ns() // 1_000_000, partition_texts(file.partition)
+    return RemovedFile(file.path, file.size_bytes, partition, removed_ms, is_news)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import Clock, affine, follows_storage, milliseconds, timestamp
-from txmq.delta.pinned import commit_path
+from txmq.delta.actions import commit_path
 from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.delta.storage import Table
 from txmq.errors import StorageError, StoreNotFoundError

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.delta.log import LOG_FOLDER, log_files
+from txmq.delta.actions import LOG_FOLDER
+from txmq.delta.log import log_files
 from txmq.delta.pinned import PinnedTable
 from txmq.delta.retries import pause
 from txmq.errors import CommitConflictError, CommitRefusedError

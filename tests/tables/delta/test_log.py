@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
 from tests.kit.builders import halves
 from txmq.delta.log import LogCleaned, LogFiles, clean_log, commit_news, log_files
+from txmq.delta.objects import Objects
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError
 from txmq.maintenance.compaction import compact
@@ -269,26 +268,23 @@ def test_table_is_whole_again_without_the_broken_checkpoint(table: Table, damage
 def sleeping(table: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
     """A writer that sleeps after its last look at the log; meanwhile the log is cleaned.
 
-    It then makes the file of the next version, as delta-rs does: that name is free again.
+    It then makes the file of the next version: that name is free again.
     """
-    commit, sleeper = DeltaTable.create_write_transaction, Table(table.location, table.schema)
+    put, sleeper = Objects.put_new, Table(table.location, table.schema)
     sleeper.refresh()
     following = f"{sleeper.version + 1:020}.json"
 
-    def slept(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
-        monkeypatch.setattr(DeltaTable, "create_write_transaction", commit)
-        commit(handle, *arguments, **options)
-        log = Path(table.location, "_delta_log")
-        content = (log / following).read_bytes()
-        (log / following).unlink()
+    def slept(objects: Objects, path: str, content: bytes) -> bool:
+        monkeypatch.setattr(Objects, "put_new", put)
         table.reopen()
         for number in range(20, 24):
             table.append(halves(number), app_id="producer", number=number)
         table.checkpoint()
         clean_log(table, table.version)
-        (log / following).write_bytes(content)
+        assert not Path(table.location, "_delta_log", following).exists()
+        return put(objects, path, content)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", slept)
+    monkeypatch.setattr(Objects, "put_new", slept)
     return sleeper
 
 

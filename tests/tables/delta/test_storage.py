@@ -5,7 +5,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -559,6 +560,35 @@ def test_append_names_its_own_version_where_another_commits_right_after_it(
     assert another().changes(version, version, ["number"])["number"].to_pylist() == [1]
 
 
+@contextmanager
+def unread_commits(table: Table) -> Iterator[None]:
+    """The look for a commit whose answer was lost fails once."""
+    read, lost = table.commit_bytes, [True]
+
+    def commit_bytes(version: int) -> bytes | None:
+        if lost:
+            raise StorageError(table.name, f"commit {lost.pop()} {version} cannot be read")
+        return read(version)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "commit_bytes", commit_bytes)
+        yield
+
+
+def test_answer_that_was_lost_is_found_by_the_commit_itself(
+    numbers: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ = numbers.handle
+    monkeypatch.setattr(numbers, "reopen", None)
+
+    with failing_commits(1, error=OSError("lost (injected)"), after_commit=True) as failed:
+        version = numbers.append(number_rows(1), app_id=APP, number=1)
+        numbers.swap(number_rows(2), {"progress": 1})
+
+    assert version == len(failed) == 1
+    assert stored_numbers(numbers) == [1, 2]
+
+
 def test_append_whose_answer_was_lost_names_its_own_version(
     numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -570,7 +600,7 @@ def test_append_whose_answer_was_lost_names_its_own_version(
         return reopen()
 
     monkeypatch.setattr(numbers, "reopen", late)
-    with failing_commits(1, table="numbers", after_commit=True):
+    with failing_commits(1, table="numbers", after_commit=True), unread_commits(numbers):
         version = numbers.append(number_rows(1), app_id=APP, number=1)
 
     assert another().changes(version, version, ["number"])["number"].to_pylist() == [1]
@@ -608,6 +638,7 @@ def test_mark_that_cannot_be_read_leaves_a_commit_unknown(
     monkeypatch.setattr(numbers, "mark", failing)
     with (
         failing_commits(1, error=OSError("connection reset"), after_commit=True),
+        unread_commits(numbers),
         pytest.raises(UnknownCommitError),
     ):
         numbers.append(number_rows(1), app_id=APP, number=1)
@@ -840,8 +871,13 @@ def test_look_that_fails_neither_loses_a_commit_nor_its_answer(
 ) -> None:
     numbers.refresh()
 
-    def broken(*_: int) -> Any:
-        raise OSError(errno.EIO, "a disk that cannot be looked at")
+    look, looks = numbers._commit_files, []
+
+    def broken(*versions: int) -> Any:
+        looks.append(versions)
+        if len(looks) > 1:
+            raise OSError(errno.EIO, "a disk that cannot be looked at")
+        return look(*versions)
 
     monkeypatch.setattr(numbers, "_commit_files", broken)
     numbers.swap(number_rows(1), {"progress": 1})

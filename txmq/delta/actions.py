@@ -1,0 +1,170 @@
+"""The actions of one commit file, as Delta's protocol spells them: made here, and read here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+LOG_FOLDER = "_delta_log"
+ENGINE = "txmq"
+# What txmq says in a commit beside Delta's actions.
+TOKEN, NOTE = "txmq.token", "txmq.note"
+# Delta leaves these as they are in a path.
+_PLAIN_IN_PATHS = "/=:@!$&'()*+,;-._~"
+# They change neither files nor marks.
+_ASIDE = ("commitInfo", "cdc", "checkpointMetadata", "sidecar")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedFile:
+    """A file that a commit adds; `is_news` is false where its rows were in the table before."""
+
+    path: str
+    size_bytes: int
+    partition: Mapping[str, str | None]
+    modified_ms: int
+    is_news: bool
+    stats_json: str
+
+    def action(self) -> dict[str, Any]:
+        """As Delta spells it."""
+        values = {
+            "path": quote(self.path, safe=_PLAIN_IN_PATHS),
+            "partitionValues": dict(self.partition),
+            "size": self.size_bytes,
+            "modificationTime": self.modified_ms,
+            "dataChange": self.is_news,
+            "stats": self.stats_json,
+        }
+        return {"add": values}
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedFile:
+    """A file that a commit removes; `is_news` is false where its rows stay in the table."""
+
+    path: str
+    size_bytes: int
+    partition: Mapping[str, str | None]
+    removed_ms: int
+    is_news: bool
+
+    def action(self) -> dict[str, Any]:
+        """As Delta spells it."""
+        values = {
+            "path": quote(self.path, safe=_PLAIN_IN_PATHS),
+            "deletionTimestamp": self.removed_ms,
+            "dataChange": self.is_news,
+            "extendedFileMetadata": True,
+            "partitionValues": dict(self.partition),
+            "size": self.size_bytes,
+        }
+        return {"remove": values}
+
+
+@dataclass(frozen=True, slots=True)
+class NewCommit:
+    """What a writer wants to commit.
+
+    Attributes:
+        marks: each with the number that it gets.
+        token: tells this commit from every other, so that its answer may be lost.
+        note: what the writer says of its rows, for writers that see the commit pass by.
+    """
+
+    added: Sequence[AddedFile]
+    removed: Sequence[RemovedFile]
+    marks: Mapping[str, int]
+    token: str
+    note: str = ""
+
+    def content(self, now_ms: int) -> bytes:
+        """The commit file; `now_ms` is the writer's clock."""
+        # Where a retention of marks is set, Spark ignores marks without lastUpdated.
+        marks = [
+            {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}}
+            for name, number in self.marks.items()
+        ]
+        files = [
+            *(file.action() for file in self.removed),
+            *(file.action() for file in self.added),
+        ]
+        lines = [self._info(now_ms), *marks, *files]
+        return "".join([json.dumps(line, separators=(",", ":")) + "\n" for line in lines]).encode()
+
+    def _info(self, now_ms: int) -> dict[str, Any]:
+        is_append = not self.removed
+        info = {
+            "timestamp": now_ms,
+            "operation": "WRITE",
+            "operationParameters": {"mode": "Append" if is_append else "Overwrite"},
+            "engineInfo": ENGINE,
+            "isBlindAppend": is_append,
+            TOKEN: self.token,
+        }
+        return {"commitInfo": {**info, NOTE: self.note} if self.note else info}
+
+
+@dataclass(frozen=True, slots=True)
+class CommitActions:
+    """What a commit file says.
+
+    Attributes:
+        added, removed: the actions as Delta spells them.
+        kinds: the names of its other actions that say more than files and marks.
+        token, note: as in NewCommit; empty in a commit of another program.
+    """
+
+    marks: Mapping[str, int]
+    added: Sequence[Mapping[str, Any]]
+    removed: Sequence[Mapping[str, Any]]
+    kinds: frozenset[str]
+    token: str = ""
+    note: str = ""
+
+    @property
+    def removed_paths(self) -> set[str]:
+        """The removed files, relative to the table."""
+        return {path_of(action) for action in self.removed}
+
+
+EMPTY_COMMIT = CommitActions({}, (), (), frozenset())
+
+
+def commit_actions(content: bytes) -> CommitActions:
+    """What a commit file says.
+
+    Raises: ValueError where it is no commit file, as one that lost its content.
+    """
+    actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+    if not actions or not all(isinstance(action, dict) for action in actions):
+        raise ValueError("is empty")
+    marks = {mark["appId"]: int(mark["version"]) for mark in of_kind(actions, "txn")}
+    kinds = {kind for action in actions for kind in action}
+    info: dict[str, Any] = next(iter(of_kind(actions, "commitInfo")), {})
+    return CommitActions(
+        marks,
+        list(of_kind(actions, "add")),
+        list(of_kind(actions, "remove")),
+        frozenset(kinds.difference(_ASIDE, ("add", "remove", "txn"))),
+        str(info.get(TOKEN, "")),
+        str(info.get(NOTE, "")),
+    )
+
+
+def of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
+    """The actions of one kind."""
+    return [action[kind] for action in actions if kind in action]
+
+
+def path_of(action: Mapping[str, Any]) -> str:
+    """The path of an added or removed file, relative to the table."""
+    return unquote(action["path"])
+
+
+def commit_path(version: int) -> str:
+    """The path of a commit file, relative to the table."""
+    return f"{LOG_FOLDER}/{version:020d}.json"

@@ -1,0 +1,184 @@
+"""Commits to a table of txmq: puts the next commit file, if nobody else has put it.
+
+A writer that finds its version taken reads the winner's commit file, decides by `clash` whether
+its own commit may follow, and tries the next version. No snapshot is read, and no log is listed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow.fs as pa_fs
+from deltalake.exceptions import DeltaError
+
+from txmq.delta.actions import CommitActions, NewCommit, commit_actions, commit_path
+from txmq.delta.conflicts import clash
+from txmq.delta.failures import failed_write
+from txmq.delta.turns import Turns
+from txmq.errors import CommitRefusedError, StorageError
+
+if TYPE_CHECKING:
+    from txmq.delta.pinned import PinnedTable
+
+# A handle that is further behind is opened anew, which costs less than so many reads.
+PASSED_MAX = 1000
+TURN_AFTER_REFUSALS = 6
+REFUSALS_MAX = 60
+PAUSE_S = 0.0005
+LONGEST_PAUSE_S = 0.02
+# Size and time of a commit file: a log that was replaced has others.
+Stamp = tuple[int | None, int | None]
+
+
+class Seen(NamedTuple):
+    """The newest commit that a writer knows of, and the stamp of its file; None if not known."""
+
+    version: int
+    stamp: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A commit of another writer that came between."""
+
+    version: int
+    actions: CommitActions
+
+
+class Written(NamedTuple):
+    """A commit that was made, and the commits of others since the writer's last look."""
+
+    seen: Seen
+    passed: list[Passed]
+
+
+class CommitWriter:
+    """Commits to one table. Not safe for several threads."""
+
+    def __init__(self, table: PinnedTable) -> None:
+        """Look at nothing yet."""
+        self._table, self._objects = table, table.objects
+        self._turns = Turns(self._objects, table.file_bytes)
+
+    def commit(self, since: Seen, commit: NewCommit) -> Written:
+        """Commit after `since`; commits of others in between are compared one by one.
+
+        Raises: CommitRefusedError where another writer's commit does not go together with this
+            one, or the log was cleaned or replaced meanwhile; StorageError.
+        """
+        try:
+            return self._raced(since, commit)
+        finally:
+            self._turns.give_back()
+
+    def _raced(self, since: Seen, commit: NewCommit) -> Written:
+        passed: list[Passed] = []
+        seen, looks_first = since, not self._objects.is_remote
+        for refusal in range(REFUSALS_MAX):
+            if looks_first or refusal:
+                seen = self._followed(seen, commit, passed)
+                if passed and passed[-1].actions.token == commit.token:
+                    # The put had landed, and its answer was lost.
+                    return Written(seen, passed[:-1])
+            self._turns.wait()
+            if self._put(seen.version + 1, commit):
+                return Written(self._confirmed(seen), passed)
+            self._pause(refusal)
+        problem = f"other writers were faster {REFUSALS_MAX} times; computing again"
+        raise CommitRefusedError(self._table.name, problem)
+
+    def _pause(self, refusal: int) -> None:
+        if refusal >= TURN_AFTER_REFUSALS:
+            self._turns.ask()
+        elif refusal:
+            # Random pauses keep two losers from meeting again.
+            longest_s = min(PAUSE_S * 2**refusal, LONGEST_PAUSE_S)
+            time.sleep(random.random() * longest_s)  # noqa: S311
+
+    # --- following ----------------------------------------------------------------------------
+
+    def _followed(self, seen: Seen, commit: NewCommit, passed: list[Passed]) -> Seen:
+        """The newest commit; those after `seen` are compared, and added to `passed`."""
+        while True:
+            known, following = self._table.commit_infos(seen.version, seen.version + 1)
+            self._check_same(seen, known)
+            if following.type is pa_fs.FileType.NotFound:
+                return Seen(seen.version, stamp_of(known))
+            actions = self._actions(seen.version + 1)
+            seen = Seen(seen.version + 1, stamp_of(following))
+            passed.append(Passed(seen.version, actions))
+            if actions.token == commit.token:
+                return seen
+            conflict = clash(commit, actions)
+            if conflict is not None:
+                raise self._refused(f"{conflict.problem}; computing again")
+            if len(passed) >= PASSED_MAX:
+                raise self._refused(f"{PASSED_MAX} commits came between; opening again")
+
+    def _check_same(self, seen: Seen, known: pa_fs.FileInfo) -> None:
+        if known.type is pa_fs.FileType.NotFound:
+            raise self._refused("the log was cleaned since it was opened; opening again")
+        if seen.stamp is not None and seen.stamp != stamp_of(known):
+            raise self._refused("the log was replaced since it was opened; opening again")
+
+    def _actions(self, version: int) -> CommitActions:
+        content = self._table.commit_bytes(version)
+        try:
+            return commit_actions(content or b"")
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._refused(f"commit {version} cannot be read; opening again") from error
+
+    def _refused(self, problem: str) -> CommitRefusedError:
+        return CommitRefusedError(self._table.name, problem)
+
+    # --- putting ------------------------------------------------------------------------------
+
+    def _put(self, version: int, commit: NewCommit) -> bool:
+        content = commit.content(time.time_ns() // 1_000_000)
+        try:
+            return self._objects.put_new(commit_path(version), content)
+        except _failures() as error:
+            if self._is_there(version, commit):
+                return True
+            raise failed_write(self._table.name, error) from error
+
+    def _is_there(self, version: int, commit: NewCommit) -> bool:
+        try:
+            return self._actions(version).token == commit.token
+        except StorageError:
+            return False
+
+    def _confirmed(self, before: Seen) -> Seen:
+        """The own commit after `before`.
+
+        Where log clean-up has passed `before` meanwhile, no reader looks at this commit: its
+        writer slept between its look and its put.
+        """
+        try:
+            known, own = self._table.commit_infos(before.version, before.version + 1)
+        except StorageError:
+            # A failed look must not hide that the commit before it succeeded.
+            return Seen(before.version + 1)
+        if known.type is pa_fs.FileType.NotFound:
+            raise self._refused("the log was cleaned while it was committed to; looking again")
+        return Seen(before.version + 1, stamp_of(own))
+
+
+def new_token() -> str:
+    """A name for one commit."""
+    return uuid.uuid4().hex
+
+
+def stamp_of(info: pa_fs.FileInfo) -> Stamp:
+    """What tells a commit file from another one of the same version."""
+    return info.size, info.mtime_ns
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    from obstore.exceptions import BaseError
+
+    return (BaseError, DeltaError, OSError)
