@@ -22,8 +22,7 @@ import pyarrow.fs as pa_fs
 from deltalake.exceptions import CommitFailedError
 
 from txmq.clock import Clock
-from txmq.delta.actions import AddedFile, RemovedFile
-from txmq.delta.commit_writer import Seen
+from txmq.delta.actions import AddedFile, RemovedFile, Seen
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, with_partition
 from txmq.delta.parquet import FooterSizes, NewFile, new_file_path

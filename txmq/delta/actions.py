@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote
+
+if TYPE_CHECKING:
+    import pyarrow.fs as pa_fs
 
 LOG_FOLDER = "_delta_log"
 ENGINE = "txmq"
@@ -168,3 +171,19 @@ def path_of(action: Mapping[str, Any]) -> str:
 def commit_path(version: int) -> str:
     """The path of a commit file, relative to the table."""
     return f"{LOG_FOLDER}/{version:020d}.json"
+
+
+# Size and time of a commit file: a log that was replaced has others.
+Stamp = tuple[int | None, int | None]
+
+
+class Seen(NamedTuple):
+    """The newest commit that a writer knows of, and the stamp of its file; None if not known."""
+
+    version: int
+    stamp: Stamp | None = None
+
+
+def stamp_of(info: pa_fs.FileInfo) -> Stamp:
+    """What tells a commit file from another one of the same version."""
+    return info.size, info.mtime_ns

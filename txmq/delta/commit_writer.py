@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.fs as pa_fs
 from deltalake.exceptions import DeltaError
 
-from txmq.delta.actions import CommitActions, NewCommit, commit_actions, commit_path
+from txmq.delta.actions import (
+    CommitActions,
+    NewCommit,
+    Seen,
+    commit_actions,
+    commit_path,
+    stamp_of,
+)
 from txmq.delta.conflicts import clash
-from txmq.delta.failures import failed_write
+from txmq.delta.failures import failed_write, is_of_obstore
 from txmq.delta.turns import Turns
 from txmq.errors import CommitRefusedError, StorageError
 
@@ -30,15 +37,6 @@ TURN_AFTER_REFUSALS = 6
 REFUSALS_MAX = 60
 PAUSE_S = 0.0005
 LONGEST_PAUSE_S = 0.02
-# Size and time of a commit file: a log that was replaced has others.
-Stamp = tuple[int | None, int | None]
-
-
-class Seen(NamedTuple):
-    """The newest commit that a writer knows of, and the stamp of its file; None if not known."""
-
-    version: int
-    stamp: Stamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +139,13 @@ class CommitWriter:
         content = commit.content(time.time_ns() // 1_000_000)
         try:
             return self._objects.put_new(commit_path(version), content)
-        except _failures() as error:
-            if self._is_there(version, commit):
+        except Exception as error:
+            is_of_storage = isinstance(error, DeltaError | OSError) or is_of_obstore(error)
+            if is_of_storage and self._is_there(version, commit):
                 return True
-            raise failed_write(self._table.name, error) from error
+            if is_of_storage:
+                raise failed_write(self._table.name, error) from error
+            raise
 
     def _is_there(self, version: int, commit: NewCommit) -> bool:
         try:
@@ -171,14 +172,3 @@ class CommitWriter:
 def new_token() -> str:
     """A name for one commit."""
     return uuid.uuid4().hex
-
-
-def stamp_of(info: pa_fs.FileInfo) -> Stamp:
-    """What tells a commit file from another one of the same version."""
-    return info.size, info.mtime_ns
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    from obstore.exceptions import BaseError
-
-    return (BaseError, DeltaError, OSError)

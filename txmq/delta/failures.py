@@ -11,7 +11,7 @@ import errno
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -28,6 +28,7 @@ from txmq.errors import (
     UnsupportedTableError,
 )
 
+_OBSTORE = "obstore."
 SHOWN_CHARACTERS_OF_A_CAUSE = 400
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BACKTRACE = ("stack backtrace", "backtrace")
@@ -166,7 +167,14 @@ def _raised_as(error_of: Callable[[str, Exception], StorageError], table: str) -
         raise error_of(table, error) from error
     except BaseException as error:
         refuse_panic(error)
+        if is_of_obstore(error):
+            raise error_of(table, error) from error
         raise
+
+
+def is_of_obstore(error: BaseException) -> TypeGuard[Exception]:
+    """Whether an error is one of obstore, which is loaded at the first commit only."""
+    return isinstance(error, Exception) and type(error).__module__.startswith(_OBSTORE)
 
 
 def _cleaned_behind(table: str) -> CommitRefusedError:

@@ -61,6 +61,12 @@ def partition_columns(
     if not columns or not rows.num_rows:
         yield from [({}, rows)] if rows.num_rows else []
         return
+    # Most appends are of one partition, and grouping costs as much as the rest of a small one.
+    firsts = {name: rows[name][0] for name in columns}
+    if all(pc.all(pc.equal(rows[name], value)).as_py() for name, value in firsts.items()):
+        values = {name: value.as_py() for name, value in firsts.items()}
+        yield partition_texts(values), rows.drop_columns(list(columns))
+        return
     for key in rows.group_by(list(columns), use_threads=False).aggregate([]).to_pylist():
         part = rows
         for name, value in key.items():

@@ -56,13 +56,18 @@ def staging_folder() -> str:
 
 
 def parquet_writer(
-    path: str, schema: pa.Schema, filesystem: pa_fs.FileSystem, statistics: Sequence[str]
+    place: str | pa.NativeFile,
+    schema: pa.Schema,
+    filesystem: pa_fs.FileSystem | None,
+    statistics: Sequence[str],
+    footers: list[pq.FileMetaData] | None = None,
 ) -> pq.ParquetWriter:
-    """A Parquet writer with settings for messages."""
+    """A Parquet writer with settings for messages; its end adds the footer to `footers`."""
     with_dictionary = [name for name in schema.names if name not in WITHOUT_DICTIONARY]
     return pq.ParquetWriter(
-        path, schema, filesystem=filesystem, compression=COMPRESSION,
+        place, schema, filesystem=filesystem, compression=COMPRESSION,
         use_dictionary=with_dictionary, write_statistics=list(statistics),
+        metadata_collector=footers,
     )  # fmt: skip
 
 
@@ -79,6 +84,19 @@ def write_file(
         for part in rows:
             writer.write_table(part)
     return described(path, filesystem, statistics, partition or {})
+
+
+def small_file(
+    rows: pa.Table, statistics: Sequence[str], partition: Mapping[str, str | None]
+) -> tuple[NewFile, pa.Buffer]:
+    """As `write_file`, in memory: the file and its content, which the caller puts at its path."""
+    sink = pa.BufferOutputStream()
+    footers: list[pq.FileMetaData] = []
+    with parquet_writer(sink, rows.schema, None, statistics, footers) as writer:
+        writer.write_table(rows)
+    content = sink.getvalue()
+    stats = _stats_json(footers[0], statistics)
+    return NewFile(new_file_path(), content.size, rows.num_rows, stats, dict(partition)), content
 
 
 def write_partitions(

@@ -25,8 +25,7 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
-from txmq.delta.actions import commit_actions, commit_path
-from txmq.delta.commit_writer import Seen, Stamp, stamp_of
+from txmq.delta.actions import Seen, Stamp, commit_actions, commit_path, stamp_of
 from txmq.delta.failures import read_errors, translated
 from txmq.delta.features import unwritable_features
 from txmq.delta.forks import begin_use
@@ -41,6 +40,8 @@ from txmq.errors import (
 
 # After more commits, asking delta-rs for a mark costs less than reading the commits.
 CARRIED_COMMITS = 16
+# A handle grows with each update.
+REOPEN_AFTER_UPDATES = 100
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 _NOT_FOUND = pa_fs.FileType.NotFound
 _COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
@@ -76,6 +77,7 @@ class PinnedTable:
         # Reading a mark costs half a millisecond, and the marks of a version never change.
         self._marks: dict[str, int | None] = {}
         self._marks_of: int | None = None
+        self._updates = 0
         # The pinned version, and its commit file when it was pinned.
         self._newest_seen: Seen | None = None
 
@@ -105,6 +107,10 @@ class PinnedTable:
 
     def _update(self) -> None:
         handle = self.handle
+        self._updates += 1
+        if self._updates > REOPEN_AFTER_UPDATES:
+            self._handle = self._opened()
+            return
         try:
             handle.update_incremental()
         except (DeltaError, OSError):
@@ -166,7 +172,7 @@ class PinnedTable:
             self.name, lambda: DeltaTable(self.location, storage_options=options), self.missing
         )
         self._check(handle)
-        self._marks_of = None
+        self._marks_of, self._updates = None, 0
         return handle
 
     def _check(self, handle: DeltaTable) -> None:

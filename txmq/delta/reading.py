@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from txmq.delta.actions import CommitActions, path_of
 from txmq.delta.batches import BATCH_BYTES, in_windows, record_batches
 from txmq.delta.failures import failed_read, problem_of, read_errors
 from txmq.delta.features import features_beside_files
@@ -245,6 +246,16 @@ class ReadTable(PinnedTable):
         return pa.concat_tables(
             [with_partition(self._stored_again(file, stored), file, schema) for file in files]
         )
+
+    def added_rows(self, actions: CommitActions, columns: Sequence[str]) -> pa.Table:
+        """The rows that a commit added; only columns that are no partition. Raises: StorageError.
+
+        They are read by the commit file alone, so the pinned version may be older.
+        """
+        schema = self._columns_of(columns)
+        files = [DataFile(path_of(action), 0, action["size"], {}) for action in actions.added]
+        parts = [self._stored_again(file, list(columns)).cast(schema) for file in files]
+        return pa.concat_tables([schema.empty_table(), *parts])
 
     def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
         """All rows whose `column` is one of `values`; reads only the files that may hold them."""

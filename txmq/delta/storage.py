@@ -15,13 +15,13 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
 from txmq.clock import elapsed_ms
-from txmq.delta.actions import AddedFile, NewCommit, RemovedFile
+from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.checkpoints import checkpoint_soon
-from txmq.delta.commit_writer import CommitWriter, Passed, Seen, new_token
+from txmq.delta.commit_writer import CommitWriter, Passed, new_token
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, partition_texts
 from txmq.delta.forks import begin_use
-from txmq.delta.parquet import NewFile, write_file
+from txmq.delta.parquet import NewFile, small_file, write_file
 from txmq.delta.reading import ReadTable
 from txmq.delta.retries import pause
 from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
@@ -35,6 +35,8 @@ from txmq.errors import (
 from txmq.fail_points import FailPoint, reached
 
 REWRITE_MARK = "txmq-rewrite"
+# A file up to this size is made in memory and put by one request.
+SMALL_FILE_BYTES = 4 * 1024 * 1024
 # Files that waited longer for their commit are looked up right before it.
 LOOK_AFTER_MS = 60_000
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
@@ -250,9 +252,18 @@ class Table(ReadTable):
         statistics = self.schema.statistics_columns or self.schema.columns.names
         with translated(self.name):
             return [
-                write_file([part], part.schema, self.filesystem, statistics, values)
+                self._new_file(part, values, statistics)
                 for values, part in partition_columns(rows, self.schema.partition_by)
             ]
+
+    def _new_file(
+        self, rows: pa.Table, partition: Mapping[str, str | None], statistics: Sequence[str]
+    ) -> NewFile:
+        if rows.nbytes > SMALL_FILE_BYTES:
+            return write_file([rows], rows.schema, self.filesystem, statistics, partition)
+        file, content = small_file(rows, statistics, partition)
+        self.objects.put(file.path, content.to_pybytes())
+        return file
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
         """As `swap`, for Parquet files that are already written. Does not refresh.

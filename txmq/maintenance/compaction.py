@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from txmq.delta.files import DataFile, partition_texts
-from txmq.delta.log import removed_by
 from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError
 from txmq.fail_points import FailPoint, reached
 from txmq.results import Sum
 
@@ -85,29 +83,12 @@ def compact(table: Table, target_bytes: int) -> Compacted:
     groups = groups_to_compact(table.refresh().files(), target_bytes)
     if not groups:
         return Compacted()
-    seen = table.version
     merged = [_merged(table, group) for group in groups]
     old = [file for group in groups for file in group]
     reached(FailPoint.FILES_MERGED)
     table.rewrite(old, merged)
     reached(FailPoint.FILES_REPLACED)
-    _withdraw_if_doubled(table, seen, old, merged)
     return Compacted(len(old), len(merged))
-
-
-def _withdraw_if_doubled(
-    table: Table, seen: int, old: Sequence[DataFile], merged: Sequence[NewFile]
-) -> None:
-    """Remove our files again where another program compacted one of the same files meanwhile."""
-    paths = {file.path for file in old}
-    removed = removed_by(table, range(seen + 1, table.version + 1))
-    if len([path for path in removed if path in paths]) == len(paths):
-        return
-    merged_paths = {file.path for file in merged}
-    table.rewrite([file for file in table.refresh().files() if file.path in merged_paths], [])
-    raise CommitRefusedError(
-        table.schema.name, "another program compacts it; switch that off, maintenance compacts it"
-    )
 
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:

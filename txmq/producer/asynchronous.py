@@ -25,6 +25,7 @@ from txmq.message.ids import message_id, new_transaction_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd, Sending
+from txmq.producer.ends import asked_ends
 from txmq.producer.group_commit import GroupCommitter, Size
 from txmq.producer.results import SendFuture, SendResult, TransactionSendResult
 from txmq.producer.routing import PlannedSend, RoutedMessage, send_result
@@ -138,8 +139,8 @@ class AsyncSends:
 
         Raises: SendForbiddenError, ClosedError.
         """
-        transaction_id = new_transaction_id(self._commits.now_ms())
-        return self._begun((PlannedSend(transaction_id, (routed,)),), execute, argument)
+        since, transaction_id = self._commits.followed, new_transaction_id(self._commits.now_ms())
+        return self._begun((PlannedSend(transaction_id, (routed,), since),), execute, argument)
 
     def _begun(
         self, sends: Sequence[PlannedSend], execute: Execute | None, argument: object
@@ -236,13 +237,9 @@ class AsyncSends:
         for entry in executed:
             if entry.state not in _END_KINDS:
                 self._finish(entry, [], None)
-        ends = [
-            (send.transaction_id, _END_KINDS[state])
-            for sent, state in with_end
-            for send in sent.sends
-        ]
+        sends = [(send, _END_KINDS[state]) for sent, state in with_end for send in sent.sends]
         try:
-            resolutions = iter(self._commits.append_ends(ends))
+            resolutions = iter(self._commits.append_ends(asked_ends(sends)))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             for entry in with_end:
                 self._finish(entry, [], error)

@@ -24,7 +24,7 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import DataFrameSend
-from txmq.producer.ends import AskedEnds, Ends, trusted_s
+from txmq.producer.ends import AskedEnds, trusted_s
 from txmq.producer.group_commit import Size
 from txmq.producer.keyed import KeyedAttempt, KeyedTry
 from txmq.producer.log_commits import LogCommits
@@ -157,7 +157,8 @@ class ProducerCommits:
         ids = [key for key, error in refused.items() if isinstance(error, TopicChangedError)]
         # Where this fails the check does it.
         with suppress(TxmqError):
-            self.append_ends([(transaction_id, ClaimKind.ROLLBACK) for transaction_id in ids])
+            ends = [(transaction_id, ClaimKind.ROLLBACK) for transaction_id in ids]
+            self.append_ends(AskedEnds(ends))
 
     def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
         """Tell the hooks that these sends begin. Raises: SendForbiddenError."""
@@ -235,7 +236,8 @@ class ProducerCommits:
             resolution = self._end_without_halves(end) if end.is_old else None
             if resolution is None:
                 ends = [(end.transaction_id, end.kind)]
-                (resolution,) = self.append_ends(ends, is_doubtful=end.is_doubtful)
+                asked = AskedEnds(ends, end.is_doubtful, end.since)
+                (resolution,) = self.append_ends(asked)
             resolution.confirm(end.transaction_id, end.kind)
         except BaseException as error:
             self.hooks.ended(end, resolution, error, begun_s)
@@ -247,14 +249,16 @@ class ProducerCommits:
         resolution = EndReader(self.store.tables.logs()).end_of(end.transaction_id)
         return resolution if resolution.halves is None else None
 
-    def append_ends(self, ends: Ends, *, is_doubtful: bool = False) -> Sequence[Resolution]:
-        """Claim ends in one shared commit, and read the state of each transaction after it.
-
-        With `is_doubtful` more logs are read, as for what is old.
-        """
-        if not ends:
+    def append_ends(self, asked: AskedEnds) -> Sequence[Resolution]:
+        """Claim ends in one shared commit, and read the state of each transaction after it."""
+        if not asked.ends:
             return ()
-        return self._logs.ends.submit(AskedEnds(ends, is_doubtful), Size(len(ends))).result()
+        return self._logs.ends.submit(asked, Size(len(asked.ends))).result()
+
+    @property
+    def followed(self) -> int | None:
+        """The op version that was followed so far; see AskedEnds."""
+        return self._logs.followed
 
     def recall(self, transaction_id: str, sequence: int) -> None:
         """Claim the RECALL of a delayed message and confirm it: one commit, shared.

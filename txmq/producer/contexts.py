@@ -40,6 +40,7 @@ class AskedEnd:
         messages: empty if this process does not have them.
         is_doubtful: the claim alone proves nothing; settled facts and halves are read too.
         is_old: retention may have removed its halves; then nothing is claimed.
+        since: as in AskedEnds.
     """
 
     transaction_id: str
@@ -48,6 +49,7 @@ class AskedEnd:
     message_count: int | None = None
     is_doubtful: bool = False
     is_old: bool = False
+    since: int | None = None
 
     @property
     def kind(self) -> ClaimKind:

@@ -9,8 +9,10 @@ from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.ids import transaction_time_ms
+from txmq.producer.routing import PlannedSend
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import end_table
+from txmq.store.passing_claims import OWN_ENDS, PassingClaims
 from txmq.store.resolution import EndReader, Resolution
 
 if TYPE_CHECKING:
@@ -22,10 +24,24 @@ _CLOCK_STEP_MS = 60_000
 
 
 class AskedEnds(NamedTuple):
-    """Ends that one caller asks for; `is_doubtful` has more logs read before they are believed."""
+    """Ends that one caller asks for.
+
+    Attributes:
+        is_doubtful: more logs are read before the ends are believed.
+        since: the op version that this process had followed when it began the transactions, and
+            this is the first end that it asks for; None where somebody else may have begun them.
+    """
 
     ends: Ends
     is_doubtful: bool = False
+    since: int | None = None
+
+
+def asked_ends(sends: Sequence[tuple[PlannedSend, ClaimKind]]) -> AskedEnds:
+    """The ends of sends whose only end this is."""
+    sinces = [send.since for send, _ in sends if send.since is not None]
+    since = min(sinces) if len(sinces) == len(sends) and sends else None
+    return AskedEnds([(send.transaction_id, kind) for send, kind in sends], since=since)
 
 
 def trusted_s(reserved_h: float) -> float:
@@ -41,10 +57,16 @@ class EndCommits:
         logs = store.tables.logs()
         self.reader = EndReader(logs)
         self._claims = ClaimWriter(logs.op, "producer", store.config.half_queues)
+        self._passing = PassingClaims(logs.op.table)
         self._group, self._clock = producer_group, clock
         self._trusted_ms = trusted_s(store.config.file_reserved_time_h) * 1000
         # Heads carry the session, and halves go to the same queue as their ends.
         self.session, self.queue_id = self._claims.session, self._claims.queue_id
+
+    @property
+    def followed(self) -> int | None:
+        """The op version that was followed so far; what is begun now is claimed after it."""
+        return self._passing.followed
 
     def commit(self, ends: Ends, *, operator_reason: str | None = None) -> list[Resolution]:
         """As `commit_all` for the ends of one caller."""
@@ -76,16 +98,32 @@ class EndCommits:
             reason=operator_reason,
         )  # fmt: skip
         reached(FailPoint.END_READY)
-        self._claims.append_table(rows)
+        is_own = all(of_caller.since is not None for of_caller in asked)
+        self._claims.append_table(rows, OWN_ENDS if is_own else "")
         reached(FailPoint.END_COMMITTED)
-        resolutions = self.reader.ends_after_claims(ends, self._doubtful(asked, now_ms))
+        claimed, doubtful = self._claimed(asked), self._doubtful(asked, now_ms)
+        resolutions = self.reader.ends_after_claims(ends, claimed, doubtful)
         reached(FailPoint.END_CONFIRMED)
         return resolutions
+
+    def _claimed(self, asked: Sequence[AskedEnds]) -> list[str]:
+        """The transactions that somebody else may have claimed before the commit just made."""
+        passing = self._passing
+        passing.note(
+            [end[0] for of_caller in asked if of_caller.since is None for end in of_caller.ends]
+        )
+        is_followed = passing.followed == self._claims.last_version()
+        return [
+            transaction_id
+            for ends, _, since in asked
+            for transaction_id, _ in ends
+            if not is_followed or passing.is_claimed(transaction_id, since)
+        ]
 
     def _doubtful(self, asked: Sequence[AskedEnds], now_ms: int) -> list[str]:
         return [
             transaction_id
-            for ends, is_doubtful in asked
+            for ends, is_doubtful, _ in asked
             for transaction_id, _ in ends
             if is_doubtful or self._is_old(transaction_id, now_ms)
         ]

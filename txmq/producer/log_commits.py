@@ -59,6 +59,11 @@ class LogCommits:
         )
         self.keyed = KeyedHalves(store, producer_group, watch)
 
+    @property
+    def followed(self) -> int | None:
+        """The op version that the ends have followed so far."""
+        return self._end_commits.followed
+
     def _committer(
         self, commit: Callable[[list[Item]], Sequence[Answer]], name: str
     ) -> GroupCommitter[Item, Answer]:

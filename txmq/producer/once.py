@@ -23,7 +23,6 @@ from txmq.message.message import Message
 from txmq.producer.attempts import Attempt, attempts_that_count
 from txmq.producer.ends import EndCommits
 from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
-from txmq.store.numbered import reopen_sometimes
 from txmq.store.resolution import Resolution
 
 if TYPE_CHECKING:
@@ -188,11 +187,9 @@ class ScopedHalves:
     def __init__(self, half: HalfLog) -> None:
         """Open nothing yet."""
         self.log = half
-        self._commits = 0
 
     def refresh(self) -> None:
         """Move to the newest version: what the next `append` is compared with."""
-        reopen_sometimes(self.log.table, self._commits)
         self.log.table.refresh()
 
     def has_any(self, scope: str) -> bool:
@@ -210,7 +207,6 @@ class ScopedHalves:
         new_files = [*files, *table.new_files(rows)]
         reached(FailPoint.FILES_WRITTEN)
         table.swap_files(new_files, risen)
-        self._commits += 1
         table.refresh()
 
 

@@ -13,6 +13,7 @@ from txmq.lifecycle import ClaimKind
 from txmq.message.ids import new_transaction_id
 from txmq.message.message import Message
 from txmq.producer.commits import ProducerCommits
+from txmq.producer.ends import asked_ends
 from txmq.producer.results import SendResult
 from txmq.producer.routing import (
     MessageRouter,
@@ -54,10 +55,11 @@ class OrdinaryMessages:
         )
         for error in refused.values():
             raise error
-        ends = [(send.transaction_id, ClaimKind.COMMIT) for send in sends]
-        resolutions = self._commits.append_ends(ends)
-        for (transaction_id, kind), resolution in zip(ends, resolutions, strict=True):
-            resolution.confirm(transaction_id, kind)
+        resolutions = self._commits.append_ends(
+            asked_ends([(send, ClaimKind.COMMIT) for send in sends])
+        )
+        for send, resolution in zip(sends, resolutions, strict=True):
+            resolution.confirm(send.transaction_id, ClaimKind.COMMIT)
 
     def planned(
         self,
@@ -73,8 +75,10 @@ class OrdinaryMessages:
             _batch(messages), queue_id, queue_selector, is_transactional=False
         )
         self._commits.check_open()
-        now_ms = self._commits.now_ms()
-        return [PlannedSend(new_transaction_id(now_ms), split) for split in self._split(batch)]
+        since, now_ms = self._commits.followed, self._commits.now_ms()
+        return [
+            PlannedSend(new_transaction_id(now_ms), split, since) for split in self._split(batch)
+        ]
 
     def _split(self, batch: Sequence[RoutedMessage]) -> Iterator[list[RoutedMessage]]:
         """Split a batch, in its order, into transactions of at most the allowed size."""

@@ -80,10 +80,15 @@ class RoutedMessage(NamedTuple):
 
 
 class PlannedSend(NamedTuple):
-    """One transaction and the messages that are sent in it."""
+    """One transaction and the messages that are sent in it.
+
+    Attributes:
+        since: as in AskedEnds; None for a transaction that another process may have begun.
+    """
 
     transaction_id: str
     routed: Sequence[RoutedMessage]
+    since: int | None = None
 
     @property
     def messages(self) -> list[Message]:

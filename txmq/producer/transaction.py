@@ -79,6 +79,8 @@ class Transaction(MarkedTransaction):
         is_done = attempt is not None and attempt.state is TransactionState.COMMITTED
         self._final_state = TransactionState.COMMITTED if is_done else None
         self._prepared_s = 0.0
+        # A key's transaction may have been begun by others.
+        self._since = iter((commits.followed if attempt is None else None,))
 
     @property
     def state(self) -> TransactionState | None:
@@ -268,7 +270,10 @@ class Transaction(MarkedTransaction):
         count = None if self._dataframes else len(self._messages)
         state = LocalTransactionState(kind.value)
         is_doubtful = self._attempt is not None or self._is_old
-        self._commits.end(AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old))
+        # Of two ends that are asked for, also by two threads, only the first is taken on trust.
+        since = next(self._since, None)
+        end = AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old, since)
+        self._commits.end(end)
         self._final_state = end_asked_for(kind)
 
     @property

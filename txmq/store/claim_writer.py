@@ -38,8 +38,10 @@ class ClaimWriter:
         """
         self.append_table(op_table(rows, self.queue_id))
 
-    def append_table(self, rows: pa.Table) -> None:
+    def append_table(self, rows: pa.Table, note: str = "") -> None:
         """Append claims, given as columns of OP, in one commit; this sets queue and ordinals.
+
+        `note` is as in `Table.append`.
 
         Retry: after an error the claims may be in the log. Pass the same table object again, and
         they are written once.
@@ -50,7 +52,7 @@ class ClaimWriter:
         self._commits.commit(
             rows,
             lambda app_id, number: self.op.append_table(
-                rows, self.queue_id, app_id=app_id, number=number
+                rows, self.queue_id, app_id=app_id, number=number, note=note
             ),
         )
 

@@ -5,14 +5,12 @@ A writer counts its commits under its own name; Delta keeps the newest number of
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
+from txmq.delta.forks import process_id
 from txmq.delta.storage import Table
-
-REOPEN_AFTER_COMMITS = 100
 
 
 class _Commit(NamedTuple):
@@ -33,7 +31,7 @@ class NumberedCommits:
     def _begin(self) -> None:
         self.session = uuid.uuid4()
         self._app_id = f"txmq-{self._kind}/{self.session}"
-        self._last, self._process_id = _Commit(0), os.getpid()
+        self._last, self._process_id, self._version = _Commit(0), process_id(), 0
 
     def commit(self, rows: object, write: Callable[[str, int], int]) -> None:
         """Make one commit of `rows` with `write(app_id, number)`.
@@ -44,30 +42,21 @@ class NumberedCommits:
 
         Raises: StorageError, also if the table cannot be read; then nothing was written.
         """
-        if self._process_id != os.getpid():
+        if self._process_id != process_id():
             # After a fork both processes would count under one name.
             self._begin()
         is_retry = rows is self._last.unanswered
         if not is_retry:
-            reopen_sometimes(self._table, self._last.number)
             self._last = _Commit(self._last.number + 1, rows)
-        if not (is_retry and self._has_landed()):
-            write(self._app_id, self._last.number)
+        if is_retry and self._has_landed():
+            self._version = self._table.version_of(self._app_id, self._last.number)
+        else:
+            self._version = write(self._app_id, self._last.number)
         self._last = _Commit(self._last.number)
 
     def last_version(self) -> int:
         """The version of the last commit, which need not be the newest version; 0 commits."""
-        return self._table.version_of(self._app_id, self._last.number)
+        return self._version
 
     def _has_landed(self) -> bool:
         return (self._table.reopen().mark(self._app_id) or 0) >= self._last.number
-
-
-def reopen_sometimes(table: Table, commits: int) -> None:
-    """Open the table again before every hundredth commit, because a handle grows with each commit.
-
-    It is called before a commit, so that an error of the opening is not taken for one of the
-    commit.
-    """
-    if commits and commits % REOPEN_AFTER_COMMITS == 0:
-        table.reopen()

@@ -195,9 +195,12 @@ class OpLog:
         """Append claims in one commit and return its version. Raises: as `Table.append`."""
         return self.append_table(op_table(rows, queue_id), queue_id, app_id=app_id, number=number)
 
-    def append_table(self, rows: pa.Table, queue_id: int, *, app_id: str, number: int) -> int:
+    def append_table(
+        self, rows: pa.Table, queue_id: int, *, app_id: str, number: int, note: str = ""
+    ) -> int:
         """As `append`, for claims as columns of OP; this sets queue, ordinals and date."""
-        return self.table.append(_as_one_commit(rows, queue_id), app_id=app_id, number=number)
+        one = _as_one_commit(rows, queue_id)
+        return self.table.append(one, app_id=app_id, number=number, note=note)
 
 
 def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:

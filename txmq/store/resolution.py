@@ -82,24 +82,29 @@ class EndReader:
         return {transaction_id: end for transaction_id, end in ends.items() if end.is_kept}
 
     def ends_after_claims(
-        self, ends: Sequence[tuple[str, ClaimKind]], doubtful: Collection[str] = ()
+        self,
+        ends: Sequence[tuple[str, ClaimKind]],
+        claimed: Sequence[str] = (),
+        doubtful: Collection[str] = (),
     ) -> list[Resolution]:
         """The end of each transaction for which these claims were appended just now; 0 commits.
 
-        The claims must have been appended through the op log of these `logs`, so that its handle
-        shows them. If all claims about a transaction name the same end, that is its end. If they
-        differ, the fact decides, or the order of the claims that are not settled yet.
+        If all claims about a transaction name the same end, that is its end. If they differ, the
+        fact decides, or the order of the claims that are not settled yet.
 
         Args:
             ends: the claims.
+            claimed: transactions that others may have claimed before; the op log is read for them.
             doubtful: transactions whose other claims may be gone, or whose halves may not be all
                 there; facts, claims and halves are read for these too.
         """
-        contested = self._contested([transaction_id for transaction_id, _ in ends])
-        decided = self.ends_of(list({*contested, *doubtful}))
+        decided = self.ends_of(list({*self._contested(claimed), *doubtful}))
         return [decided.get(transaction_id) or _UNCONTESTED[kind] for transaction_id, kind in ends]
 
     def _contested(self, transaction_ids: Sequence[str]) -> list[str]:
+        if not transaction_ids:
+            return []
+        self._logs.op.refresh()
         rows = self._logs.op.rows_about(pa.array(transaction_ids, pa.string()))
         rows = rows.filter(pc.not_equal(rows["kind"], ClaimKind.UNKNOWN.value))
         kinds = rows.group_by("transaction_id").aggregate([("kind", "count_distinct")])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from tests.kit.builders import GROUP, halves, messages, op_row, table_versions, transaction_id
+from tests.kit.commits import after_commit
 from tests.kit.reading import log_rows, publish, topic_rows
 from txmq.admin.operator import Operator
 from txmq.admin.operator_result import OperatorResult
@@ -459,19 +459,17 @@ def test_other_end_that_was_first_is_told(store: Store, operator: Operator) -> N
 
 
 def test_version_is_that_of_the_claim_where_others_commit_right_after_it(
-    store: Store, operator: Operator, monkeypatch: pytest.MonkeyPatch
+    store: Store, operator: Operator
 ) -> None:
     prepare(store, halves(1))
-    commit, later = DeltaTable.create_write_transaction, [op_row(7), op_row(8)]
 
-    def commit_and_others_after_it(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
-        commit(handle, *arguments, **options)
-        while later:
-            store.tables.op_log().append([later.pop()], 0, app_id="rival", number=2 - len(later))
+    def append_others() -> None:
+        for number in (1, 2):
+            rows = [op_row(6 + number)]
+            store.tables.op_log().append(rows, 0, app_id="rival", number=number)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_and_others_after_it)
-
-    result = operator.resolve(transaction_id(1), COMMIT, reason=REASON, apply=True)
+    with after_commit(append_others):
+        result = operator.resolve(transaction_id(1), COMMIT, reason=REASON, apply=True)
 
     (row,) = store.tables.op_log().between(0, 1).to_pylist()
     assert (row["transaction_id"], row["source"]) == (transaction_id(1), "operator")

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import halves, ids, messages, op_row, transaction_id
+from txmq.delta import pinned
 from txmq.delta.files import may_hold
 from txmq.delta.parquet import NewFile, described
 from txmq.delta.pinned import CARRIED_COMMITS
@@ -864,6 +865,29 @@ def test_refresh_looks_at_delta_only_where_something_was_committed(
     another().swap(number_rows(2), {"progress": 2})
     assert numbers.refresh().mark("progress") == 2
     assert sum(it is numbers.handle for it in looks) == 1
+
+
+def test_handle_is_opened_anew_from_time_to_time(
+    numbers: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned, "REOPEN_AFTER_UPDATES", 2)
+    handles = []
+    for number in range(1, 10):
+        numbers.append(number_rows(number), app_id=APP, number=number)
+        handles.append(numbers.handle)
+
+    assert len(set(map(id, handles))) == 3
+    assert stored_numbers(numbers) == [*range(1, 10)]
+
+
+def test_appends_alone_read_no_snapshot(numbers: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers.append(number_rows(1), app_id=APP, number=1)
+    monkeypatch.setattr(numbers, "refresh", None)
+    monkeypatch.setattr(numbers, "reopen", None)
+
+    versions = [numbers.append(number_rows(n), app_id=APP, number=n) for n in (2, 3, 4)]
+
+    assert versions == [2, 3, 4]
 
 
 def test_look_that_fails_neither_loses_a_commit_nor_its_answer(

@@ -8,11 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from tests.kit.builders import op_row, transaction_id
+from tests.kit.commits import after_commit
 from txmq.errors import StorageError, StoreFullError, UnknownCommitError
-from txmq.store import numbered
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow, op_table
 from txmq.store.store import Store
@@ -48,21 +47,6 @@ def ids(*numbers: int) -> list[str]:
 
 
 @contextmanager
-def after_commit(action: Callable[[], None]) -> Iterator[None]:
-    """Run `action` once, right after the next Delta commit of this process."""
-    waiting, commit = [action], DeltaTable.create_write_transaction
-
-    def write(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
-        commit(handle, *arguments, **options)
-        if waiting:
-            waiting.pop()()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeltaTable, "create_write_transaction", write)
-        yield
-
-
-@contextmanager
 def unreadable(writer: ClaimWriter) -> Iterator[None]:
     """Nothing can be read through the writer's table."""
 
@@ -71,6 +55,7 @@ def unreadable(writer: ClaimWriter) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer.op.table, "_opened", fails)
+        patch.setattr(writer.op.table, "commit_bytes", lambda _: fails())
         yield
 
 
@@ -120,7 +105,7 @@ def test_last_version_is_the_commit_that_holds_the_claims(
 ) -> None:
     rival = new_writer(store)
 
-    with after_commit(lambda: [rival.append([op_row(number)]) for number in (7, 8)] and None):
+    with after_commit(lambda: [rival.append([op_row(number)]) for number in (7, 8)]):
         writer.append([op_row(1)])
 
     assert store.tables.op_log().table.version == 3
@@ -232,39 +217,3 @@ def test_full_disk_leaves_nothing_behind(store: Store, writer: ClaimWriter) -> N
     writer.append([op_row(2)])
 
     assert written(store) == ids(2)
-
-
-# --- the handle --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbered, "REOPEN_AFTER_COMMITS", 2)
-
-
-@pytest.mark.usefixtures("often")
-def test_handle_is_opened_anew_from_time_to_time(store: Store, writer: ClaimWriter) -> None:
-    handles = []
-    for number in range(1, 7):
-        writer.append([op_row(number)])
-        handles.append(writer.op.table.handle)
-
-    assert len(set(map(id, handles))) == 3
-    assert written(store) == ids(1, 2, 3, 4, 5, 6)
-
-
-@pytest.mark.usefixtures("often")
-def test_handle_that_cannot_be_opened_anew_fails_no_commit_that_was_made(
-    store: Store, writer: ClaimWriter
-) -> None:
-    own = rows(3)
-    writer.append_table(rows(1))
-    with unreadable(writer):
-        writer.append_table(rows(2))
-        with pytest.raises(StorageError):
-            writer.append_table(own)
-    assert written(store) == ids(1, 2)
-
-    writer.append_table(own)
-
-    assert written(store) == ids(1, 2, 3)

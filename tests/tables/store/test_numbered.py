@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
 from typing import TYPE_CHECKING
 
 from tests.kit.builders import halves
+from txmq.delta import forks
 from txmq.store.numbered import NumberedCommits
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def test_writer_that_was_forked_counts_under_a_name_of_its_own(
                 rows, app_id=app_id, number=count
             ),
         )
-        monkeypatch.setattr(os, "getpid", lambda: -1)
+        monkeypatch.setattr(forks._Process, "id", -1)
 
     rows = tables[0].refresh().read(tables[0].files(), ("transaction_id",))
     assert len(rows["transaction_id"].unique()) == 2

@@ -1,0 +1,64 @@
+"""Claims of others that a producer sees pass by in the op log, commit by commit.
+
+A producer that ends its own transactions must know whether somebody else claimed another end
+before. Most commits are of producers that end what they began themselves, and say so in a note;
+they are passed over. The others are read. So no end needs a look at the whole log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from txmq.delta.commit_writer import Passed
+from txmq.delta.storage import Table
+from txmq.errors import StorageError
+from txmq.lifecycle import ClaimKind
+
+# The note of a commit whose claims all end transactions that its writer began.
+OWN_ENDS = "own-ends"
+CLAIMED_MAX = 100_000
+_COLUMNS = ("transaction_id", "kind")
+
+
+class PassingClaims:
+    """The claims of others since a version of the op log. One thread changes it, others read.
+
+    Attributes:
+        followed: the version up to which all commits are known; None before the first own commit.
+            A transaction that begins now can only be claimed in later ones.
+    """
+
+    def __init__(self, table: Table) -> None:
+        """Follow the commits that are made through `table`."""
+        self._table = table
+        self._claimed: set[str] = set()
+        self._since = -1
+        self.followed: int | None = None
+        table.watch = self._passed
+
+    def is_claimed(self, transaction_id: str, since: int | None) -> bool:
+        """Whether others may have claimed an end of a transaction that began at `since`.
+
+        True also where commits after `since` were not seen, and for None.
+        """
+        return since is None or since < self._since or transaction_id in self._claimed
+
+    def note(self, transaction_ids: Sequence[str]) -> None:
+        """Count own claims among those of others: another end may be asked for later."""
+        self._claimed.update(transaction_ids)
+
+    def _passed(self, since: int, passed: Sequence[Passed], version: int) -> None:
+        if since != self.followed or len(self._claimed) > CLAIMED_MAX:
+            self._claimed, self._since = set(), since
+        try:
+            for commit in passed:
+                if commit.actions.note != OWN_ENDS:
+                    self._claimed.update(self._claims_of(commit))
+        except (StorageError, OSError):
+            # What could not be read may be about anything.
+            self._claimed, self._since = set(), version
+        self.followed = version
+
+    def _claims_of(self, commit: Passed) -> list[str]:
+        rows = self._table.added_rows(commit.actions, _COLUMNS).to_pylist()
+        return [row["transaction_id"] for row in rows if row["kind"] != ClaimKind.UNKNOWN.value]
