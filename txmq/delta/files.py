@@ -63,7 +63,8 @@ def partition_columns(
         return
     # Most appends are of one partition, and grouping costs as much as the rest of a small one.
     firsts = {name: rows[name][0] for name in columns}
-    if all(pc.all(pc.equal(rows[name], value)).as_py() for name, value in firsts.items()):
+    is_one = (pc.all(pc.equal(rows[n], v), skip_nulls=False).as_py() for n, v in firsts.items())
+    if all(is_one):
         values = {name: value.as_py() for name, value in firsts.items()}
         yield partition_texts(values), rows.drop_columns(list(columns))
         return

@@ -7,6 +7,7 @@ pause. Nothing but patience rests on this file: a commit is right with it and wi
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Turns:
         self._own = uuid.uuid4().hex.encode()
         # A turn that took longer than our patience; its owner may be dead.
         self._ignored = self._own
-        self._looked_s = 0.0
+        self._looked_s = -math.inf
         self._is_asked = False
 
     def ask(self) -> None:

@@ -1,0 +1,289 @@
+"""The commit writer on a real log: who is first, what passes, what is refused, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from tests.kit.commits import after_commit
+from tests.kit.delta_protocol import checked
+from txmq.delta import commit_writer
+from txmq.delta.actions import LOG_FOLDER, commit_path
+from txmq.delta.objects import Objects
+from txmq.delta.schemas import TableSchema
+from txmq.delta.storage import Table
+from txmq.delta.turns import TURN_FILE, Turns
+from txmq.errors import CommitRefusedError, StoreFullError
+from txmq.testing import before_commit, failing_commits
+
+NUMBERS = TableSchema(
+    "numbers",
+    pa.schema([pa.field("number", pa.int64()), pa.field("part", pa.string())]),
+    partition_by=("part",),
+    change_data_feed=True,
+)
+APP = "app"
+
+
+def rows(*numbers: int, part: str | None = "a") -> pa.Table:
+    columns = {"number": list(numbers), "part": [part] * len(numbers)}
+    return pa.table(columns, schema=NUMBERS.columns)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    made = Table(str(tmp_path / "numbers"), NUMBERS)
+    made.create(checkpoint_interval=1000)
+    return made.refresh()
+
+
+def another(table: Table) -> Table:
+    return Table(table.location, NUMBERS).refresh()
+
+
+def stored(table: Table) -> list[int]:
+    fresh = another(table)
+    return sorted(fresh.read(fresh.files(), ("number",))["number"].to_pylist())
+
+
+# --- what it writes ------------------------------------------------------------------------------
+
+
+def test_every_commit_keeps_delta_s_protocol_to_the_letter(table: Table) -> None:
+    table.append(rows(1), app_id=APP, number=1)
+    table.append(pa.concat_tables([rows(2), rows(3, part=None), rows(4, part="ä/ %2F=")]),
+                 app_id=APP, number=2)  # fmt: skip
+    table.swap(rows(5), {"progress": 1})
+    table.commit_marks({"progress": 2})
+    table.rewrite(table.files()[:2], table.new_files(rows(9)))
+    table.remove(table.files()[:1], {"progress": 3})
+    table.replace(rows(7), {"progress": 4})
+
+    snapshot = checked(table.location)
+
+    assert snapshot.version == 7
+    assert snapshot.marks["progress"] == 4
+    assert [action["size"] for action in snapshot.live.values()] == [
+        file.size_bytes for file in another(table).files()
+    ]
+    assert stored(table) == [7]
+
+
+def test_delta_rs_reads_what_it_writes(table: Table) -> None:
+    table.append(pa.concat_tables([rows(1), rows(2, part=None)]), app_id=APP, number=1)
+    table.remove([file for file in table.files() if file.partition["part"] is None])
+
+    handle = DeltaTable(table.location)
+
+    assert pa.table(handle.to_pyarrow_table()).to_pylist() == [{"number": 1, "part": "a"}]
+    assert handle.transaction_version(APP) == 1
+    changes = pa.table(handle.load_cdf(1, 2)).to_pylist()
+    kinds = {(row["number"], row["_change_type"], row["_commit_version"]) for row in changes}
+    assert kinds == {(1, "insert", 1), (2, "insert", 1), (2, "delete", 2)}
+
+
+# --- races ---------------------------------------------------------------------------------------
+
+
+def appended_by_delta_rs(table: Table) -> None:
+    write_deltalake(table.location, rows(100), mode="append")
+
+
+def appended_by_txmq(table: Table) -> None:
+    another(table).append(rows(100), app_id="rival", number=1)
+
+
+@pytest.mark.parametrize("rival", [appended_by_delta_rs, appended_by_txmq])
+def test_append_follows_the_appends_of_others(table: Table, rival: Callable[[Table], None]) -> None:
+    with before_commit(lambda: rival(table)):
+        version = table.append(rows(1), app_id=APP, number=1)
+
+    assert version == 2
+    assert stored(table) == [1, 100]
+    assert another(table).changes(version, version, ["number"])["number"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("rival", [appended_by_delta_rs, appended_by_txmq])
+def test_append_of_delta_rs_follows_ours(table: Table, rival: Callable[[Table], None]) -> None:
+    with after_commit(lambda: rival(table)):
+        table.append(rows(1), app_id=APP, number=1)
+
+    assert stored(table) == [1, 100]
+
+
+def mark_by_delta_rs(table: Table) -> None:
+    properties = CommitProperties(app_transactions=[Transaction("progress", 5, 1)])
+    write_deltalake(table.location, rows(100), mode="append", commit_properties=properties)
+
+
+def mark_by_txmq(table: Table) -> None:
+    another(table).swap(rows(100), {"progress": 5})
+
+
+@pytest.mark.parametrize("rival", [mark_by_delta_rs, mark_by_txmq])
+def test_swap_is_refused_where_another_writer_moved_its_mark(
+    table: Table, rival: Callable[[Table], None]
+) -> None:
+    with (
+        before_commit(lambda: rival(table)),
+        pytest.raises(CommitRefusedError, match="moved the mark progress"),
+    ):
+        table.swap(rows(1), {"progress": 1})
+
+    assert stored(table) == [100]
+    assert another(table).mark("progress") == 5
+
+
+def test_file_is_removed_once(table: Table) -> None:
+    table.append(rows(1), app_id=APP, number=1)
+    rival = another(table)
+
+    def delete_by_delta_rs() -> None:
+        DeltaTable(table.location).delete("number = 1")
+
+    with (
+        before_commit(delete_by_delta_rs),
+        pytest.raises(CommitRefusedError, match="another writer removed part-"),
+    ):
+        rival.rewrite(rival.files(), rival.new_files(rows(1)))
+
+    assert stored(table) == []
+
+
+def test_commit_after_the_properties_changed_is_computed_again(table: Table) -> None:
+    with before_commit(lambda: another(table).set_properties({"txmq.test": "1"})):
+        table.append(rows(1), app_id=APP, number=1)
+
+    assert table.properties()["txmq.test"] == "1"
+    with (
+        before_commit(lambda: another(table).set_properties({"txmq.test": "2"})),
+        pytest.raises(CommitRefusedError, match="columns or properties"),
+    ):
+        table.swap(rows(2), {"progress": 1})
+    assert stored(table) == [1]
+
+
+def test_file_whose_removal_was_another_one_s_does_not_stop_appends(table: Table) -> None:
+    table.append(rows(1), app_id=APP, number=1)
+    rival = another(table)
+
+    with before_commit(lambda: rival.remove(rival.files())):
+        table.append(rows(2), app_id=APP, number=2)
+
+    assert stored(table) == [2]
+
+
+# --- logs that are not what they were ------------------------------------------------------------
+
+
+def test_log_that_went_back_is_not_written_beyond_its_end(table: Table) -> None:
+    for number in (1, 2, 3):
+        table.append(rows(number), app_id=APP, number=number)
+    for version in (2, 3):
+        Path(table.location, commit_path(version)).unlink()
+
+    version = table.append(rows(9), app_id=APP, number=9)
+
+    assert version == 2
+    assert stored(table) == [1, 9]
+
+
+def test_log_that_was_replaced_is_not_taken_for_the_old_one(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.append(rows(1), app_id=APP, number=1)
+    newest = Path(table.location, commit_path(1))
+    lines = newest.read_text(encoding="utf-8").splitlines(keepends=True)
+    newest.unlink()
+    newest.write_text("".join(line for line in lines if '"txn"' not in line), encoding="utf-8")
+    reopen, opened = table.reopen, []
+    monkeypatch.setattr(table, "reopen", lambda: opened.append(1) or reopen())
+
+    version = table.append(rows(9), app_id=APP, number=9)
+
+    assert version == 2
+    assert opened
+    assert stored(table) == [1, 9]
+
+
+def test_emptied_commit_of_another_is_opened_again(table: Table) -> None:
+    def emptied() -> None:
+        appended_by_txmq(table)
+        Path(table.location, commit_path(1)).write_bytes(b"")
+
+    with before_commit(emptied):
+        version = table.append(rows(1), app_id=APP, number=1)
+
+    assert version == 2
+
+
+def test_full_disk_is_named_and_nothing_is_committed(table: Table) -> None:
+    error = OSError(28, "No space left on device")
+
+    with failing_commits(1, error=error), pytest.raises(StoreFullError):
+        table.append(rows(1), app_id=APP, number=1)
+
+    assert stored(table) == []
+
+
+# --- turns ---------------------------------------------------------------------------------------
+
+
+def test_writer_that_loses_again_and_again_asks_the_others_to_wait(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rival, count = another(table), iter(range(1, 1000))
+    put, is_asked = Objects.put_new, []
+
+    def faster(objects: Objects, path: str, content: bytes) -> bool:
+        is_waiting = Path(table.location, TURN_FILE).exists()
+        if objects is table.objects and path.startswith(LOG_FOLDER) and not is_waiting:
+            rival.append(rows(next(count)), app_id="rival", number=next(count))
+        is_asked.append(is_waiting)
+        return put(objects, path, content)
+
+    monkeypatch.setattr(Objects, "put_new", faster)
+    monkeypatch.setattr(commit_writer, "PAUSE_S", 0.0)
+    table.append(rows(0), app_id=APP, number=1)
+
+    assert is_asked[-1]
+    assert 0 in stored(table)
+    assert not Path(table.location, TURN_FILE).exists()
+
+
+def turns_of(table: Table) -> Turns:
+    return Turns(table.objects, table.file_bytes)
+
+
+def test_turn_of_a_dead_writer_is_waited_for_once(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    now = iter(range(1000))
+    monkeypatch.setattr("txmq.delta.turns.time.sleep", slept.append)
+    monkeypatch.setattr("txmq.delta.turns.time.monotonic", lambda: next(now) / 10)
+    turns_of(table).ask()
+    waiting = turns_of(table)
+
+    waiting.wait()
+    pauses = len(slept)
+    waiting.wait()
+
+    assert pauses > 0
+    assert len(slept) == pauses
+    assert not Path(table.location, TURN_FILE).exists()
+
+
+def test_second_writer_in_need_waits_for_the_first(table: Table) -> None:
+    first, second = turns_of(table), turns_of(table)
+    first.ask()
+    second.ask()
+    second.give_back()
+
+    assert Path(table.location, TURN_FILE).exists()
+    first.give_back()
+    assert not Path(table.location, TURN_FILE).exists()
