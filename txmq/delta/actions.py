@@ -19,6 +19,7 @@ TOKEN, NOTE = "txmq.token", "txmq.note"
 _PLAIN_IN_PATHS = "/=:@!$&'()*+,;-._~"
 # They change neither files nor marks.
 _ASIDE = ("commitInfo", "cdc", "checkpointMetadata", "sidecar")
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class NewCommit:
             *(file.action() for file in self.added),
         ]
         lines = [self._info(now_ms), *marks, *files]
-        return "".join([json.dumps(line, separators=(",", ":")) + "\n" for line in lines]).encode()
+        return "".join([_ENCODE(line) + "\n" for line in lines]).encode()
 
     def _info(self, now_ms: int) -> dict[str, Any]:
         is_append = not self.removed

@@ -1,8 +1,8 @@
 """Makes checkpoints beside the commits: one thread of the process, for all of its tables.
 
 A reader of a table reads its newest checkpoint and the commits after it. Making one takes longer
-than a hundred commits, so no commit waits for it, and it takes a small share of the time only.
-Maintenance makes those that nobody made.
+than many commits, so no commit waits for it, and it takes a share of the time only. Maintenance
+makes those that nobody made.
 """
 
 from __future__ import annotations
@@ -11,33 +11,44 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from deltalake import DeltaTable
-
-from txmq.delta.failures import in_one_line
-from txmq.delta.forks import begin_use, process_id
+from txmq.delta.checkpoint_file import OtherCheckpointError, write_checkpoint
+from txmq.delta.failures import in_one_line, translated
+from txmq.delta.forks import process_id
+from txmq.delta.pinned import PinnedTable
 from txmq.handles import close_at_exit
 
 logger = logging.getLogger(__name__)
 
 # The thread pauses so many times as long as a checkpoint took.
-PAUSE_FACTOR = 20
+PAUSE_FACTOR = 5
 LONGEST_PAUSE_S = 60.0
+
+
+class _Due(NamedTuple):
+    """A checkpoint that is asked for."""
+
+    name: str
+    location: str
+    options: Mapping[str, str]
+    version: int
+    least_commits: int
 
 
 class _Checkpoints:
     """The tables that wait for a checkpoint, each once."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Mapping[str, str]] = {}
+        self._waiting: dict[str, _Due] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self.process_id = process_id()
 
-    def ask(self, location: str, options: Mapping[str, str]) -> None:
+    def ask(self, due: _Due) -> None:
         with self._changed:
-            self._waiting[location] = options
+            self._waiting[due.location] = due
             if self._thread is None and not self._is_closed:
                 thread = threading.Thread(target=self._run, name="txmq-checkpoints", daemon=True)
                 thread.start()
@@ -55,17 +66,17 @@ class _Checkpoints:
 
     def _run(self) -> None:
         pause_s = 0.0
-        while (table := self._next(pause_s)) is not None:
+        while (due := self._next(pause_s)) is not None:
             begun_s = time.monotonic()
-            _make(*table)
+            _make(due)
             pause_s = min(PAUSE_FACTOR * (time.monotonic() - begun_s), LONGEST_PAUSE_S)
 
-    def _next(self, pause_s: float) -> tuple[str, Mapping[str, str]] | None:
-        """A table after the pause; None after `close`."""
+    def _next(self, pause_s: float) -> _Due | None:
+        """What is due after the pause; None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed, pause_s)
             self._changed.wait_for(lambda: self._is_closed or self._waiting)
-            return None if self._is_closed else self._waiting.popitem()
+            return None if self._is_closed else self._waiting.popitem()[1]
 
 
 class _Process:
@@ -74,16 +85,33 @@ class _Process:
     checkpoints = _Checkpoints()
 
 
-def checkpoint_soon(location: str, options: Mapping[str, str]) -> None:
-    """Have a checkpoint of a table's newest version made; 0 commits, and nothing is waited for."""
+def checkpoint_soon(table: PinnedTable, version: int, least_commits: int) -> None:
+    """Have a checkpoint of this version or a newer one made; 0 commits, nothing is waited for.
+
+    `least_commits` is as in `write_checkpoint`.
+    """
     if _Process.checkpoints.process_id != process_id():
         _Process.checkpoints = _Checkpoints()
-    _Process.checkpoints.ask(location, options)
+    _Process.checkpoints.ask(
+        _Due(table.name, table.location, table.options, version, least_commits)
+    )
 
 
-def _make(location: str, options: Mapping[str, str]) -> None:
+def checkpoint_now(table: PinnedTable, version: int) -> None:
+    """Write a checkpoint of this version, unless there is a newer one; 0 commits.
+
+    Raises: StorageError.
+    """
     try:
-        begin_use()
-        DeltaTable(location, storage_options=dict(options) or None).create_checkpoint()
+        write_checkpoint(table, version)
+    except OtherCheckpointError:
+        with translated(table.name):
+            table.reopen().handle.create_checkpoint()
+
+
+def _make(due: _Due) -> None:
+    try:
+        table = PinnedTable(due.name, due.location, due.options)
+        write_checkpoint(table, due.version, least_commits=due.least_commits)
     except BaseException as error:  # noqa: BLE001 - maintenance makes it later
-        logger.debug("no checkpoint of %s: %s", location, in_one_line(error))
+        logger.debug("no checkpoint of %s: %s", due.location, in_one_line(error))

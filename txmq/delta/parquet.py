@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Bodies are often random bytes, for which a dictionary costs time and saves nothing.
 WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue_offset")
+# For fewer rows a dictionary takes longer than it saves.
+DICTIONARY_ROWS = 32
 COMPRESSION = "snappy"
 STAGING_PREFIX = "staging-"
 BLOCK_BYTES = 32 * 1024 * 1024
@@ -55,18 +57,20 @@ def staging_folder() -> str:
     return f"{STAGING_PREFIX}{uuid.uuid4()}"
 
 
-def parquet_writer(
+def parquet_writer(  # noqa: PLR0913 - a file, its settings, its footer
     place: str | pa.NativeFile,
     schema: pa.Schema,
     filesystem: pa_fs.FileSystem | None,
     statistics: Sequence[str],
     footers: list[pq.FileMetaData] | None = None,
+    *,
+    is_small: bool = False,
 ) -> pq.ParquetWriter:
     """A Parquet writer with settings for messages; its end adds the footer to `footers`."""
     with_dictionary = [name for name in schema.names if name not in WITHOUT_DICTIONARY]
     return pq.ParquetWriter(
         place, schema, filesystem=filesystem, compression=COMPRESSION,
-        use_dictionary=with_dictionary, write_statistics=list(statistics),
+        use_dictionary=False if is_small else with_dictionary, write_statistics=list(statistics),
         metadata_collector=footers,
     )  # fmt: skip
 
@@ -92,7 +96,8 @@ def small_file(
     """As `write_file`, in memory: the file and its content, which the caller puts at its path."""
     sink = pa.BufferOutputStream()
     footers: list[pq.FileMetaData] = []
-    with parquet_writer(sink, rows.schema, None, statistics, footers) as writer:
+    is_small = rows.num_rows < DICTIONARY_ROWS
+    with parquet_writer(sink, rows.schema, None, statistics, footers, is_small=is_small) as writer:
         writer.write_table(rows)
     content = sink.getvalue()
     stats = _stats_json(footers[0], statistics)
@@ -214,8 +219,10 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for name in statistics:
-        groups = list(_column_statistics(metadata, name))
+    groups_of = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    for name, index in _column_indexes(metadata, statistics).items():
+        groups = [group.column(index).statistics for group in groups_of]
+        groups = [stats for stats in groups if stats is not None]
         if not groups or not all(stats.has_null_count for stats in groups):
             continue
         nulls[name] = sum(stats.null_count for stats in groups)
@@ -253,24 +260,15 @@ def row_group_ranges(
     """Smallest and largest values of the `columns` that have such statistics."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
-    for name in columns:
-        index = _column_index(metadata, name)
-        stats = None if index is None else metadata.row_group(row_group).column(index).statistics
+    for name, index in _column_indexes(metadata, columns).items():
+        stats = metadata.row_group(row_group).column(index).statistics
         if stats is not None and stats.has_min_max:
             low[name], high[name] = stats.min, stats.max
     return low, high
 
 
-def _column_index(metadata: pq.FileMetaData, name: str) -> int | None:
-    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    return names.index(name) if name in names else None
-
-
-def _column_statistics(metadata: pq.FileMetaData, name: str) -> Iterator[Any]:
-    index = _column_index(metadata, name)
-    if index is None:
-        return
-    for group in range(metadata.num_row_groups):
-        stats = metadata.row_group(group).column(index).statistics
-        if stats is not None:
-            yield stats
+def _column_indexes(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, int]:
+    """Where in the file these columns are; a nested column is not there under its own name."""
+    wanted = set(names)
+    paths = ((metadata.schema.column(index).path, index) for index in range(metadata.num_columns))
+    return {path: index for path, index in paths if path in wanted}

@@ -244,6 +244,11 @@ class PinnedTable:
         return info.type is not _NOT_FOUND
 
     @property
+    def options(self) -> Mapping[str, str]:
+        """The storage options."""
+        return self._options
+
+    @property
     def objects(self) -> Objects:
         """Writes objects of the table."""
         if self._objects is None:

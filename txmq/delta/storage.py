@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field, Schema
 
 from txmq.clock import elapsed_ms
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
-from txmq.delta.checkpoints import checkpoint_soon
+from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, partition_texts
@@ -259,7 +259,7 @@ class Table(ReadTable):
     def _new_file(
         self, rows: pa.Table, partition: Mapping[str, str | None], statistics: Sequence[str]
     ) -> NewFile:
-        if rows.nbytes > SMALL_FILE_BYTES:
+        if rows.get_total_buffer_size() > SMALL_FILE_BYTES:
             return write_file([rows], rows.schema, self.filesystem, statistics, partition)
         file, content = small_file(rows, statistics, partition)
         self.objects.put(file.path, content.to_pybytes())
@@ -334,7 +334,7 @@ class Table(ReadTable):
         if self.watch is not None:
             self.watch(since.version, passed, seen.version)
         if limits.is_checkpoint_due(since.version, seen.version):
-            checkpoint_soon(self.location, self._options)
+            checkpoint_soon(self, seen.version, limits.checkpoint_interval)
         return seen.version
 
     def _pinned(self) -> Seen:
@@ -400,8 +400,7 @@ class Table(ReadTable):
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, so that readers need no older commit; 0 commits."""
-        with translated(self.name):
-            self.handle.create_checkpoint()
+        checkpoint_now(self, self.version)
 
 
 # --- helpers ------------------------------------------------------------------------------------

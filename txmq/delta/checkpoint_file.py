@@ -1,0 +1,244 @@
+"""Writes a checkpoint from the one before it and the commits since: one pass over few files.
+
+delta-rs replays a log at 0.7 ms a commit, which is as long as a commit takes. Checkpoints of other
+kinds than its own (of several files, or with other actions) are left to delta-rs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from txmq.delta.actions import LOG_FOLDER, commit_path
+from txmq.errors import StorageError
+
+if TYPE_CHECKING:
+    from txmq.delta.pinned import PinnedTable
+
+LAST_CHECKPOINT = f"{LOG_FOLDER}/_last_checkpoint"
+# txmq deletes removed files sooner, with the commits that removed them.
+TOMBSTONE_MS = 3_600_000
+# A checkpoint is written anew once so many of its rows would be new ones.
+NEW_SHARE = 0.1
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+_ADD = pa.struct(
+    {
+        "path": pa.string(), "partitionValues": _TEXTS, "size": pa.int64(),
+        "modificationTime": pa.int64(), "dataChange": pa.bool_(), "stats": pa.string(),
+        "tags": _TEXTS,
+    }
+)  # fmt: skip
+_REMOVE = pa.struct(
+    {
+        "path": pa.string(), "deletionTimestamp": pa.int64(), "dataChange": pa.bool_(),
+        "extendedFileMetadata": pa.bool_(), "partitionValues": _TEXTS, "size": pa.int64(),
+    }
+)  # fmt: skip
+_TXN = pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()})
+_METADATA = pa.struct(
+    {
+        "id": pa.string(), "name": pa.string(), "description": pa.string(),
+        "format": pa.struct({"provider": pa.string(), "options": _TEXTS}),
+        "schemaString": pa.string(), "partitionColumns": pa.list_(pa.string()),
+        "createdTime": pa.int64(), "configuration": _TEXTS,
+    }
+)  # fmt: skip
+_PROTOCOL = pa.struct(
+    {
+        "minReaderVersion": pa.int32(), "minWriterVersion": pa.int32(),
+        "readerFeatures": pa.list_(pa.string()), "writerFeatures": pa.list_(pa.string()),
+    }
+)  # fmt: skip
+_KINDS = {"add": _ADD, "remove": _REMOVE, "txn": _TXN, "metaData": _METADATA, "protocol": _PROTOCOL}
+SCHEMA = pa.schema(list(_KINDS.items()))
+# By what an action of a kind is told from others; a table has one metaData and one protocol.
+_KEYS = {"add": "path", "remove": "path", "txn": "appId"}
+_PASSED = ("commitInfo", "cdc")
+
+
+class OtherCheckpointError(Exception):
+    """A log that has to be left to delta-rs."""
+
+
+@dataclass(slots=True)
+class _News:
+    """What the commits since a checkpoint did."""
+
+    actions: dict[str, dict[str, dict[str, Any]]] = field(
+        default_factory=lambda: {kind: {} for kind in _KINDS}
+    )
+
+    def take(self, content: bytes) -> None:
+        for line in content.splitlines():
+            for kind, values in json.loads(line).items() if line.strip() else ():
+                if kind not in _PASSED:
+                    self._take(kind, values)
+
+    def _take(self, kind: str, values: dict[str, Any]) -> None:
+        if kind not in _KINDS or values.get("deletionVector") is not None:
+            raise OtherCheckpointError(kind)
+        key = str(values[_KEYS[kind]]) if kind in _KEYS else ""
+        self.actions[kind][key] = values
+        if kind == "add":
+            self.actions["remove"].pop(key, None)
+        elif kind == "remove":
+            self.actions["add"].pop(key, None)
+
+    def rows(self, kind: str) -> pa.Array:
+        """The new actions of one kind."""
+        names = [field.name for field in _KINDS[kind]]
+        actions = self.actions[kind].values()
+        fields = [{name: _stored(action.get(name)) for name in names} for action in actions]
+        for values in fields if kind in {"add", "remove"} else ():
+            values["dataChange"] = False
+        return pa.array(fields, _KINDS[kind])
+
+    def touched(self, kind: str) -> pa.Array:
+        """The keys of older actions of a kind that these commits replace."""
+        kinds = ("add", "remove") if kind in {"add", "remove"} else (kind,)
+        return pa.array([key for name in kinds for key in self.actions[name]], pa.string())
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, dict):
+        # A map of Arrow is made of pairs; `format` is a struct, whose options are a map.
+        is_format = "provider" in value
+        return {"options": [], **value} if is_format else list(value.items())
+    return value
+
+
+def write_checkpoint(table: PinnedTable, version: int, *, least_commits: int = 1) -> bool:
+    """Write a checkpoint of a version, unless there is a newer one; whether it was written.
+
+    Args:
+        table: whose log it is.
+        version: a version whose commit file is there.
+        least_commits: with fewer commits since the last checkpoint none is written, nor while they
+            are few against what the checkpoint holds.
+
+    Raises: OtherCheckpointError; StorageError where a commit or the last checkpoint is damaged.
+    """
+    last = _last(table)
+    before = -1 if last is None else int(last["version"])
+    held = 0 if last is None else int(last.get("size", 0))
+    if version - before < least_commits or (
+        least_commits > 1 and version - before < held * NEW_SHARE
+    ):
+        return False
+    rows = _rows(table, last, _news(table, range(before + 1, version + 1)))
+    _put(table, version, rows)
+    return True
+
+
+def _last(table: PinnedTable) -> Mapping[str, Any] | None:
+    content = table.file_bytes(LAST_CHECKPOINT)
+    if content is None:
+        return None
+    try:
+        last: Mapping[str, Any] = json.loads(content)
+        is_own_kind = isinstance(last["version"], int) and not last.get("parts")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OtherCheckpointError("a damaged file") from error
+    if not is_own_kind or last.get("v2Checkpoint"):
+        raise OtherCheckpointError("several files")
+    return last
+
+
+def _news(table: PinnedTable, versions: Iterable[int]) -> _News:
+    news = _News()
+    for version in versions:
+        content = table.commit_bytes(version)
+        if not content:
+            raise OtherCheckpointError(f"no commit {version}")
+        try:
+            news.take(content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StorageError(table.name, f"{commit_path(version)} is damaged") from error
+    return news
+
+
+def _rows(table: PinnedTable, last: Mapping[str, Any] | None, news: _News) -> pa.Table:
+    """All rows of the new checkpoint, each with one action."""
+    base = None if last is None else _base(table, int(last["version"]))
+    expired_ms = time.time_ns() // 1_000_000 - TOMBSTONE_MS
+    parts = []
+    for kind, action in _KINDS.items():
+        values = news.rows(kind)
+        if base is not None and (kind in _KEYS or not len(values)):
+            values = pa.concat_arrays([_kept(base[kind], kind, news), values])
+        if kind == "remove":
+            values = values.filter(
+                pc.greater(pc.struct_field(values, "deletionTimestamp"), expired_ms)
+            )
+        nulls = {other: pa.nulls(len(values), type_) for other, type_ in _KINDS.items()}
+        parts.append(pa.table({**nulls, kind: values.cast(action)}, schema=SCHEMA))
+    rows = pa.concat_tables(parts)
+    if rows["metaData"].null_count != len(rows) - 1 or rows["protocol"].null_count != len(rows) - 1:
+        raise OtherCheckpointError("no metaData or no protocol")
+    return rows
+
+
+def _base(table: PinnedTable, version: int) -> pa.Table:
+    content = table.file_bytes(checkpoint_path(version))
+    if content is None:
+        raise OtherCheckpointError(f"no checkpoint {version}")
+    try:
+        file = pq.ParquetFile(pa.py_buffer(content))
+        if not set(_KINDS) <= set(file.schema_arrow.names):
+            raise OtherCheckpointError("other columns")
+        return file.read()
+    except (OSError, pa.ArrowException) as error:
+        raise OtherCheckpointError("a damaged file") from error
+
+
+def _kept(column: pa.ChunkedArray, kind: str, news: _News) -> pa.Array:
+    """The actions of a kind in the last checkpoint that still stand."""
+    values = column.combine_chunks()
+    values = values.filter(pc.is_valid(values))
+    if kind in _KEYS:
+        is_touched = pc.is_in(pc.struct_field(values, _KEYS[kind]), value_set=news.touched(kind))
+        values = values.filter(pc.invert(is_touched))
+    return _as(values, _KINDS[kind])
+
+
+def _as(values: pa.Array, kind: pa.StructType) -> pa.Array:
+    """Structs with the fields of `kind`; those that are missing are null, others are left out."""
+    stored = {field.name for field in values.type}
+    if "deletionVector" in stored and pc.struct_field(values, "deletionVector").null_count < len(
+        values
+    ):
+        raise OtherCheckpointError("deletion vectors")
+    columns = [
+        pc.struct_field(values, part.name).cast(part.type)
+        if part.name in stored
+        else pa.nulls(len(values), part.type)
+        for part in kind
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _put(table: PinnedTable, version: int, rows: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="snappy", write_statistics=False)
+    content = sink.getvalue().to_pybytes()
+    table.objects.replace(checkpoint_path(version), content)
+    last = _last(table)
+    if last is None or last["version"] < version:
+        fields = {
+            "version": version, "size": rows.num_rows, "sizeInBytes": len(content),
+            "numOfAddFiles": rows.num_rows - rows["add"].null_count,
+        }  # fmt: skip
+        table.objects.replace(LAST_CHECKPOINT, json.dumps(fields).encode())
+
+
+def checkpoint_path(version: int) -> str:
+    """The path of a checkpoint of one file, relative to the table."""
+    return f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
