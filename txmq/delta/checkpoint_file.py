@@ -229,14 +229,14 @@ def _put(table: PinnedTable, version: int, rows: pa.Table) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="snappy", write_statistics=False)
     content = sink.getvalue().to_pybytes()
-    table.objects.replace(checkpoint_path(version), content)
+    table.objects.put(checkpoint_path(version), content)
     last = _last(table)
     if last is None or last["version"] < version:
         fields = {
             "version": version, "size": rows.num_rows, "sizeInBytes": len(content),
             "numOfAddFiles": rows.num_rows - rows["add"].null_count,
         }  # fmt: skip
-        table.objects.replace(LAST_CHECKPOINT, json.dumps(fields).encode())
+        table.objects.put(LAST_CHECKPOINT, json.dumps(fields).encode())
 
 
 def checkpoint_path(version: int) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow.fs as pa_fs
-from deltalake.exceptions import DeltaError
 
 from txmq.delta.actions import (
     CommitActions,
@@ -24,7 +23,7 @@ from txmq.delta.actions import (
     stamp_of,
 )
 from txmq.delta.conflicts import clash
-from txmq.delta.failures import failed_write, is_of_obstore
+from txmq.delta.failures import STORAGE_ERRORS, failed_write
 from txmq.delta.turns import Turns
 from txmq.errors import CommitRefusedError, StorageError
 
@@ -139,13 +138,10 @@ class CommitWriter:
         content = commit.content(time.time_ns() // 1_000_000)
         try:
             return self._objects.put_new(commit_path(version), content)
-        except Exception as error:
-            is_of_storage = isinstance(error, DeltaError | OSError) or is_of_obstore(error)
-            if is_of_storage and self._is_there(version, commit):
+        except STORAGE_ERRORS as error:
+            if self._is_there(version, commit):
                 return True
-            if is_of_storage:
-                raise failed_write(self._table.name, error) from error
-            raise
+            raise failed_write(self._table.name, error) from error
 
     def _is_there(self, version: int, commit: NewCommit) -> bool:
         try:

@@ -11,9 +11,10 @@ import errno
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from deltalake.exceptions import CommitFailedError, DeltaError
+from obstore.exceptions import BaseError
 
 from txmq.delta.forks import refuse_panic
 from txmq.errors import (
@@ -28,7 +29,8 @@ from txmq.errors import (
     UnsupportedTableError,
 )
 
-_OBSTORE = "obstore."
+# What delta-rs, obstore and the system raise.
+STORAGE_ERRORS = (DeltaError, BaseError, OSError)
 SHOWN_CHARACTERS_OF_A_CAUSE = 400
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _BACKTRACE = ("stack backtrace", "backtrace")
@@ -163,18 +165,11 @@ def translated(table: str) -> AbstractContextManager[None]:
 def _raised_as(error_of: Callable[[str, Exception], StorageError], table: str) -> Iterator[None]:
     try:
         yield
-    except (DeltaError, OSError) as error:
+    except STORAGE_ERRORS as error:
         raise error_of(table, error) from error
     except BaseException as error:
         refuse_panic(error)
-        if is_of_obstore(error):
-            raise error_of(table, error) from error
         raise
-
-
-def is_of_obstore(error: BaseException) -> TypeGuard[Exception]:
-    """Whether an error is one of obstore, which is loaded at the first commit only."""
-    return isinstance(error, Exception) and type(error).__module__.startswith(_OBSTORE)
 
 
 def _cleaned_behind(table: str) -> CommitRefusedError:

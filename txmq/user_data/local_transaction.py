@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from txmq.delta.pinned import commit_properties
 from txmq.errors import (
@@ -61,7 +62,7 @@ class LocalTransaction:
     def __init__(self, transaction_id: str, listener: object = None) -> None:
         """`listener` names the table if it is a DeltaListener, and may look for markers."""
         self._id = transaction_id
-        self._lookup = listener if isinstance(listener, MarkerLookup) else None
+        self._lookup = _lookup_of(listener)
         self._table = getattr(listener, "table", None)
         self._options: Mapping[str, str] = getattr(listener, "storage_options", None) or {}
         self._marked: dict[str, MarkedTable] = {}
@@ -210,3 +211,15 @@ class LocalTransaction:
     def _problem(self, where: str, *, is_done: bool) -> LocalTransactionError:
         kind = LocalTransactionDoneError if is_done else LocalTransactionFencedError
         return kind(self._id, where)
+
+
+# Looking at a protocol takes as long as a send, and a producer has one listener.
+@cache
+def _is_lookup(kind: Any) -> bool:
+    return issubclass(kind, MarkerLookup)
+
+
+def _lookup_of(listener: object) -> MarkerLookup | None:
+    kind = type(listener)
+    is_lookup = _is_lookup(kind)  # type: ignore[arg-type]
+    return cast("MarkerLookup", listener) if is_lookup else None
