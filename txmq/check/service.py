@@ -21,6 +21,7 @@ from txmq.check.due import DUE, rounds_of
 from txmq.check.recheck import Recheck, RecheckJob, RecheckResult, all_listeners
 from txmq.check.round import PATIENCE_S, CheckRound
 from txmq.check.stream import dues_of, horizon_s, start_check_stream
+from txmq.check.traffic import LogTraffic
 from txmq.clock import Clock
 from txmq.handles import (
     LOOK_INTERVAL_S,
@@ -155,7 +156,7 @@ class CheckHandle(ThreadHandle):
         self._trigger: _Trigger = (
             _LogTrigger(store, self._recheck, self._on_due)
             if spark is None
-            else _StreamTrigger(spark, store, clock, self._on_due)
+            else _StreamTrigger(spark, store, clock, self._recheck, self._on_due)
         )
         self._needs_recheck = threading.Event()
         self._rechecked_s, self._looked_s = -math.inf, -math.inf
@@ -275,13 +276,20 @@ class _LogTrigger:
 class _StreamTrigger:
     """With Spark: runs the query of the deadline join, and replaces it if it may be wrong.
 
+    Its micro-batches cost a third of a core, also without rows. So the query is stopped while the
+    logs are quiet; rechecks by the logs, as without Spark, take its place until there is traffic.
+
     Each query begins with the rows that are appended from its start on, in a checkpoint of its own.
     So two services never share a checkpoint, a broken checkpoint does no harm, and no start reads
     the whole history.
     """
 
-    def __init__(self, spark: SparkSession, store: Store, clock: Clock, on_due: OnDue) -> None:
+    def __init__(
+        self, spark: SparkSession, store: Store, clock: Clock, recheck: Recheck, on_due: OnDue
+    ) -> None:
         self._spark, self._store, self._clock, self._on_due = spark, store, clock, on_due
+        self._by_logs = _LogTrigger(store, recheck, on_due)
+        self._traffic, self._is_resting = LogTraffic(store), False
         self._horizon_s = horizon_s(store.config)
         self._recheck_interval_s = store.config.recheck_interval_s
         self._check_interval_s = min(
@@ -295,8 +303,15 @@ class _StreamTrigger:
     def keep_running(self) -> bool:
         """Start the query at first, after a failure, or after late rows; whether it did so."""
         running = self._running
+        self._traffic.look()
+        if self._is_resting:
+            return self._end_rest() if self._traffic.is_steady else self._by_logs.keep_running()
         if running is not None and running.is_alive:
             self._failures = 0 if running.batches else self._failures
+            if self._traffic.is_quiet:
+                self.stop()
+                self._is_resting = True
+                return True
             if not running.has_dropped_rows():
                 return False
             logger.error("rows were dropped as late: the clock was set back; restarting the query")
@@ -305,8 +320,14 @@ class _StreamTrigger:
         self.stop()
         return time.monotonic() >= self._next_start_s and self._start()
 
+    def _end_rest(self) -> bool:
+        self._is_resting = False
+        return self._start()
+
     def recheck_interval_s(self) -> float:
         """`recheck_interval_s` if the join has run for a horizon without a gap; else shorter."""
+        if self._is_resting:
+            return self._by_logs.recheck_interval_s()
         running, silence_s = self._running, self._check_interval_s
         if running is not None and running.is_steady(self._horizon_s, silence_s):
             return self._recheck_interval_s

@@ -1,0 +1,206 @@
+"""Checkpoints from the one before and the commits since, held against a replay of all commits."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from tests.kit.delta_protocol import COMMIT, Snapshot, checked
+from txmq.delta import checkpoint_file
+from txmq.delta.actions import commit_path
+from txmq.delta.checkpoint_file import (
+    LAST_CHECKPOINT,
+    OtherCheckpointError,
+    checkpoint_path,
+    write_checkpoint,
+)
+from txmq.delta.checkpoints import checkpoint_now
+from txmq.delta.schemas import TableSchema
+from txmq.delta.storage import Table
+from txmq.errors import StorageError
+
+NUMBERS = TableSchema(
+    "numbers",
+    pa.schema([pa.field("number", pa.int64()), pa.field("part", pa.string())]),
+    partition_by=("part",),
+    change_data_feed=True,
+)
+PARTS = ["a", "b c", "ü%", None]
+
+
+def rows(*numbers: int, part: str | None = "a") -> pa.Table:
+    columns = {"number": list(numbers), "part": [part] * len(numbers)}
+    return pa.table(columns, schema=NUMBERS.columns)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    made = Table(str(tmp_path / "numbers"), NUMBERS)
+    # Nothing but the tests makes checkpoints.
+    made.create(checkpoint_interval=1_000_000)
+    return made.refresh()
+
+
+def without_commits_before(table: Table, version: int) -> None:
+    """Leave the checkpoint and the commits after it."""
+    for path in Path(table.location, "_delta_log").iterdir():
+        name = COMMIT.fullmatch(path.name)
+        if name and int(name[1]) < version:
+            path.unlink()
+
+
+def same_as(snapshot: Snapshot, handle: DeltaTable) -> bool:
+    files = pa.table(handle.get_add_actions(flatten=True)).to_pylist()
+    sizes = {file["path"]: (file["size_bytes"], file["num_records"]) for file in files}
+    expected = {
+        path: (action["size"], json.loads(action["stats"])["numRecords"])
+        for path, action in snapshot.live.items()
+    }
+    marks = {name: handle.transaction_version(name) for name in snapshot.marks}
+    metadata = handle.metadata()
+    return (
+        handle.version() == snapshot.version
+        and sizes == expected
+        and marks == snapshot.marks
+        and metadata.id == snapshot.metadata["id"]
+        and metadata.configuration == snapshot.metadata["configuration"]
+        and metadata.partition_columns == snapshot.metadata["partitionColumns"]
+    )
+
+
+def something(table: Table, dice: random.Random, step: int) -> None:
+    """One commit of any kind that txmq makes."""
+    files = table.refresh().files()
+    kind = dice.choice(["append", "append", "append", "swap", "rewrite", "remove", "property"])
+    if kind == "append":
+        part = pa.concat_tables(rows(step, part=p) for p in dice.sample(PARTS, 2))
+        table.append(part, app_id=f"app-{dice.randrange(3)}", number=step)
+    elif kind == "swap":
+        table.swap(rows(step), {"progress": step})
+    elif kind == "rewrite" and files:
+        table.rewrite(files[:2], table.new_files(rows(step, step)))
+    elif kind == "remove" and files:
+        table.remove(files[:1], {"removed": step})
+    else:
+        table.set_properties({"txmq.step": str(step)})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_reader_from_a_checkpoint_sees_what_all_commits_say(table: Table, seed: int) -> None:
+    dice = random.Random(seed)
+    for step in range(1, 40):
+        something(table, dice, step)
+        if dice.random() < 0.2:
+            kind = dice.choice(["own", "own", "delta-rs"])
+            if kind == "own":
+                write_checkpoint(table, table.refresh().version)
+            else:
+                DeltaTable(table.location).create_checkpoint()
+    snapshot = checked(table.location)
+    write_checkpoint(table, snapshot.version)
+
+    without_commits_before(table, snapshot.version)
+
+    assert same_as(snapshot, DeltaTable(table.location))
+
+
+def test_change_feed_and_marks_go_on_after_a_checkpoint(table: Table) -> None:
+    table.append(rows(1), app_id="app", number=1)
+    write_checkpoint(table, 1)
+    table.append(rows(2), app_id="app", number=2)
+
+    fresh = Table(table.location, NUMBERS).refresh()
+
+    assert fresh.mark("app") == 2
+    assert fresh.changes(2, 2, ["number"])["number"].to_pylist() == [2]
+
+
+def test_removed_files_are_remembered_for_an_hour_only(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.append(rows(1), app_id="app", number=1)
+    table.remove(table.files())
+    write_checkpoint(table, 2)
+    recent = pq.read_table(Path(table.location, checkpoint_path(2)))
+    monkeypatch.setattr(checkpoint_file, "TOMBSTONE_MS", -60_000)
+    table.append(rows(2), app_id="app", number=2)
+    write_checkpoint(table, 3)
+    later = pq.read_table(Path(table.location, checkpoint_path(3)))
+
+    assert len(recent) - recent["remove"].null_count == 1
+    assert len(later) == later["remove"].null_count
+    assert [file.num_records for file in Table(table.location, NUMBERS).refresh().files()] == [1]
+
+
+def test_checkpoint_is_due_by_its_commits_and_by_what_it_holds(table: Table) -> None:
+    for number in range(1, 61):
+        table.append(rows(number), app_id="app", number=number)
+    assert write_checkpoint(table, 60, least_commits=25)
+    for number in range(61, 65):
+        table.append(rows(number), app_id="app", number=number)
+
+    # Of 63 rows, four are fewer than a tenth.
+    assert not write_checkpoint(table, 64, least_commits=2)
+    assert not write_checkpoint(table, 64, least_commits=25)
+    assert write_checkpoint(table, 64)
+    assert not write_checkpoint(table, 64)
+
+
+def test_older_checkpoint_does_not_move_the_newest_back(table: Table) -> None:
+    for number in (1, 2, 3):
+        table.append(rows(number), app_id="app", number=number)
+    write_checkpoint(table, 3)
+
+    assert not write_checkpoint(table, 2)
+    last = json.loads(Path(table.location, LAST_CHECKPOINT).read_text(encoding="utf-8"))
+    assert last["version"] == 3
+
+
+def without_last(table: Table) -> None:
+    Path(table.location, LAST_CHECKPOINT).write_bytes(b"")
+
+
+def without_file(table: Table) -> None:
+    Path(table.location, checkpoint_path(1)).unlink()
+
+
+def with_half_a_file(table: Table) -> None:
+    path = Path(table.location, checkpoint_path(1))
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def with_parts(table: Table) -> None:
+    path = Path(table.location, LAST_CHECKPOINT)
+    last = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**last, "parts": 2}), encoding="utf-8")
+
+
+@pytest.mark.parametrize("damage", [without_last, without_file, with_half_a_file, with_parts])
+def test_checkpoint_that_cannot_be_continued_is_left_to_delta_rs(
+    table: Table, damage: object
+) -> None:
+    table.append(rows(1), app_id="app", number=1)
+    write_checkpoint(table, 1)
+    table.append(rows(2), app_id="app", number=2)
+    damage(table)  # type: ignore[operator]
+
+    with pytest.raises(OtherCheckpointError):
+        write_checkpoint(table, 2)
+    if damage is without_last:
+        checkpoint_now(table, 2)
+        assert Path(table.location, checkpoint_path(2)).exists()
+
+
+def test_damaged_commit_is_named(table: Table) -> None:
+    table.append(rows(1), app_id="app", number=1)
+    Path(table.location, commit_path(1)).write_text("{", encoding="utf-8")
+
+    with pytest.raises(StorageError, match=r"1\.json is damaged"):
+        write_checkpoint(table, 1)
+    assert not Path(table.location, checkpoint_path(1)).exists()
