@@ -30,8 +30,10 @@ from txmq.errors import CommitRefusedError, StorageError
 if TYPE_CHECKING:
     from txmq.delta.pinned import PinnedTable
 
-# A handle that is further behind is opened anew, which costs less than so many reads.
-PASSED_MAX = 1000
+# Who is further behind opens the table anew; on an object store each commit is a request.
+PASSED_MAX_LOCAL, PASSED_MAX_REMOTE = 100_000, 1_000
+# So many commits of others are handed on; beyond them nobody is told which came between.
+KEPT_MAX = 1_000
 TURN_AFTER_REFUSALS = 6
 REFUSALS_MAX = 60
 PAUSE_S = 0.0005
@@ -47,10 +49,33 @@ class Passed:
 
 
 class Written(NamedTuple):
-    """A commit that was made, and the commits of others since the writer's last look."""
+    """A commit that was made, and the commits of others since the writer's last look.
+
+    Attributes:
+        passed: None where there were more than KEPT_MAX.
+    """
 
     seen: Seen
-    passed: list[Passed]
+    passed: list[Passed] | None
+
+
+class _Between:
+    """The commits of others that came between."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kept: list[Passed] = []
+
+    def add(self, passed: Passed) -> None:
+        self.count += 1
+        if self.count > KEPT_MAX:
+            self._kept.clear()
+        else:
+            self._kept.append(passed)
+
+    @property
+    def passed(self) -> list[Passed] | None:
+        return None if self.count > KEPT_MAX else self._kept
 
 
 class CommitWriter:
@@ -73,17 +98,17 @@ class CommitWriter:
             self._turns.give_back()
 
     def _raced(self, since: Seen, commit: NewCommit) -> Written:
-        passed: list[Passed] = []
-        seen, looks_first = since, not self._objects.is_remote
+        between, seen = _Between(), since
+        looks_first = not self._objects.is_remote
         for refusal in range(REFUSALS_MAX):
             if looks_first or refusal:
-                seen = self._followed(seen, commit, passed)
-                if passed and passed[-1].actions.token == commit.token:
+                seen, is_there = self._followed(seen, commit, between)
+                if is_there:
                     # The put had landed, and its answer was lost.
-                    return Written(seen, passed[:-1])
+                    return Written(seen, between.passed)
             self._turns.wait()
             if self._put(seen.version + 1, commit):
-                return Written(self._confirmed(seen), passed)
+                return Written(self._confirmed(seen), between.passed)
             self._pause(refusal)
         problem = f"other writers were faster {REFUSALS_MAX} times; computing again"
         raise CommitRefusedError(self._table.name, problem)
@@ -98,23 +123,27 @@ class CommitWriter:
 
     # --- following ----------------------------------------------------------------------------
 
-    def _followed(self, seen: Seen, commit: NewCommit, passed: list[Passed]) -> Seen:
-        """The newest commit; those after `seen` are compared, and added to `passed`."""
+    def _followed(self, seen: Seen, commit: NewCommit, between: _Between) -> tuple[Seen, bool]:
+        """The newest commit, and whether it is the own one; those after `seen` are compared."""
         while True:
             known, following = self._table.commit_infos(seen.version, seen.version + 1)
             self._check_same(seen, known)
             if following.type is pa_fs.FileType.NotFound:
-                return Seen(seen.version, stamp_of(known))
+                return Seen(seen.version, stamp_of(known)), False
             actions = self._actions(seen.version + 1)
             seen = Seen(seen.version + 1, stamp_of(following))
-            passed.append(Passed(seen.version, actions))
             if actions.token == commit.token:
-                return seen
-            conflict = clash(commit, actions)
-            if conflict is not None:
-                raise self._refused(f"{conflict.problem}; computing again")
-            if len(passed) >= PASSED_MAX:
-                raise self._refused(f"{PASSED_MAX} commits came between; opening again")
+                return seen, True
+            self._check_passable(commit, actions, between)
+            between.add(Passed(seen.version, actions))
+
+    def _check_passable(self, commit: NewCommit, actions: CommitActions, between: _Between) -> None:
+        conflict = clash(commit, actions)
+        if conflict is not None:
+            raise self._refused(f"{conflict.problem}; computing again")
+        limit = PASSED_MAX_REMOTE if self._objects.is_remote else PASSED_MAX_LOCAL
+        if between.count >= limit:
+            raise self._refused(f"{limit:,} commits came between; opening again")
 
     def _check_same(self, seen: Seen, known: pa_fs.FileInfo) -> None:
         if known.type is pa_fs.FileType.NotFound:

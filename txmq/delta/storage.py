@@ -40,8 +40,9 @@ SMALL_FILE_BYTES = 4 * 1024 * 1024
 # Files that waited longer for their commit are looked up right before it.
 LOOK_AFTER_MS = 60_000
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
-# The version that was seen before, the commits of others since, the version of the own commit.
-Watch = Callable[[int, Sequence[Passed], int], None]
+# The version that was seen before, the commits of others since (None where they were too many to
+# keep), the version of the own commit.
+Watch = Callable[[int, Sequence[Passed] | None, int], None]
 
 
 class _Limits(NamedTuple):

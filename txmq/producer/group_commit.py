@@ -60,13 +60,15 @@ class Awaited(Generic[Answer]):
         self._error = error
         self._pending.release()
 
-    def result(self) -> Answer:
-        """Wait for the answer. Raises: the error."""
-        with self._pending:
-            if self._error is not None:
-                raise self._error
-            answer: Answer = self._answer
-            return answer
+    def result(self, timeout_s: float = -1) -> Answer:
+        """Wait for the answer, for ever or up to a time. Raises: the error; TimeoutError."""
+        if not self._pending.acquire(timeout=timeout_s):
+            raise TimeoutError
+        self._pending.release()
+        if self._error is not None:
+            raise self._error
+        answer: Answer = self._answer
+        return answer
 
 
 class GroupCommitter(Generic[Item, Answer]):

@@ -41,6 +41,8 @@ MAX_SPAN_VERSIONS = 4096
 PROGRESS_INTERVAL_S = 1.0
 RIVAL_PAUSE_MAX_S = 0.1
 LARGE_ROUND_ROWS = 100_000
+# After so long without a claim the op log is looked at less often.
+QUIET_AFTER_S, QUIET_FACTOR = 2.0, 4
 
 
 class PublishRound:
@@ -62,7 +64,7 @@ class PublishRound:
         self._kept = self._register.read()
         self._op.refresh()
         self._progress = PublishProgress.from_value(self._kept.value, self._op.table)
-        self._kept_at_s = time.monotonic()
+        self._kept_at_s = self._news_s = time.monotonic()
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
         self._waiting = WaitingTransactions(store, self._logs, clock)
         self._topics = TopicWriter(store, self._op, clock, engines, self._waiting.keep_problems)
@@ -73,8 +75,9 @@ class PublishRound:
     def wait_for_news(self, stopping: threading.Event, deadline_s: float) -> None:
         """Wait for a new commit of the op log, until the deadline, or until `stopping`."""
         interval_s = self._store.config.publish_poll_interval_s
-        while not self._op.table.has_news() and time.monotonic() < deadline_s:
-            if stopping.wait(interval_s):
+        while not self._op.table.has_news() and (now_s := time.monotonic()) < deadline_s:
+            is_quiet = now_s - self._news_s >= QUIET_AFTER_S
+            if stopping.wait(interval_s * QUIET_FACTOR if is_quiet else interval_s):
                 return
 
     def advance(self, stopping: threading.Event) -> PublishResult:
@@ -86,6 +89,8 @@ class PublishRound:
         if self._op.table.has_news():
             # A newest commit that delta-rs cannot read must not look like the end of the log.
             self._op.check_commits(latest, latest + 1)
+        if self._settled.mark < latest:
+            self._news_s = time.monotonic()
         result = self._publish()
         while self._settled.mark < latest and not stopping.is_set():
             settled = self._settle(latest)

@@ -47,11 +47,13 @@ class PassingClaims:
         """Count own claims among those of others: another end may be asked for later."""
         self._claimed.update(transaction_ids)
 
-    def _passed(self, since: int, passed: Sequence[Passed], version: int) -> None:
+    def _passed(self, since: int, passed: Sequence[Passed] | None, version: int) -> None:
         if since != self.followed or len(self._claimed) > CLAIMED_MAX:
             self._claimed, self._since = set(), since
+        if passed is None:
+            self._claimed, self._since = set(), version
         try:
-            for commit in passed:
+            for commit in passed or ():
                 if commit.actions.note != OWN_ENDS:
                     self._claimed.update(self._claims_of(commit))
         except (StorageError, OSError):

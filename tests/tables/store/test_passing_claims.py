@@ -10,6 +10,7 @@ import pytest
 
 from tests.kit.builders import op_row, transaction_id
 from tests.kit.commits import after_commit
+from txmq.delta import commit_writer
 from txmq.delta.storage import Table
 from txmq.errors import AlreadyResolvedError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource
@@ -131,6 +132,19 @@ def test_commits_that_were_not_seen_may_be_about_anything(writer: Writer, rival:
 
     assert claimed(writer, 9, since=1) == [True]
     assert claimed(writer, 9, since=2) == [False]
+
+
+def test_more_commits_than_are_kept_may_be_about_anything(
+    writer: Writer, rival: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_writer, "KEPT_MAX", 2)
+    writer.append(1)
+    for number in (2, 3, 4):
+        rival.append(number)
+    writer.append(5)
+
+    assert claimed(writer, 2, 9, since=1) == [True, True]
+    assert claimed(writer, 9, since=5) == [False]
 
 
 def test_what_is_remembered_is_bounded(
