@@ -143,6 +143,7 @@ if TYPE_CHECKING:
     from txmq.message.message import LocalTransactionState, Message
     from txmq.message.received import ReceivedMessage
     from txmq.message.trace_context import with_trace_context
+    from txmq.producer.awaitable import AsyncTransaction, AsyncTransactionProducer
     from txmq.producer.micro_batches import BatchTransactions
     from txmq.producer.producer import TransactionProducer
     from txmq.producer.results import SendResult, TransactionSendResult
@@ -207,6 +208,8 @@ _MODULES = {
     "ReceivedMessage": "txmq.message.received",
     "with_trace_context": "txmq.message.trace_context",
     "BatchTransactions": "txmq.producer.micro_batches",
+    "AsyncTransaction": "txmq.producer.awaitable",
+    "AsyncTransactionProducer": "txmq.producer.awaitable",
     "TransactionProducer": "txmq.producer.producer",
     "SendResult": "txmq.producer.results",
     "TransactionSendResult": "txmq.producer.results",
@@ -230,6 +233,8 @@ __all__ = [
     "AlreadyPreparedError",
     "AlreadyResolvedError",
     "ArrowSetListener",
+    "AsyncTransaction",
+    "AsyncTransactionProducer",
     "BatchTooLargeError",
     "BatchTransactions",
     "BodySchema",

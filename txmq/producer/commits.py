@@ -25,7 +25,7 @@ from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import DataFrameSend
 from txmq.producer.ends import AskedEnds, trusted_s
-from txmq.producer.group_commit import Size
+from txmq.producer.group_commit import Answered, Size
 from txmq.producer.keyed import KeyedAttempt, KeyedTry
 from txmq.producer.log_commits import LogCommits
 from txmq.producer.recall import RecallCheck, recall_problem
@@ -145,14 +145,26 @@ class ProducerCommits:
 
         Returns: the errors of transactions that must not be used.
         """
-        futures = [self._logs.halves.submit(halves, _size(halves)) for halves in commits]
+        answers = [self._logs.halves.submit(halves, half_size(halves)) for halves in commits]
         refused: dict[str, TxmqError] = {}
-        for future in futures:
-            refused |= future.result()
-        self._end_changed(refused)
+        for answer in answers:
+            refused |= answer.result()
+        self.end_changed(refused)
         return refused
 
-    def _end_changed(self, refused: Refused) -> None:
+    def submit_halves(
+        self, halves: Sequence[HalfTransaction], answered: Answered[Refused], size: Size
+    ) -> None:
+        """Append halves in a shared commit, and wait for nothing. Raises: ClosedError."""
+        self._logs.halves.submit_to(answered, halves, size)
+
+    def submit_ends(
+        self, asked: AskedEnds, answered: Answered[list[Resolution]], size: Size
+    ) -> None:
+        """Claim ends in a shared commit, and wait for nothing. Raises: ClosedError."""
+        self._logs.ends.submit_to(answered, asked, size)
+
+    def end_changed(self, refused: Refused) -> None:
         """Roll back what is durable and must not be used, so that nobody is asked about it."""
         ids = [key for key, error in refused.items() if isinstance(error, TopicChangedError)]
         # Where this fails the check does it.
@@ -178,7 +190,7 @@ class ProducerCommits:
         with self.hooks.sending(transaction_id, single.messages, [send.topic for send in sends]):
             head, files = self._logs.frame_files(single, sends, self._router.send_limits)
             refused = self._logs.commit_frames(head, files, _frames_of(sends))
-            self._end_changed(refused)
+            self.end_changed(refused)
             _raise_first(refused)
 
     def prepare_keyed(
@@ -206,7 +218,7 @@ class ProducerCommits:
                 if self._logs.keyed.append(tried):
                     return TransactionState.PENDING
             except TopicChangedError as error:
-                self._end_changed({attempt.transaction_id: error})
+                self.end_changed({attempt.transaction_id: error})
                 raise
         return self._joined(tried)
 
@@ -306,7 +318,8 @@ class ProducerCommits:
         )
 
 
-def _size(halves: Sequence[HalfTransaction]) -> Size:
+def half_size(halves: Sequence[HalfTransaction]) -> Size:
+    """What these halves add to a commit."""
     rows = sum([half.rows for half in halves])
     return Size(rows, sum([m.body_size_bytes for half in halves for m in half.messages]))
 

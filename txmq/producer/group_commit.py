@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from txmq.delta.forks import fork_problem, process_id
 from txmq.errors import ClosedError
@@ -19,6 +19,7 @@ ARRIVAL_PAUSE_S = 0.0005
 UNBOUNDED_BYTES = 1 << 62
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Answer_contra = TypeVar("Answer_contra", contravariant=True)
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,22 @@ class Size(NamedTuple):
 
     rows: int
     bytes: int = 0
+
+
+class Answered(Protocol[Answer_contra]):
+    """Takes the answer to one item."""
+
+    def done(self) -> bool:
+        """Whether there is an answer or an error."""
+        ...
+
+    def set_result(self, answer: Answer_contra) -> None:
+        """Give the answer; this or `set_exception` is called once, and must not raise."""
+        ...
+
+    def set_exception(self, error: BaseException) -> None:
+        """Give the error."""
+        ...
 
 
 class Awaited(Generic[Answer]):
@@ -123,6 +140,10 @@ class GroupCommitter(Generic[Item, Answer]):
         awaited: Awaited[Answer] = Awaited()
         self._enter(((item, size, awaited),))
         return awaited
+
+    def submit_to(self, answered: Answered[Answer], item: Item, size: Size) -> None:
+        """Queue an item; the committing thread sets its answer or error. Raises: ClosedError."""
+        self._enter(((item, size, answered),))
 
     def put(self, item: Item, size: Size) -> None:
         """Queue an item whose answer `commit` delivers itself. Raises: ClosedError."""
@@ -301,8 +322,8 @@ class GroupCommitter(Generic[Item, Answer]):
             self._is_idle = False
 
 
-# An item, its size, and what its caller waits for.
-_Entry = tuple[Item, Size, Awaited[Answer] | None]
+# An item, its size, and who takes its answer.
+_Entry = tuple[Item, Size, Answered[Answer] | None]
 
 
 def _fail(group: Sequence[_Entry[Item, Answer]], error: BaseException, name: str) -> None:

@@ -39,7 +39,8 @@ from txmq.producer.local_execution import half_message, local_state
 from txmq.producer.ordinary import OrdinaryMessages
 from txmq.producer.results import SendResult, TransactionSendResult
 from txmq.producer.routing import MessageRouter
-from txmq.producer.transaction import Transaction
+from txmq.producer.steps import StepFutures
+from txmq.producer.transaction import ProducerParts, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from txmq.producer.routing import QueueSelector
     from txmq.store.store import Store
 
+_REJECTED = "the store takes no transactions now (reject_transaction_message); try later"
 _END_KINDS = {
     LocalTransactionState.COMMIT: ClaimKind.COMMIT,
     LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
@@ -115,6 +117,7 @@ class TransactionProducer:
         self._member: RemoteMember | None = None
         self._ordinary = OrdinaryMessages(self._commits, self._router)
         self._async = AsyncSends(self._commits, AsyncLimits.of(store.config))
+        self._parts = ProducerParts(self._commits, self._router, StepFutures(self._commits))
         self._execute: Execute | None = None
 
     # --- sending --------------------------------------------------------------------------
@@ -294,16 +297,12 @@ class TransactionProducer:
         self._check_accepts()
         if idempotency_key is None and key_timestamp is None:
             transaction_id = new_transaction_id(self.clock.now_ms())
-            return Transaction(self._commits, self._router, transaction_id, listener=self._listener)
-        key = checked_key(
-            idempotency_key,
-            key_timestamp,
-            now_ms=self.clock.now_ms(),
-            reserved_s=self.store.config.file_reserved_time_h * 3600,
-        )
+            return Transaction(self._parts, transaction_id, listener=self._listener)
+        now_ms, reserved_s = self.clock.now_ms(), self.store.config.file_reserved_time_h * 3600
+        key = checked_key(idempotency_key, key_timestamp, now_ms=now_ms, reserved_s=reserved_s)
         attempt = self._commits.attempt_of(key)
-        key_id, listener = attempt.transaction_id, self._listener
-        return Transaction(self._commits, self._router, key_id, attempt=attempt, listener=listener)
+        key_id = attempt.transaction_id
+        return Transaction(self._parts, key_id, attempt=attempt, listener=self._listener)
 
     def end_transaction(self, transaction_id: str, state: LocalTransactionState) -> None:
         """End a transaction that any process of this group prepared.
@@ -368,6 +367,7 @@ class TransactionProducer:
         if self._member is not None:
             self._member.stop()
         self._async.close()
+        self._parts.steps.close()
         self._commits.close()
         self._hooks.flush()
 
@@ -381,8 +381,7 @@ class TransactionProducer:
 
     def _check_accepts(self) -> None:
         if self.store.config.reject_transaction_message:
-            message = "the store takes no transactions now (reject_transaction_message); try later"
-            raise NotAcceptedError(message)
+            raise NotAcceptedError(_REJECTED)
         self._commits.check_open()
 
     def _executing(self) -> Execute:
@@ -394,6 +393,5 @@ class TransactionProducer:
     def _executed(
         self, listener: ExecutingListener, transaction_id: str, message: Message, argument: object
     ) -> LocalTransactionState:
-        group = self._group_without_namespace
-        half = half_message(transaction_id, group, message, self.clock.now_ms())
-        return local_state(listener, half, argument)
+        group, now_ms = self._group_without_namespace, self.clock.now_ms()
+        return local_state(listener, half_message(transaction_id, group, message, now_ms), argument)

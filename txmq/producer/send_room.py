@@ -33,6 +33,14 @@ class SendRoom:
                     self._has_room.wait()
             self._taken_bytes += size_bytes
 
+    def try_enter(self, size_bytes: int) -> bool:
+        """Take room, if there is enough; whether it was taken."""
+        with self._has_room:
+            if self._is_too_much(size_bytes):
+                return False
+            self._taken_bytes += size_bytes
+            return True
+
     def leave(self, size_bytes: int) -> None:
         """Give room back, in a thread that answers sends."""
         self._givers.add(threading.get_ident())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import time
+from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from txmq.errors import (
     AlreadyPreparedError,
@@ -23,19 +25,29 @@ from txmq.producer.dataframe import DataFrameSend
 from txmq.producer.keyed import KeyedAttempt
 from txmq.producer.marked_transaction import MarkedTransaction
 from txmq.producer.routing import MessageRouter, QueueSelector, RoutedMessage
+from txmq.producer.steps import StepFutures, done
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+class ProducerParts(NamedTuple):
+    """What the transactions of one producer share."""
+
+    commits: ProducerCommits
+    router: MessageRouter
+    steps: StepFutures
+
+
 class _Phase(enum.Enum):
     COLLECTING = "collecting"
+    PREPARING = "preparing"
     PREPARED = "prepared"
     DROPPED = "dropped"
     ENDED = "ended"
 
 
-_UNPREPARED = (_Phase.COLLECTING, _Phase.DROPPED)
+_UNPREPARED = (_Phase.COLLECTING, _Phase.PREPARING, _Phase.DROPPED)
 
 
 class Transaction(MarkedTransaction):
@@ -61,8 +73,7 @@ class Transaction(MarkedTransaction):
 
     def __init__(
         self,
-        commits: ProducerCommits,
-        router: MessageRouter,
+        parts: ProducerParts,
         transaction_id: str,
         *,
         attempt: KeyedAttempt | None = None,
@@ -71,7 +82,7 @@ class Transaction(MarkedTransaction):
         """Call `TransactionProducer.begin_transaction` instead."""
         super().__init__(transaction_id, listener)
         self._attempt = attempt
-        self._commits, self._router = commits, router
+        self._commits, self._router, self._steps = parts
         self._messages: list[RoutedMessage] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
@@ -80,7 +91,7 @@ class Transaction(MarkedTransaction):
         self._final_state = TransactionState.COMMITTED if is_done else None
         self._prepared_s = 0.0
         # A key's transaction may have been begun by others.
-        self._since = iter((commits.followed if attempt is None else None,))
+        self._since = iter((parts.commits.followed if attempt is None else None,))
 
     @property
     def state(self) -> TransactionState | None:
@@ -183,15 +194,36 @@ class Transaction(MarkedTransaction):
             AlreadyPreparedError: `prepare()` or an end was called before.
         """
         self._check_collecting()
-        if not self._messages and not self._dataframes:
-            raise InvalidMessageError("transaction", "has no message; call send() first")
+        self._check_not_empty()
         if self._attempt is not None:
             self._join_or_append(self._attempt)
         elif self._dataframes:
             self._commits.prepare_dataframes(self.id, self._dataframes, self._messages)
         else:
             self._commits.prepare(self.id, self._messages)
-        self._phase, self._prepared_s = _Phase.PREPARED, time.monotonic()
+        self._prepared(None)
+
+    def prepare_async(self) -> Future[None]:
+        """As `prepare`, without a thread that waits: the future is done when the halves stand.
+
+        With an idempotency key or DataFrames, or with more than
+        `back_pressure_for_async_send_size_bytes` on their way, a thread of the producer waits.
+        Callbacks of the future run in the committing thread; they must be short. It cannot be
+        cancelled.
+
+        Commits, retry and errors of the future: as `prepare`. Raises: AlreadyPreparedError,
+        InvalidMessageError, SendForbiddenError, ClosedError.
+        """
+        self._check_collecting()
+        self._check_not_empty()
+        if self._attempt is not None or self._dataframes:
+            return self._steps.in_thread(self.prepare)
+        self._phase = _Phase.PREPARING
+        return self._steps.prepare(self.id, self._messages, self._prepared)
+
+    def _prepared(self, error: BaseException | None) -> None:
+        self._phase = _Phase.PREPARED if error is None else _Phase.COLLECTING
+        self._prepared_s = time.monotonic()
 
     def _join_or_append(self, attempt: KeyedAttempt) -> None:
         state = self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
@@ -265,6 +297,10 @@ class Transaction(MarkedTransaction):
         self._phase = _Phase.ENDED
         if self._final_state is end_asked_for(kind):
             return
+        self._commits.end(self._asked_end(kind))
+        self._final_state = end_asked_for(kind)
+
+    def _asked_end(self, kind: ClaimKind) -> AskedEnd:
         # A transaction may be large, and most producers have no hooks.
         messages = [routed.message for routed in self._messages] if self._commits.hooks else ()
         count = None if self._dataframes else len(self._messages)
@@ -272,9 +308,52 @@ class Transaction(MarkedTransaction):
         is_doubtful = self._attempt is not None or self._is_old
         # Of two ends that are asked for, also by two threads, only the first is taken on trust.
         since = next(self._since, None)
-        end = AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old, since)
-        self._commits.end(end)
-        self._final_state = end_asked_for(kind)
+        return AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old, since)
+
+    def commit_async(self) -> Future[None]:
+        """As `commit`, without a thread that waits: the future is done when the COMMIT stands.
+
+        Marked writes to a database are looked up before this returns, in the caller's thread, as
+        their connection may be of that thread; other markers by a thread of the producer.
+
+        Commits, retry and errors of the future: as `commit`. Raises: NotPreparedError,
+        LocalTransactionError, ClosedError.
+        """
+        self._check_prepared()
+        is_done = self._final_state is TransactionState.COMMITTED
+        if is_done or self._local.is_unmarked:
+            return self.end_async(ClaimKind.COMMIT)
+        if self._local.has_database:
+            self._local.confirm()
+            return self.end_async(ClaimKind.COMMIT)
+        return self._steps.in_thread(self.commit)
+
+    def rollback_async(self) -> Future[None]:
+        """As `rollback`, without a thread that waits. Raises: ClosedError."""
+        if self._phase in _UNPREPARED:
+            self.rollback()
+            return done()
+        return self.end_async(ClaimKind.ROLLBACK)
+
+    def end_async(self, kind: ClaimKind) -> Future[None]:
+        """As `end`, without a thread that waits.
+
+        Callbacks of the future run in the committing thread; they must be short. It cannot be
+        cancelled. Commits, retry and errors of the future: as `end`. Raises: NotPreparedError,
+        ClosedError.
+        """
+        self._check_prepared()
+        if self._final_state is end_asked_for(kind):
+            self._phase = _Phase.ENDED
+            return done()
+        if self._is_old:
+            return self._steps.in_thread(partial(self.end, kind))
+        self._phase = _Phase.ENDED
+        return self._steps.end(self._asked_end(kind), partial(self._ended, kind))
+
+    def _ended(self, kind: ClaimKind, error: BaseException | None) -> None:
+        if error is None:
+            self._final_state = end_asked_for(kind)
 
     @property
     def _is_old(self) -> bool:
@@ -301,6 +380,10 @@ class Transaction(MarkedTransaction):
     def _check_prepared(self) -> None:
         if self._phase in _UNPREPARED:
             raise NotPreparedError(self.id)
+
+    def _check_not_empty(self) -> None:
+        if not self._messages and not self._dataframes:
+            raise InvalidMessageError("transaction", "has no message; call send() first")
 
     def _check_collecting(self) -> None:
         if self._phase is not _Phase.COLLECTING:

@@ -147,6 +147,16 @@ class LocalTransaction:
             is_done = self._lookup.is_marked(self._id)
             self._check(self._lookup.marker_place(), is_done=is_done)
 
+    @property
+    def has_database(self) -> bool:
+        """Whether a write to a database was marked, whose connection is of one thread."""
+        return bool(self._databases)
+
+    @property
+    def is_unmarked(self) -> bool:
+        """Whether `confirm` has nothing to look for."""
+        return self._lookup is None and not (self._databases or self._marked)
+
     def _confirm_database(self, markers: MarkerTable) -> None:
         """A database says nothing to txmq when the caller commits or rolls back, so look."""
         is_done = self._is_committed(markers)
