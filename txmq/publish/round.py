@@ -42,7 +42,7 @@ PROGRESS_INTERVAL_S = 1.0
 RIVAL_PAUSE_MAX_S = 0.1
 LARGE_ROUND_ROWS = 100_000
 # After so long without a claim the op log is looked at less often.
-QUIET_AFTER_S, QUIET_FACTOR = 2.0, 4
+QUIET_AFTER_S, QUIET_FACTOR = 30.0, 4
 
 
 class PublishRound:

@@ -152,7 +152,7 @@ class Config:
     )
     publish_poll_interval_s: float = setting(
         0.005,
-        "time between two looks at the op log; after 2 s without a claim four times as long",
+        "time between two looks at the op log; after 30 s without a claim four times as long",
         at_least=0.001,
     )
     publish_threads: int = setting(
