@@ -18,8 +18,8 @@ from deltalake.exceptions import CommitFailedError
 
 from txmq.clock import Clock, SystemClock
 from txmq.delta import pinned as delta_table
-from txmq.delta.actions import LOG_FOLDER
-from txmq.delta.objects import Objects
+from txmq.delta.actions import NewCommit, Seen
+from txmq.delta.commit_writer import CommitWriter, Written
 from txmq.fail_points import FailPoint, arm
 
 START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
@@ -183,8 +183,8 @@ def _is_of(location: str, table: str | None) -> bool:
 
 @contextmanager
 def _around_commits(around: Callable[[str, Callable[[], None]], None]) -> Iterator[None]:
-    """Call `around` at each commit: txmq puts those of its own tables, delta-rs all others."""
-    append, put_new = vars(delta_table)["write_deltalake"], Objects.put_new
+    """Call `around` at each commit: txmq makes those of its own tables, delta-rs all others."""
+    append, commit_of_txmq = vars(delta_table)["write_deltalake"], CommitWriter.commit
     commit_files = DeltaTable.create_write_transaction
 
     def write(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
@@ -193,22 +193,15 @@ def _around_commits(around: Callable[[str, Callable[[], None]], None]) -> Iterat
     def write_files(handle: DeltaTable, *arguments: Any, **options: Any) -> None:
         around(handle.table_uri, lambda: commit_files(handle, *arguments, **options))
 
-    def put(objects: Objects, path: str, content: bytes) -> bool:
-        answers = [True]
-
-        def put_one() -> None:
-            answers.append(put_new(objects, path, content))
-
-        if path.startswith(LOG_FOLDER):
-            around(objects.location, put_one)
-        else:
-            put_one()
+    def commit_own(writer: CommitWriter, since: Seen, one: NewCommit) -> Written:
+        answers: list[Written] = []
+        around(writer.location, lambda: answers.append(commit_of_txmq(writer, since, one)))
         return answers[-1]
 
     with (
         _replaced(delta_table, "write_deltalake", write),
         _replaced(DeltaTable, "create_write_transaction", write_files),
-        _replaced(Objects, "put_new", put),
+        _replaced(CommitWriter, "commit", commit_own),
     ):
         yield
 

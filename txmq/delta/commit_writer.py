@@ -86,6 +86,11 @@ class CommitWriter:
         self._table, self._objects = table, table.objects
         self._turns = Turns(self._objects, table.file_bytes)
 
+    @property
+    def location(self) -> str:
+        """Where the table is."""
+        return self._table.location
+
     def commit(self, since: Seen, commit: NewCommit) -> Written:
         """Commit after `since`; commits of others in between are compared one by one.
 

@@ -330,7 +330,8 @@ class Table(ReadTable):
         """Commit after what this object has seen; the version of the commit."""
         limits = self._limits()
         commit = NewCommit(added, removed, marks, new_token(), note)
-        seen, passed = self._writer.commit(since, commit)
+        with translated(self.name):
+            seen, passed = self._writer.commit(since, commit)
         self._followed, self._is_behind = seen, True
         if self.watch is not None:
             self.watch(since.version, passed, seen.version)

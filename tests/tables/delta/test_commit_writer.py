@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from tests.kit.commits import after_commit
+from tests.kit.commits import after_commit, before_put, failing_put
 from tests.kit.delta_protocol import checked
 from txmq.delta import commit_writer
 from txmq.delta.actions import LOG_FOLDER, commit_path
@@ -18,7 +18,6 @@ from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.delta.turns import TURN_FILE, Turns
 from txmq.errors import CommitRefusedError, StoreFullError
-from txmq.testing import before_commit, failing_commits
 
 NUMBERS = TableSchema(
     "numbers",
@@ -99,7 +98,7 @@ def appended_by_txmq(table: Table) -> None:
 
 @pytest.mark.parametrize("rival", [appended_by_delta_rs, appended_by_txmq])
 def test_append_follows_the_appends_of_others(table: Table, rival: Callable[[Table], None]) -> None:
-    with before_commit(lambda: rival(table)):
+    with before_put(lambda: rival(table)):
         version = table.append(rows(1), app_id=APP, number=1)
 
     assert version == 2
@@ -129,7 +128,7 @@ def test_swap_is_refused_where_another_writer_moved_its_mark(
     table: Table, rival: Callable[[Table], None]
 ) -> None:
     with (
-        before_commit(lambda: rival(table)),
+        before_put(lambda: rival(table)),
         pytest.raises(CommitRefusedError, match="moved the mark progress"),
     ):
         table.swap(rows(1), {"progress": 1})
@@ -146,7 +145,7 @@ def test_file_is_removed_once(table: Table) -> None:
         DeltaTable(table.location).delete("number = 1")
 
     with (
-        before_commit(delete_by_delta_rs),
+        before_put(delete_by_delta_rs),
         pytest.raises(CommitRefusedError, match="another writer removed part-"),
     ):
         rival.rewrite(rival.files(), rival.new_files(rows(1)))
@@ -155,12 +154,12 @@ def test_file_is_removed_once(table: Table) -> None:
 
 
 def test_commit_after_the_properties_changed_is_computed_again(table: Table) -> None:
-    with before_commit(lambda: another(table).set_properties({"txmq.test": "1"})):
+    with before_put(lambda: another(table).set_properties({"txmq.test": "1"})):
         table.append(rows(1), app_id=APP, number=1)
 
     assert table.properties()["txmq.test"] == "1"
     with (
-        before_commit(lambda: another(table).set_properties({"txmq.test": "2"})),
+        before_put(lambda: another(table).set_properties({"txmq.test": "2"})),
         pytest.raises(CommitRefusedError, match="columns or properties"),
     ):
         table.swap(rows(2), {"progress": 1})
@@ -171,7 +170,7 @@ def test_file_whose_removal_was_another_one_s_does_not_stop_appends(table: Table
     table.append(rows(1), app_id=APP, number=1)
     rival = another(table)
 
-    with before_commit(lambda: rival.remove(rival.files())):
+    with before_put(lambda: rival.remove(rival.files())):
         table.append(rows(2), app_id=APP, number=2)
 
     assert stored(table) == [2]
@@ -215,7 +214,7 @@ def test_emptied_commit_of_another_is_opened_again(table: Table) -> None:
         appended_by_txmq(table)
         Path(table.location, commit_path(1)).write_bytes(b"")
 
-    with before_commit(emptied):
+    with before_put(emptied):
         version = table.append(rows(1), app_id=APP, number=1)
 
     assert version == 2
@@ -224,7 +223,7 @@ def test_emptied_commit_of_another_is_opened_again(table: Table) -> None:
 def test_full_disk_is_named_and_nothing_is_committed(table: Table) -> None:
     error = OSError(28, "No space left on device")
 
-    with failing_commits(1, error=error), pytest.raises(StoreFullError):
+    with failing_put(error), pytest.raises(StoreFullError):
         table.append(rows(1), app_id=APP, number=1)
 
     assert stored(table) == []

@@ -5,8 +5,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import halves, ids, messages, op_row, transaction_id
+from tests.kit.commits import failing_put
 from txmq.delta import pinned
 from txmq.delta.files import may_hold
 from txmq.delta.parquet import NewFile, described
@@ -561,28 +561,13 @@ def test_append_names_its_own_version_where_another_commits_right_after_it(
     assert another().changes(version, version, ["number"])["number"].to_pylist() == [1]
 
 
-@contextmanager
-def unread_commits(table: Table) -> Iterator[None]:
-    """The look for a commit whose answer was lost fails once."""
-    read, lost = table.commit_bytes, [True]
-
-    def commit_bytes(version: int) -> bytes | None:
-        if lost:
-            raise StorageError(table.name, f"commit {lost.pop()} {version} cannot be read")
-        return read(version)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "commit_bytes", commit_bytes)
-        yield
-
-
 def test_answer_that_was_lost_is_found_by_the_commit_itself(
     numbers: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _ = numbers.handle
     monkeypatch.setattr(numbers, "reopen", None)
 
-    with failing_commits(1, error=OSError("lost (injected)"), after_commit=True) as failed:
+    with failing_put(OSError("lost (injected)"), after_put=True) as failed:
         version = numbers.append(number_rows(1), app_id=APP, number=1)
         numbers.swap(number_rows(2), {"progress": 1})
 
@@ -601,7 +586,7 @@ def test_append_whose_answer_was_lost_names_its_own_version(
         return reopen()
 
     monkeypatch.setattr(numbers, "reopen", late)
-    with failing_commits(1, table="numbers", after_commit=True), unread_commits(numbers):
+    with failing_commits(1, table="numbers", after_commit=True):
         version = numbers.append(number_rows(1), app_id=APP, number=1)
 
     assert another().changes(version, version, ["number"])["number"].to_pylist() == [1]
@@ -639,7 +624,6 @@ def test_mark_that_cannot_be_read_leaves_a_commit_unknown(
     monkeypatch.setattr(numbers, "mark", failing)
     with (
         failing_commits(1, error=OSError("connection reset"), after_commit=True),
-        unread_commits(numbers),
         pytest.raises(UnknownCommitError),
     ):
         numbers.append(number_rows(1), app_id=APP, number=1)

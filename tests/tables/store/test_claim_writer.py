@@ -55,7 +55,6 @@ def unreadable(writer: ClaimWriter) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer.op.table, "_opened", fails)
-        patch.setattr(writer.op.table, "commit_bytes", lambda _: fails())
         yield
 
 
