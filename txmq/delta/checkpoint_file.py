@@ -94,9 +94,12 @@ class _News:
 
     def rows(self, kind: str) -> pa.Array:
         """The new actions of one kind."""
-        names = [field.name for field in _KINDS[kind]]
+        parts = list(_KINDS[kind])
         actions = self.actions[kind].values()
-        fields = [{name: _stored(action.get(name)) for name in names} for action in actions]
+        fields = [
+            {part.name: _stored(action.get(part.name), part.type) for part in parts}
+            for action in actions
+        ]
         for values in fields if kind in {"add", "remove"} else ():
             values["dataChange"] = False
         return pa.array(fields, _KINDS[kind])
@@ -107,11 +110,14 @@ class _News:
         return pa.array([key for name in kinds for key in self.actions[name]], pa.string())
 
 
-def _stored(value: Any) -> Any:
+def _stored(value: Any, kind: pa.DataType) -> Any:
+    """A value for Arrow, whose maps are made of pairs."""
+    if isinstance(value, dict) and pa.types.is_map(kind):
+        return list(value.items())
     if isinstance(value, dict):
-        # A map of Arrow is made of pairs; `format` is a struct, whose options are a map.
-        is_format = "provider" in value
-        return {"options": [], **value} if is_format else list(value.items())
+        # Only `format` is a struct in an action.
+        fields = {"options": {}, **value}
+        return {part.name: _stored(fields.get(part.name), part.type) for part in kind}
     return value
 
 
@@ -133,7 +139,11 @@ def write_checkpoint(table: PinnedTable, version: int, *, least_commits: int = 1
         least_commits > 1 and version - before < held * NEW_SHARE
     ):
         return False
-    rows = _rows(table, last, _news(table, range(before + 1, version + 1)))
+    news = _news(table, range(before + 1, version + 1))
+    try:
+        rows = _rows(table, last, news)
+    except pa.ArrowException as error:
+        raise OtherCheckpointError("values of other types") from error
     _put(table, version, rows)
     return True
 

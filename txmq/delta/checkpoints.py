@@ -17,7 +17,7 @@ from txmq.delta.checkpoint_file import OtherCheckpointError, write_checkpoint
 from txmq.delta.failures import in_one_line, translated
 from txmq.delta.forks import process_id
 from txmq.delta.pinned import PinnedTable
-from txmq.handles import close_at_exit
+from txmq.handles import EXIT_WAIT_S, close_at_exit
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +50,27 @@ class _Checkpoints:
         with self._changed:
             self._waiting[due.location] = due
             if self._thread is None and not self._is_closed:
-                thread = threading.Thread(target=self._run, name="txmq-checkpoints", daemon=True)
-                thread.start()
-                self._thread = thread
-                close_at_exit(self.close)
+                self._start()
             self._changed.notify()
 
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="txmq-checkpoints", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # A process without room for a thread has made its commit all the same.
+            logger.debug("no thread for checkpoints: %s", error)
+            return
+        self._thread = thread
+        close_at_exit(self.close)
+
     def close(self) -> None:
-        """End the thread; what waits is left to maintenance."""
+        """End the thread; what waits, or takes too long, is left to maintenance."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(EXIT_WAIT_S)
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -72,11 +80,11 @@ class _Checkpoints:
             pause_s = min(PAUSE_FACTOR * (time.monotonic() - begun_s), LONGEST_PAUSE_S)
 
     def _next(self, pause_s: float) -> _Due | None:
-        """What is due after the pause; None after `close`."""
+        """What has waited longest, after the pause; None after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed, pause_s)
             self._changed.wait_for(lambda: self._is_closed or self._waiting)
-            return None if self._is_closed else self._waiting.popitem()[1]
+            return None if self._is_closed else self._waiting.pop(next(iter(self._waiting)))
 
 
 class _Process:

@@ -104,7 +104,8 @@ class CommitWriter:
 
     def _raced(self, since: Seen, commit: NewCommit) -> Written:
         between, seen = _Between(), since
-        looks_first = not self._objects.is_remote
+        # Without a stamp nobody could tell later whether the commit before this one is the same.
+        looks_first = not self._objects.is_remote or since.stamp is None
         for refusal in range(REFUSALS_MAX):
             if looks_first or refusal:
                 seen, is_there = self._followed(seen, commit, between)
@@ -115,6 +116,9 @@ class CommitWriter:
             if self._put(seen.version + 1, commit):
                 return Written(self._confirmed(seen), between.passed)
             self._pause(refusal)
+        seen, is_there = self._followed(seen, commit, between)
+        if is_there:
+            return Written(seen, between.passed)
         problem = f"other writers were faster {REFUSALS_MAX} times; computing again"
         raise CommitRefusedError(self._table.name, problem)
 
@@ -187,7 +191,8 @@ class CommitWriter:
         """The own commit after `before`.
 
         Where log clean-up has passed `before` meanwhile, no reader looks at this commit: its
-        writer slept between its look and its put.
+        writer slept between its look and its put. Another such writer may have put its own commit
+        in the place of `before`, which the stamp tells.
         """
         try:
             known, own = self._table.commit_infos(before.version, before.version + 1)
@@ -196,6 +201,8 @@ class CommitWriter:
             return Seen(before.version + 1)
         if known.type is pa_fs.FileType.NotFound:
             raise self._refused("the log was cleaned while it was committed to; looking again")
+        if own.type is pa_fs.FileType.NotFound or before.stamp not in (None, stamp_of(known)):
+            raise self._refused("the log was replaced while it was committed to; looking again")
         return Seen(before.version + 1, stamp_of(own))
 
 

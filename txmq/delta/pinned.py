@@ -173,6 +173,8 @@ class PinnedTable:
         )
         self._check(handle)
         self._marks_of, self._updates = None, 0
+        # What was seen before may be of another log.
+        self._newest_seen = None
         return handle
 
     def _check(self, handle: DeltaTable) -> None:

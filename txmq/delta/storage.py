@@ -40,9 +40,10 @@ SMALL_FILE_BYTES = 4 * 1024 * 1024
 # Files that waited longer for their commit are looked up right before it.
 LOOK_AFTER_MS = 60_000
 CHECKPOINT_INTERVAL = "delta.checkpointInterval"
-# The version that was seen before, the commits of others since (None where they were too many to
-# keep), the version of the own commit.
-Watch = Callable[[int, Sequence[Passed] | None, int], None]
+# The version that was seen before (None where the log was opened anew since the last own commit,
+# and may be another one), the commits of others since (None where they were too many to keep), the
+# version of the own commit.
+Watch = Callable[[int | None, Sequence[Passed] | None, int], None]
 
 
 class _Limits(NamedTuple):
@@ -235,8 +236,8 @@ class Table(ReadTable):
     def swap(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """Append `rows` and `marks` in one commit, only if nobody moved these marks meanwhile.
 
-        The marks of the pinned version are the ones that are compared. Afterwards the table is
-        pinned to a version with this commit.
+        The marks of the pinned version are the ones that are compared, or of a later commit of
+        this object. Afterwards the table is pinned to a version with this commit.
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
@@ -272,11 +273,11 @@ class Table(ReadTable):
         Raises: as `swap`; FilesSweptError if they waited too long.
         """
         self._check_kept(files)
-        self._commit([_added(file) for file in files], (), marks, self._pinned())
+        self._commit([_added(file) for file in files], (), marks, self._newest_known())
 
     def commit_marks(self, marks: Mapping[str, int]) -> None:
         """As `swap` without rows. Does not refresh."""
-        self._commit((), (), marks, self._pinned())
+        self._commit((), (), marks, self._newest_known())
 
     def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
         """Replace files by files with the same rows: one commit, which no reader sees as news.
@@ -315,8 +316,9 @@ class Table(ReadTable):
     def _replace_files(
         self, added: Sequence[AddedFile], removed: Sequence[RemovedFile], marks: Mapping[str, int]
     ) -> None:
+        since = self._newest_known()
         rewrites = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1}
-        self._commit(added, removed, {**rewrites, **marks}, self._pinned())
+        self._commit(added, removed, {**rewrites, **marks}, since)
         self.refresh()
 
     def _commit(
@@ -332,20 +334,22 @@ class Table(ReadTable):
         commit = NewCommit(added, removed, marks, new_token(), note)
         with translated(self.name):
             seen, passed = self._writer.commit(since, commit)
+        is_same_log = self._followed is not None
         self._followed, self._is_behind = seen, True
         if self.watch is not None:
-            self.watch(since.version, passed, seen.version)
+            self.watch(since.version if is_same_log else None, passed, seen.version)
         if limits.is_checkpoint_due(since.version, seen.version):
             checkpoint_soon(self, seen.version, limits.checkpoint_interval)
         return seen.version
 
-    def _pinned(self) -> Seen:
-        """The pinned version, whose marks are the ones that a swap compares."""
-        return Seen(self.version, self._stamp_of_pinned())
-
     def _newest_known(self) -> Seen:
-        """The newest commit that this object has seen; appends need to compare no older ones."""
-        return self._followed if self._is_behind and self._followed else self._pinned()
+        """The newest commit that this object has seen; only later ones are compared.
+
+        After an own commit it is that one, and not a newer one whose marks nobody has read.
+        """
+        if self._is_behind and self._followed:
+            return self._followed
+        return Seen(self.version, self._stamp_of_pinned())
 
     def _limits(self) -> _Limits:
         """What the properties of the table ask of commits. Raises: UnsupportedTableError."""

@@ -48,7 +48,9 @@ class Turns:
     def ask(self) -> None:
         """Ask the others to wait, unless another writer has its turn."""
         if not self._is_asked:
-            self._is_asked = self._objects.put_new(TURN_FILE, self._own)
+            # Who may not write this file, or has no room for it, goes on without a turn.
+            with suppress(Exception):
+                self._is_asked = self._objects.put_new(TURN_FILE, self._own)
 
     def give_back(self) -> None:
         """Let the others go on."""

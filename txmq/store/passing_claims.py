@@ -8,10 +8,10 @@ they are passed over. The others are read. So no end needs a look at the whole l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from txmq.delta.commit_writer import Passed
 from txmq.delta.storage import Table
-from txmq.errors import StorageError
 from txmq.lifecycle import ClaimKind
 
 # The note of a commit whose claims all end transactions that its writer began.
@@ -32,6 +32,7 @@ class PassingClaims:
         """Follow the commits that are made through `table`."""
         self._table = table
         self._claimed: set[str] = set()
+        # Of transactions that began before this version claims may have been missed.
         self._since = -1
         self.followed: int | None = None
         table.watch = self._passed
@@ -47,20 +48,33 @@ class PassingClaims:
         """Count own claims among those of others: another end may be asked for later."""
         self._claimed.update(transaction_ids)
 
-    def _passed(self, since: int, passed: Sequence[Passed] | None, version: int) -> None:
-        if since != self.followed or len(self._claimed) > CLAIMED_MAX:
+    def _passed(self, since: int | None, passed: Sequence[Passed] | None, version: int) -> None:
+        if since is None or since != self.followed:
+            self._begin(since or 0)
+        elif len(self._claimed) > CLAIMED_MAX:
             self._claimed, self._since = set(), since
         if passed is None:
-            self._claimed, self._since = set(), version
+            self._begin(version)
         try:
             for commit in passed or ():
                 if commit.actions.note != OWN_ENDS:
                     self._claimed.update(self._claims_of(commit))
-        except (StorageError, OSError):
+        except Exception:  # noqa: BLE001 - the own commit stands, whatever the others are
             # What could not be read may be about anything.
-            self._claimed, self._since = set(), version
+            self._begin(version)
         self.followed = version
 
+    def _begin(self, since: int) -> None:
+        """Forget all claims; of what began so far nothing is known.
+
+        A log that was restored may have fewer versions than those that transactions began at.
+        """
+        next_version = 0 if self.followed is None else self.followed + 1
+        self._claimed, self._since = set(), max(since, next_version)
+
     def _claims_of(self, commit: Passed) -> list[str]:
-        rows = self._table.added_rows(commit.actions, _COLUMNS).to_pylist()
+        # A compaction adds rows that were there before, and may add very many.
+        news = [action for action in commit.actions.added if action.get("dataChange", True)]
+        actions = replace(commit.actions, added=news)
+        rows = self._table.added_rows(actions, _COLUMNS).to_pylist()
         return [row["transaction_id"] for row in rows if row["kind"] != ClaimKind.UNKNOWN.value]

@@ -204,3 +204,22 @@ def test_damaged_commit_is_named(table: Table) -> None:
     with pytest.raises(StorageError, match=r"1\.json is damaged"):
         write_checkpoint(table, 1)
     assert not Path(table.location, checkpoint_path(1)).exists()
+
+
+def test_property_of_any_name_is_kept(table: Table) -> None:
+    table.set_properties({"provider": "x"})
+    table.append(rows(1), app_id="app", number=1)
+
+    checkpoint_now(table, table.version)
+    without_commits_before(table, table.version)
+
+    assert Table(table.location, NUMBERS).properties()["provider"] == "x"
+
+
+def test_values_that_do_not_fit_are_left_to_delta_rs(table: Table) -> None:
+    strange = {"txn": {"appId": "other", "version": 1, "lastUpdated": "today"}}
+    table.append(rows(1), app_id="app", number=1)
+    Path(table.location, commit_path(2)).write_text(json.dumps(strange))
+
+    with pytest.raises(OtherCheckpointError):
+        write_checkpoint(table, 2)

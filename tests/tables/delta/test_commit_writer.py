@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from obstore.store import LocalStore
 
 from tests.kit.commits import after_commit, before_put, failing_put
 from tests.kit.delta_protocol import checked
+from txmq.delta import checkpoints as checkpoint_thread
 from txmq.delta import commit_writer
-from txmq.delta.actions import LOG_FOLDER, commit_path
+from txmq.delta.actions import LOG_FOLDER, NewCommit, commit_path
+from txmq.delta.checkpoints import _Checkpoints, _Due, _Process
+from txmq.delta.log import clean_log
 from txmq.delta.objects import Objects
 from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
@@ -286,3 +294,166 @@ def test_second_writer_in_need_waits_for_the_first(table: Table) -> None:
     assert Path(table.location, TURN_FILE).exists()
     first.give_back()
     assert not Path(table.location, TURN_FILE).exists()
+
+
+# --- logs that were cleaned or replaced ----------------------------------------------------------
+
+
+@pytest.fixture
+def no_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers put their first try without a look, as on an object store."""
+    monkeypatch.setattr(Objects, "_store", property(lambda objects: LocalStore(objects.location)))
+    monkeypatch.setattr(Objects, "is_remote", True)
+
+
+@pytest.mark.usefixtures("no_first_look")
+def test_two_writers_that_rested_while_the_log_was_cleaned_are_both_seen(table: Table) -> None:
+    # The first one puts a commit where nobody looks any more: right behind what the second one saw.
+    first, second = another(table), another(table)
+    first.append(rows(1), app_id="first", number=1)
+    second.append(rows(2), app_id="second", number=1)
+    for number in range(5):
+        table.append(rows(10 + number), app_id=APP, number=number + 1)
+    table.checkpoint()
+    clean_log(table, table.version)
+
+    versions = [
+        first.append(rows(3), app_id="first", number=2),
+        second.append(rows(4), app_id="second", number=2),
+    ]
+
+    assert versions == [8, 9]
+    assert set(stored(table)) >= {3, 4}
+
+
+def test_writer_that_sleeps_before_its_put_does_not_follow_another_such_one(table: Table) -> None:
+    sleeper, rival = another(table), another(table)
+    sleeper.append(rows(1), app_id="sleeper", number=1)
+    stale = NewCommit((), (), {"rival": 1}, "stale")
+
+    def night() -> None:
+        for number in range(5):
+            table.append(rows(10 + number), app_id=APP, number=number + 1)
+        table.checkpoint()
+        clean_log(table, table.version)
+        assert rival.objects.put_new(commit_path(1), stale.content(0))
+
+    with before_commit(night):
+        sleeper.append(rows(2), app_id="sleeper", number=2)
+
+    assert 2 in stored(table)
+
+
+def test_own_commit_that_is_not_there_after_it_is_made_again(table: Table) -> None:
+    newest = Path(table.location, commit_path(1))
+
+    with after_commit(newest.unlink):
+        table.append(rows(1), app_id=APP, number=1)
+
+    assert stored(table) == [1]
+
+
+def test_writer_goes_on_in_a_log_that_was_replaced_by_one_of_as_many_commits(table: Table) -> None:
+    table.append(rows(1), app_id=APP, number=1)
+    table.refresh()
+    newest = Path(table.location, commit_path(1))
+    os.utime(newest, ns=(1, 1))
+
+    table.append(rows(2), app_id=APP, number=2)
+
+    assert stored(table) == [1, 2]
+
+
+def test_swap_after_an_own_swap_is_refused_where_another_writer_moved_its_mark(
+    table: Table,
+) -> None:
+    table.swap_files(table.new_files(rows(1)), {"progress": 1})
+    another(table).swap(rows(2), {"progress": 2})
+
+    with pytest.raises(CommitRefusedError):
+        table.swap_files(table.new_files(rows(2)), {"progress": 2})
+    assert stored(table) == [1, 2]
+
+
+# --- what commits do not rest on -----------------------------------------------------------------
+
+
+def test_writer_that_may_write_no_turn_goes_on_without_one(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_new, rival = Objects.put_new, another(table)
+    lost = list(range(commit_writer.TURN_AFTER_REFUSALS + 2))
+
+    def put(objects: Objects, path: str, content: bytes) -> bool:
+        if path == TURN_FILE:
+            raise OSError(errno.ENOSPC, "no space left")
+        if lost and path.startswith(LOG_FOLDER):
+            number = lost.pop()
+            with monkeypatch.context() as patch:
+                patch.setattr(Objects, "put_new", put_new)
+                rival.append(rows(100 + number), app_id=f"rival-{number}", number=1)
+        return put_new(objects, path, content)
+
+    monkeypatch.setattr(Objects, "put_new", put)
+    table.append(rows(1), app_id=APP, number=1)
+
+    assert 1 in stored(table)
+
+
+def test_lost_answer_of_the_last_try_is_found(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_writer, "REFUSALS_MAX", 1)
+    put_new = Objects.put_new
+
+    def put_twice(objects: Objects, path: str, content: bytes) -> bool:
+        # A client that tries again by itself meets its own object.
+        put_new(objects, path, content)
+        return put_new(objects, path, content)
+
+    monkeypatch.setattr(Objects, "put_new", put_twice)
+    table.swap(rows(1), {"progress": 1})
+
+    assert stored(table) == [1]
+
+
+def test_commit_in_a_process_without_room_for_a_thread_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Table(str(tmp_path / "few"), NUMBERS)
+    made.create(checkpoint_interval=1)
+    checkpoints = _Checkpoints()
+    monkeypatch.setattr(_Process, "checkpoints", checkpoints)
+
+    def no_room(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        made.append(rows(1), app_id=APP, number=1)
+
+    assert stored(made) == [1]
+
+
+def test_table_that_has_waited_longest_gets_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    checkpoints = _Checkpoints()
+
+    def ask(name: str) -> None:
+        checkpoints.ask(_Due(name, name, {}, 1, 1))
+
+    def make(due: _Due) -> None:
+        made.append(due.name)
+        # Two busy tables ask again all the time.
+        if len(made) < 9:
+            ask("quiet" if len(made) == 1 else "busy")
+            ask("busier")
+
+    monkeypatch.setattr(checkpoint_thread, "_make", make)
+    ask("busy")
+    until_s = time.monotonic() + 10
+    while len(made) < 9 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    checkpoints.close()
+
+    assert "quiet" in made[:3]

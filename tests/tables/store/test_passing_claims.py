@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.kit.builders import op_row, transaction_id
@@ -14,6 +17,7 @@ from txmq.delta import commit_writer
 from txmq.delta.storage import Table
 from txmq.errors import AlreadyResolvedError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.maintenance.compaction import compact
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store import passing_claims
@@ -158,6 +162,52 @@ def test_what_is_remembered_is_bounded(
         assert claimed(writer, number, since=1) == [True]
 
     assert len(writer.passing._claimed) <= 5
+
+
+@pytest.mark.parametrize("others", range(6))
+def test_claim_in_a_log_that_was_restored_to_an_older_copy_is_not_missed(
+    writer: Writer, rival: Writer, tmp_path: Path, others: int
+) -> None:
+    location, copy = writer.op.table.location, str(tmp_path / "copy")
+    writer.append(1, note=OWN_ENDS)
+    shutil.copytree(location, copy)
+    for number in (2, 3, 4):
+        writer.append(number, note=OWN_ENDS)
+    begun_at = writer.passing.followed
+    shutil.rmtree(location)
+    shutil.copytree(copy, location)
+    for number in range(others):
+        rival.append(20 + number)
+    rival.append(9, kind=ClaimKind.ROLLBACK)
+
+    writer.append(9, note=OWN_ENDS)
+
+    assert claimed(writer, 9, since=begun_at) == [True]
+
+
+def test_compaction_that_passes_by_is_not_read(writer: Writer, rival: Writer) -> None:
+    for number in range(8):
+        writer.append(number, note=OWN_ENDS)
+    begun_at = writer.passing.followed
+    compact(rival.op.table, 1_000_000)
+    rival.append(20)
+    writer.append(30, note=OWN_ENDS)
+
+    assert claimed(writer, 0, 20, since=begun_at) == [False, True]
+
+
+def test_commit_of_a_strange_shape_does_not_hide_the_own_one(
+    writer: Writer, rival: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strange(*_: object) -> None:
+        raise pa.ArrowNotImplementedError("no cast")
+
+    writer.append(1)
+    rival.append(2)
+    monkeypatch.setattr(writer.op.table, "added_rows", strange)
+    writer.append(3)
+
+    assert claimed(writer, 9, since=1) == [True]
 
 
 # --- what producers make of it ------------------------------------------------------------------
