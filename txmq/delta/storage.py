@@ -7,9 +7,8 @@ overwrite the commit of another process.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
@@ -17,9 +16,10 @@ from deltalake import DeltaTable, Field, Schema
 from txmq.clock import elapsed_ms
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
+from txmq.delta.commit_limits import CommitLimits, added_file, removed_file
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
 from txmq.delta.failures import translated
-from txmq.delta.files import DataFile, partition_columns, partition_texts
+from txmq.delta.files import DataFile, partition_columns
 from txmq.delta.forks import begin_use
 from txmq.delta.parquet import NewFile, small_file, write_file
 from txmq.delta.reading import ReadTable
@@ -39,34 +39,10 @@ REWRITE_MARK = "txmq-rewrite"
 SMALL_FILE_BYTES = 4 * 1024 * 1024
 # Files that waited longer for their commit are looked up right before it.
 LOOK_AFTER_MS = 60_000
-CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 # The version that was seen before (None where the log was opened anew since the last own commit,
 # and may be another one), the commits of others since (None where they were too many to keep), the
 # version of the own commit.
 Watch = Callable[[int | None, Sequence[Passed] | None, int], None]
-
-
-class _Limits(NamedTuple):
-    """What the properties of a table ask of commits.
-
-    Attributes:
-        fenced_ms: files that were written up to this time may be gone; -1 for none.
-        checkpoint_interval: commits between two checkpoints; 0 for no checkpoints.
-    """
-
-    fenced_ms: int = -1
-    checkpoint_interval: int = 0
-
-    @classmethod
-    def of(cls, properties: Mapping[str, str]) -> Self:
-        """By the properties of a table."""
-        interval = int(properties.get(CHECKPOINT_INTERVAL, 0))
-        return cls(int(properties.get(SWEPT_PROPERTY, -1)), interval)
-
-    def is_checkpoint_due(self, before: int, after: int) -> bool:
-        """Whether these commits passed a multiple of the interval."""
-        interval = self.checkpoint_interval
-        return bool(interval) and before // interval != after // interval
 
 
 class Table(ReadTable):
@@ -91,7 +67,7 @@ class Table(ReadTable):
         self._followed: Seen | None = None
         self._is_behind = False
         # A commit that changes them is refused, and a new handle opened.
-        self._known_limits: _Limits | None = None
+        self._known_limits: CommitLimits | None = None
         # Is told of each own commit, and of the commits of others before it.
         self.watch: Watch | None = None
 
@@ -203,7 +179,7 @@ class Table(ReadTable):
         for attempt in range(self._attempts):
             try:
                 self._check_kept(files)
-                added = [_added(file) for file in files]
+                added = [added_file(file) for file in files]
                 return self._commit(added, (), {app_id: number}, self._newest_known(), note)
             except StorageError as error:
                 if self._has_landed(app_id, number):
@@ -273,7 +249,7 @@ class Table(ReadTable):
         Raises: as `swap`; FilesSweptError if they waited too long.
         """
         self._check_kept(files)
-        self._commit([_added(file) for file in files], (), marks, self._newest_known())
+        self._commit([added_file(file) for file in files], (), marks, self._newest_known())
 
     def commit_marks(self, marks: Mapping[str, int]) -> None:
         """As `swap` without rows. Does not refresh."""
@@ -290,15 +266,15 @@ class Table(ReadTable):
         """
         self._check_kept(new)
         modified_ms = max((file.modified_ms for file in old), default=None)
-        removed = [_removed(file, is_news=False) for file in old]
-        self._replace_files([_added(file, modified_ms) for file in new], removed, {})
+        removed = [removed_file(file, is_news=False) for file in old]
+        self._replace_files([added_file(file, modified_ms) for file in new], removed, {})
 
     def remove(self, files: Sequence[DataFile], marks: Mapping[str, int] | None = None) -> None:
         """Remove whole files and so their rows, and set marks: one commit.
 
         Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
-        self._replace_files((), [_removed(file, is_news=True) for file in files], marks or {})
+        self._replace_files((), [removed_file(file, is_news=True) for file in files], marks or {})
 
     def replace_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
         """As `swap_files`, but `files` replace all files of the table; readers see the change.
@@ -306,8 +282,8 @@ class Table(ReadTable):
         Raises: CommitRefusedError where another writer moved these marks or rewrote files.
         """
         self._check_kept(files)
-        removed = [_removed(file, is_news=True) for file in self.files()]
-        self._replace_files([_added(file) for file in files], removed, marks)
+        removed = [removed_file(file, is_news=True) for file in self.files()]
+        self._replace_files([added_file(file) for file in files], removed, marks)
 
     def replace(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
         """As `replace_files`, for rows."""
@@ -351,11 +327,11 @@ class Table(ReadTable):
             return self._followed
         return Seen(self.version, self._stamp_of_pinned())
 
-    def _limits(self) -> _Limits:
+    def _limits(self) -> CommitLimits:
         """What the properties of the table ask of commits. Raises: UnsupportedTableError."""
         if self._known_limits is None:
             self.check_writable()
-            self._known_limits = _Limits.of(self.properties())
+            self._known_limits = CommitLimits.of(self.properties())
         return self._known_limits
 
     # --- what is known of the log -------------------------------------------------------------
@@ -389,7 +365,7 @@ class Table(ReadTable):
 
         Raises: CommitRefusedError, StorageError.
         """
-        fenced_ms = max(written_ms, _Limits.of(self.properties()).fenced_ms)
+        fenced_ms = max(written_ms, CommitLimits.of(self.properties()).fenced_ms)
         self.set_properties({SWEPT_PROPERTY: str(fenced_ms)})
 
     def _check_kept(self, files: Sequence[NewFile]) -> None:
@@ -407,18 +383,3 @@ class Table(ReadTable):
     def checkpoint(self) -> None:
         """Write a checkpoint of this version, so that readers need no older commit; 0 commits."""
         checkpoint_now(self, self.version)
-
-
-# --- helpers ------------------------------------------------------------------------------------
-
-
-def _added(file: NewFile, compacted_of_ms: int | None = None) -> AddedFile:
-    is_news = compacted_of_ms is None
-    modified_ms = time.time_ns() // 1_000_000 if compacted_of_ms is None else compacted_of_ms
-    partition = dict(file.partition)
-    return AddedFile(file.path, file.size_bytes, partition, modified_ms, is_news, file.stats_json)
-
-
-def _removed(file: DataFile, *, is_news: bool) -> RemovedFile:
-    removed_ms, partition = time.time_ns() // 1_000_000, partition_texts(file.partition)
-    return RemovedFile(file.path, file.size_bytes, partition, removed_ms, is_news)

@@ -56,8 +56,10 @@ class EndCommits:
         """Open nothing yet; `producer_group` is the stored name."""
         logs = store.tables.logs()
         self.reader = EndReader(logs)
-        self._claims = ClaimWriter(logs.op, "producer", store.config.half_queues)
-        self._passing = PassingClaims(logs.op.table)
+        # A handle of its own: a look at the whole log would move it past commits of others.
+        op = store.tables.op_log()
+        self._claims = ClaimWriter(op, "producer", store.config.half_queues)
+        self._passing = PassingClaims(op.table)
         self._group, self._clock = producer_group, clock
         self._trusted_ms = trusted_s(store.config.file_reserved_time_h) * 1000
         # Heads carry the session, and halves go to the same queue as their ends.
