@@ -338,7 +338,7 @@ def test_writer_that_sleeps_before_its_put_does_not_follow_another_such_one(tabl
         clean_log(table, table.version)
         assert rival.objects.put_new(commit_path(1), stale.content(0))
 
-    with before_commit(night):
+    with before_put(night):
         sleeper.append(rows(2), app_id="sleeper", number=2)
 
     assert 2 in stored(table)

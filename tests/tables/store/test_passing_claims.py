@@ -290,10 +290,12 @@ def test_full_look_for_one_transaction_costs_no_other_one_a_look(
     store: Store, producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = _sent(producer), _sent(producer)
-    with TransactionProducer(store, producer_group="orders") as another:
-        # It commits after our end, and before the look that this end needs.
-        with after_commit(lambda: _sent(another).commit()):
-            producer.end_transaction(first.id, LocalTransactionState.COMMIT)
+    # The other one commits after our end, and before the look that this end needs.
+    with (
+        TransactionProducer(store, producer_group="orders") as another,
+        after_commit(lambda: _sent(another).commit()),
+    ):
+        producer.end_transaction(first.id, LocalTransactionState.COMMIT)
 
     monkeypatch.setattr(OpLog, "rows_about", None)
     second.commit()
