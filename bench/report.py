@@ -1,9 +1,9 @@
-"""`python -m bench.report`: docs/benchmarks.md from the newest result file."""
+"""`python -m bench.report`: docs/benchmarks.md, each part from the newest result that has it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,44 @@ _MARKS = {True: "pass", False: "FAIL", None: ""}
 _INTRODUCTION = """\
 # Benchmarks
 
-Written by `python -m bench.report` from `bench/results/{name}`; measured by `make bench`.
+Written by `python -m bench.report` from `bench/results`; measured by `make bench`, on the machine
+that each section names. Figures of two sections are not to be compared.
 
 Bodies are 1 KiB of random bytes. All sides are warmed up and measured in turn, in reversed order
 every second round; each figure is the median of its samples. The bare stream is Delta to Delta by
-Spark alone with trigger 0, in the same run and session. "Visible" means that a reader of the
-table's newest version sees the message.
+Spark alone with trigger 0, in the same run and session; beside callers it is a raw loop of Parquet
+and put-if-absent. "Visible" means that a reader of the table's newest version sees the message.
 """
+_HEAD = (
+    "| measure | txmq | bare stream | unit | ratio | bar | | commit |\n"
+    "|---|--:|--:|---|--:|---|---|---|"
+)
 
 
 def main() -> None:
     """Write the page."""
-    newest = max(RESULTS.glob("*.json"))
-    result = json.loads(newest.read_text(encoding="utf-8"))
+    paths = sorted(RESULTS.glob("*.json"), reverse=True)
+    results = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
     TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(page(newest.name, result), encoding="utf-8")
+    TARGET.write_text(page(results), encoding="utf-8")
     print(f"wrote docs/{TARGET.name}")
 
 
-def page(name: str, result: Mapping[str, Any]) -> str:
-    """The whole page as Markdown."""
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The whole page as Markdown, from the result files by name, the newest first."""
+    sections, shown_parts = [_INTRODUCTION], set[str]()
+    for name, result in results.items():
+        outcomes = [one for one in result["outcomes"] if one["part"] not in shown_parts]
+        shown_parts |= {one["part"] for one in outcomes}
+        if outcomes:
+            sections.append(_section(name, result, outcomes))
+    return "\n".join(sections)
+
+
+def _section(name: str, result: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]]) -> str:
     facts = "\n".join(f"- {key.replace('_', ' ')}: {result[key]}" for key in ("date", *_FACTS))
-    head = (
-        "| measure | txmq | bare stream | unit | ratio | bar | | commit |\n"
-        "|---|--:|--:|---|--:|---|---|---|"
-    )
-    lines = "\n".join(_line(outcome) for outcome in result["outcomes"])
-    return f"{_INTRODUCTION.format(name=name)}\n{head}\n{lines}\n\n{facts}\n"
+    lines = "\n".join(_line(outcome) for outcome in outcomes)
+    return f"## {name.removesuffix('.json')}\n\n{_HEAD}\n{lines}\n\n{facts}\n"
 
 
 def _line(outcome: Mapping[str, Any]) -> str:
