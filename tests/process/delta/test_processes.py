@@ -154,7 +154,7 @@ location, writer = sys.argv[1], int(sys.argv[2])
 table = Table(location, HALF)
 print("ready", flush=True)
 for number in itertools.count(1):
-    table.append(halves(writer * 1000 + number), app_id=f"writer-{writer}", number=number)
+    table.append(halves(writer * 1_000_000 + number), app_id=f"writer-{writer}", number=number)
     print(number, flush=True)
 """
 
