@@ -16,6 +16,8 @@ from tests.kit.class_archive import use_archive
 from tests.kit.delay_world import DelayWorld
 from tests.kit.delayed import delayed_store
 from tests.kit.stores import HandMadeStore, clean_store, fresh_store
+from txmq.delta import checkpoints, storage
+from txmq.delta.storage import Table
 from txmq.handles import ThreadHandle
 from txmq.store.store import Store
 from txmq.testing import ManualClock
@@ -96,6 +98,20 @@ def _turn(item: pytest.Item) -> int:
         return -1
     tier = _tier(item)
     return _TIERS.index(tier) if tier in _TIERS else len(_TIERS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _checkpoints_at_once() -> Iterator[None]:
+    """No checkpoint is made beside a test: stores are copied, and what is counted must not vary."""
+
+    def make_at_once(table: Table, version: int, least_commits: int) -> None:
+        checkpoints._make(
+            checkpoints._Due(table.name, table.location, table.options, version, least_commits)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "checkpoint_soon", make_at_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

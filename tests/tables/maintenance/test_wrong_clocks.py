@@ -13,7 +13,7 @@ from tests.kit.stores import fresh_store
 from txmq.admin.status import Admin
 from txmq.admin.topics import Topics
 from txmq.clock import Clock
-from txmq.delta import storage
+from txmq.delta import commit_limits
 from txmq.lifecycle import TransactionState
 from txmq.maintenance.retention import Retained, Retention
 from txmq.maintenance.service import JUMP_HOLD_S, Maintenance
@@ -87,7 +87,7 @@ def test_half_of_a_producer_whose_machine_is_days_behind_does_not_expire(
 ) -> None:
     behind_ns = time.time_ns() - round(10 * DAY_S) * 10**9
     with monkeypatch.context() as patched:
-        patched.setattr(storage, "time", SimpleNamespace(time_ns=lambda: behind_ns))
+        patched.setattr(commit_limits, "time", SimpleNamespace(time_ns=lambda: behind_ns))
         own_id = send(store, WrongClock(-10 * DAY_S), ends=False)
 
     assert Retention(store, StoreClock(store)).run() == Retained()
