@@ -19,7 +19,7 @@ INSTALL_QUICKLY := index=$$($(BIN)/pip config get :env:.index-url || $(BIN)/pip 
 	$${index:+env UV_DEFAULT_INDEX=$$index} $(BIN)/uv pip install -q -p $(BIN)/python -e $(PROJECT)
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r t s; do printf '  make %-8s %s\n' "$$t" "$$s"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r t s; do printf '  make %-12s %s\n' "$$t" "$$s"; done
 
 demo: ready ## run the demo: flights, a crash, and messages that tell the truth
 	$(BIN)/txmq demo
@@ -49,6 +49,16 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 
 slices: ready ## run short slices of the long stories, and the state machine with many examples
 	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
+
+# A program of Go; the first build takes some minutes.
+VERSITYGW := $(BIN)/versitygw
+OVER_S3 := $(addprefix tests/tables/, delta store publish consumer check maintenance user_data)
+
+object-store: $(VERSITYGW) ready ## run tests of tables through an S3 server (needs go; 12 minutes)
+	VERSITYGW=$(VERSITYGW) $(BIN)/pytest -n 2 -p tests.kit.over_s3 $(OVER_S3)
+
+$(VERSITYGW): | $(PACKAGES)
+	GOBIN=$(CURDIR)/$(BIN) go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
 wheel: $(PACKAGES) ## build the wheel and try it alone under each Python: import, send, publish, read
 	$(BIN)/python -m tests.wheel
@@ -90,4 +100,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests long quick lint bench slices wheel endurance ready archive clean
+.PHONY: help demo test all-tests long quick lint bench slices object-store wheel endurance ready archive clean

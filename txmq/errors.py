@@ -491,6 +491,13 @@ class SourceRestoredError(StorageError):
     """The op log was restored or made anew: its history is not the one already settled."""
 
 
+class TopicBehindError(StorageError):
+    """A topic lacks messages that it had: it was restored to an older copy, or its table is gone.
+
+    It is parked, for what is published next would hide the gap. `txmq rebuild-topic` fills it.
+    """
+
+
 class PayloadMissingError(StorageError):
     """Committed messages cannot be found; their transactions wait and nothing is skipped."""
 

@@ -1,7 +1,7 @@
-"""`storage.Table` over commits in memory: the same code above a pretended delta-rs handle.
+"""`storage.Table` over commit files in memory: the same code above a pretended disk.
 
-Only what would touch a disk is replaced; marks, retries, pruning and change feeds are the real
-ones. tests/tables/kit/test_memory_table.py holds both kinds of table to one suite.
+Only what would touch a disk is replaced; the log is read, pruned and followed by the real code.
+tests/tables/kit/test_memory_table.py holds both kinds of table to one suite.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -19,16 +19,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
+from deltalake import Schema
 from deltalake.exceptions import CommitFailedError
 
 from txmq.clock import Clock
-from txmq.delta.actions import AddedFile, RemovedFile, Seen
+from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
+from txmq.delta.commit_writer import new_token
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, with_partition
 from txmq.delta.parquet import FooterSizes, NewFile, new_file_path
 from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
-from txmq.errors import StoreNotFoundError
 from txmq.publish import arrow_engine
 from txmq.store.config import Config
 from txmq.store.store import Store
@@ -45,7 +46,7 @@ class Commit:
     own_marks: Mapping[str, int]
     marks: Mapping[str, int]
     time_ms: int
-    content: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
+    content: bytes
 
 
 class Log:
@@ -56,10 +57,9 @@ class Log:
         self.schema = schema
         self.disk = disk
         self.id = str(uuid.uuid4())
-        self.configuration = schema.properties(100)
         self.files: dict[str, pa.Table] = {}
-        self.commits = [Commit((), (), {}, {}, disk.clock.now_ms())]
-        self._actions: dict[bytes, pa.Table] = {}
+        content = _made(schema, self.id)
+        self.commits = [Commit((), (), {}, {}, disk.clock.now_ms(), content)]
         self._rows: dict[bytes, pa.Table] = {}
         self._swapping = threading.Lock()
 
@@ -86,54 +86,44 @@ class Log:
         partition = {n: _typed(columns.field(n).type, v) for n, v in file.partition.items()}
         return DataFile(file.path, file.num_records, file.size_bytes, partition)
 
-    def actions(self, version: int) -> pa.Table:
-        """Live files with their statistics, as delta-rs shows them: the newest first."""
-        commit = self.commits[version]
-        if commit.content not in self._actions:
-            self._actions[commit.content] = self._action_table(commit.live[::-1])
-        return self._actions[commit.content]
-
-    def _action_table(self, live: Sequence[NewFile]) -> pa.Table:
-        stats = [json.loads(file.stats_json) for file in live]
-        columns: dict[str, list[Any]] = {
-            "path": [file.path for file in live],
-            "size_bytes": [file.size_bytes for file in live],
-            "num_records": [file.num_records for file in live],
-            "modification_time": pa.array([0] * len(live), pa.timestamp("ms", "UTC")),
-        }
-        for name in self.schema.partition_by:
-            values = [self.data_file(file).partition[name] for file in live]
-            columns[f"partition.{name}"] = values
-        for name in self.schema.statistics_columns:
-            columns[f"min.{name}"] = [one["min"].get(name) for one in stats]
-            columns[f"max.{name}"] = [one["max"].get(name) for one in stats]
-        return pa.table(columns)
-
-    def commit(
-        self, seen: int, added: Sequence[NewFile], marks: Mapping[str, int], *, replaces: bool
-    ) -> int:
-        """Compare-and-swap as Delta does it: refused where a later commit moved one of `marks`."""
+    def commit(self, seen: int, added: Sequence[NewFile], removed: set[str], new: NewCommit) -> int:
+        """Compare-and-swap as Delta does it: refused where a later one moved a mark."""
         self.disk.before(self.location)
         with self._swapping:
             later = self.commits[seen + 1 :]
-            if any(commit.own_marks.keys() & marks.keys() for commit in later):
+            if any(commit.own_marks.keys() & new.marks.keys() for commit in later):
                 raise CommitFailedError("a concurrent transaction has the same app id (in memory)")
             last = self.commits[-1]
-            live = tuple(added) if replaces else (*last.live, *added)
-            all_marks = {**last.marks, **marks}
+            live = (*(file for file in last.live if file.path not in removed), *added)
+            marks, all_marks = dict(new.marks), {**last.marks, **new.marks}
             now_ms = self.disk.clock.now_ms()
-            content = _content(marks)
-            self.commits.append(Commit(tuple(added), live, dict(marks), all_marks, now_ms, content))
+            content = new.content(now_ms)
+            self.commits.append(Commit(tuple(added), live, marks, all_marks, now_ms, content))
             version = len(self.commits) - 1
         self.disk.after(self.location)
         return version
 
 
-def _content(marks: Mapping[str, int]) -> bytes:
-    """A commit file's lines about marks, and what tells it from every other."""
-    actions = [{"txn": {"appId": name, "version": number}} for name, number in marks.items()]
-    lines = [*actions, {"commitInfo": {"txnId": str(uuid.uuid4())}}]
+def _made(schema: TableSchema, table_id: str) -> bytes:
+    """The commit that makes a table."""
+    metadata = {
+        "id": table_id,
+        "schemaString": _schema_json(schema.name, schema.columns),
+        "partitionColumns": list(schema.partition_by),
+        "configuration": schema.properties(100),
+    }
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 2}
+    lines = [{"metaData": metadata}, {"protocol": protocol}]
     return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+_SCHEMAS: dict[str, str] = {}
+
+
+def _schema_json(name: str, columns: pa.Schema) -> str:
+    if name not in _SCHEMAS:
+        _SCHEMAS[name] = Schema.from_arrow(columns).to_json()
+    return _SCHEMAS[name]
 
 
 @cache
@@ -141,9 +131,10 @@ def _typed(kind: pa.DataType, value: str | None) -> Any:
     return pa.scalar(value, pa.string()).cast(kind).as_py()
 
 
-def _statistics(rows: pa.Table, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _statistics(rows: pa.Table, names: Sequence[str]) -> dict[str, Any]:
     found = {name: pc.min_max(rows[name]).as_py() for name in names if rows.num_rows}
-    return {side: {name: found[name][side] for name in found} for side in ("min", "max")}
+    bounds = {side: {name: found[name][side] for name in found} for side in ("min", "max")}
+    return {"numRecords": rows.num_rows, "minValues": bounds["min"], "maxValues": bounds["max"]}
 
 
 Interrupt = Callable[[], None]
@@ -177,51 +168,6 @@ class Disk:
                 return
 
 
-class _Handle:
-    """What `storage.Table` asks of a delta-rs table."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self._version = len(log.commits) - 1
-
-    def version(self) -> int:
-        return self._version
-
-    def metadata(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            id=self.log.id,
-            configuration=self.log.configuration,
-            partition_columns=list(self.log.schema.partition_by),
-        )
-
-    def protocol(self) -> SimpleNamespace:
-        return SimpleNamespace(writer_features=None, reader_features=None)
-
-    def schema(self) -> pa.Schema:
-        return self.log.schema.columns
-
-    def update_incremental(self) -> None:
-        self._version = len(self.log.commits) - 1
-
-    def transaction_version(self, app_id: str) -> int | None:
-        return self.log.commits[self._version].marks.get(app_id)
-
-    def get_add_actions(self, *, flatten: bool) -> pa.Table:
-        assert flatten
-        return self.log.actions(self._version)
-
-    def load_cdf(self, start: int, end: int, *, columns: Sequence[str]) -> pa.Table:
-        names = [name for name in columns if not name.startswith("_")]
-        parts = [self._inserted(version, names) for version in range(start, end + 1)]
-        return pa.concat_tables(parts)
-
-    def _inserted(self, version: int, names: Sequence[str]) -> pa.Table:
-        rows = self.log.rows_of(self.log.commits[version]).select(names)
-        versions = pa.array([version] * rows.num_rows, pa.int64())
-        kinds = pa.array(["insert"] * rows.num_rows, pa.string())
-        return rows.append_column("_commit_version", versions).append_column("_change_type", kinds)
-
-
 class MemoryTable(Table):
     """A table whose commits and files are Python objects."""
 
@@ -240,13 +186,9 @@ class MemoryTable(Table):
         if not self.exists():
             self._disk.logs[self.location] = Log(self.location, self.schema, self._disk)
 
-    def _opened(self) -> Any:
-        if not self.exists():
-            raise StoreNotFoundError(self.schema.name, "is not there; run txmq init")
-        handle = _Handle(self._log)
-        self._check(handle)  # type: ignore[arg-type]
-        self._marks_of = None
-        return handle
+    def log_names(self) -> list[str]:
+        commits = self._log.commits if self.exists() else []
+        return [f"{version:020d}.json" for version in range(len(commits))]
 
     @property
     def filesystem(self) -> Any:
@@ -300,11 +242,13 @@ class MemoryTable(Table):
         removed: Sequence[RemovedFile],
         marks: Mapping[str, int],
         since: Seen,
-        note: str = "",  # noqa: ARG002
+        note: str = "",
     ) -> int:
         files = [self._new_file(file) for file in added]
+        new = NewCommit(added, removed, marks, new_token(), note)
         with translated(self.schema.name):
-            version = self._log.commit(since.version, files, marks, replaces=bool(removed))
+            paths = {file.path for file in removed}
+            version = self._log.commit(since.version, files, paths, new)
         self._followed, self._is_behind = Seen(version), True
         return version
 

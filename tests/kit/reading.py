@@ -13,11 +13,17 @@ from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
 
 if TYPE_CHECKING:
+    from txmq.delta.folder import TableFolder
     from txmq.store.store import Store
 
 DEADLINE_S = 60.0
 LOOK_INTERVAL_S = 0.005
 LONGEST_PAUSE_S = 0.1
+
+
+def delta_rs(table: TableFolder) -> DeltaTable:
+    """The same table as delta-rs opens it, at its newest version."""
+    return DeltaTable(table.location)
 
 
 def rows_of(location: str) -> list[dict[str, Any]]:

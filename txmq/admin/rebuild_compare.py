@@ -37,7 +37,7 @@ class TopicRebuild:
         different: messages with a wrong content or a wrong offset.
         kept: messages that only the topic itself still holds: retention has taken their halves.
         unpublished: messages that the publisher has not shown yet, which is no fault.
-        marks_differ: whether the mark or a next offset is wrong.
+        marks_differ: whether the mark or a next offset is wrong, or the topic was further once.
         groups: consumer groups under which offsets would move; a rebuild refuses, or puts them
             back by force.
         is_written: false in a dry run, and where nothing is wrong.
@@ -88,6 +88,7 @@ class TopicComparison:
         op = store.tables.op_log().table
         progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
         self._published = _published_up_to(progress, topic)
+        self.known_end = progress.ends.get(topic)
         self.log = store.tables.topic_log(topic, op.table_id)
         self.log.table.refresh()
         self.op_table_id = op.table_id
@@ -266,6 +267,8 @@ class TopicComparison:
         return int((moved | changed).sum())
 
     def _marks_differ(self, unpublished: Flags) -> bool:
+        if self.known_end is not None and self.log.end.is_behind(self.known_end):
+            return True
         mark, shown = self.log.mark, self.shown.op_version[self.match[self.match != NONE]]
         if mark > self.expected.op_version or (len(shown) and mark < shown.max()):
             return True

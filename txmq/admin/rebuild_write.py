@@ -28,10 +28,13 @@ from txmq.fail_points import FailPoint, reached
 from txmq.maintenance.topic_retention import topic_begins
 from txmq.publish.arrow_engine import ArrowEngine
 from txmq.publish.plan import Plan
+from txmq.publish.progress import PublishProgress
 from txmq.store.store import Store
 from txmq.store.topic import REBUILD_MARK, offsets_in_order
 
 logger = logging.getLogger(__name__)
+# A publisher commits every few milliseconds, sooner than the new end is written.
+PATIENCE = 10
 
 # Readers and retention skip whole files, so a topic must not be one large file.
 FILE_ROWS = 200_000
@@ -47,11 +50,13 @@ def rebuild_topic(
 
     Needs memory for about 300 bytes a message. Reads: half, settled, the schedule, the topic,
     state/group_<group>. Writes: the topic, with `force` the groups. Commits: one if it writes, else
-    0; with `force` one or two more for each such group. A killed rebuild leaves files that no
-    commit names, and nothing else; run it again.
+    0; with `force` one or two more for each such group; one more where the table is gone. A killed
+    rebuild leaves files that no commit names, and nothing else; run it again.
 
     Raises: TopicNotRebuiltError, PayloadMissingError, CommitConflictError, StorageError.
     """
+    if apply:
+        _make_again(store, topic)
     for _ in range(store.config.commit_attempts):
         comparison = TopicComparison(store, topic)
         groups = RebuiltGroups(store, topic, comparison.moved_from)
@@ -69,6 +74,15 @@ def rebuild_topic(
                 result, op_version=rebuild.op_version, rows=rebuild.rows, is_written=True
             )
     raise CommitConflictError(topic, "other writers won every try; stop the publisher, try again")
+
+
+def _make_again(store: Store, topic: str) -> None:
+    """Make the table of a topic that publishers know and whose table is gone."""
+    op = store.tables.op_log().table
+    progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
+    table = store.tables.topic_log(topic, op.table_id).table
+    if topic in progress.ends and not table.exists():
+        store.tables.create_topic(topic)
 
 
 class _RebuildCommit:
@@ -99,7 +113,7 @@ class _RebuildCommit:
 
         Raises: CommitConflictError, PayloadMissingError, StorageError.
         """
-        for _ in range(self._store.config.commit_attempts):
+        for _ in range(self._store.config.commit_attempts * PATIENCE):
             self._log.table.refresh()
             if self._is_outdated():
                 return False
@@ -108,7 +122,9 @@ class _RebuildCommit:
                 continue
             self._spare_groups()
             try:
-                self._log.replace_files(self._files, self.op_version, self._next)
+                known = self._comparison.known_end
+                rebuilds = 0 if known is None else known.rebuilds
+                self._log.replace_files(self._files, self.op_version, self._next, rebuilds)
             except CommitRefusedError:
                 continue
             reached(FailPoint.TOPIC_COMMITTED)

@@ -21,6 +21,7 @@ from txmq.message.message import Message
 from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
     DEAD_LETTER_ORIGIN_TOPIC,
+    EFFECT_TABLES,
     ORIGIN_MESSAGE_ID,
     ORIGIN_QUEUE_ID,
     ORIGIN_TOPIC,
@@ -162,7 +163,7 @@ def _batches_of(rows: pa.Table) -> Iterator[pa.Table]:
 
 def _replayed_properties(properties: Mapping[str, str], target: ReplayTarget) -> dict[str, str]:
     if target is ReplayTarget.TOPIC:
-        dropped = RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID}
+        dropped = RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID, EFFECT_TABLES}
         return {name: value for name, value in properties.items() if name not in dropped}
     dropped = frozenset([DEAD_LETTER_ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_MESSAGE_ID])
     kept = {name: value for name, value in properties.items() if name not in dropped}

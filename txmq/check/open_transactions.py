@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,8 @@ from txmq.check.rules import IMMUNITY_MAX_S
 from txmq.check.standing import StandingReader
 from txmq.clock import Clock, SystemClock, affine
 from txmq.columns import DistinctRows, Groups, Integers, flags, integers
+from txmq.delta.files import may_hold
+from txmq.delta.log import commit_news
 from txmq.delta.schemas import HEAD_SEQUENCE, MICROSECONDS_UTC
 from txmq.delta.storage import Table
 from txmq.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
@@ -53,6 +55,8 @@ _ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value, ClaimKind.EX
 _LATEST_MS = 253_402_214_400_000
 _NOT_LOOKED_UP_MS = np.iinfo(np.int64).min
 _TIME_CHARACTERS = 13
+_VERSION = "_commit_version"
+_RECENT = pa.schema([("transaction_id", pa.string()), (_VERSION, pa.int64())])
 _HALVES = pa.schema(
     [
         pa.field("transaction_id", pa.string()),
@@ -68,8 +72,8 @@ _HALVES = pa.schema(
 def open_transactions(store: Store, *, clock: Clock | None = None) -> pa.Table:
     """All transactions without a final end, as OPEN_TRANSACTIONS, oldest first.
 
-    Reads: half, settled, op: few columns of each, and half's change feed for commits younger than
-    the longest immunity. Writes: nothing. Commits: 0. Raises: StorageError.
+    Reads: half, settled, op: few columns of each, and half's commits that are younger than the
+    longest immunity. Writes: nothing. Commits: 0. Raises: StorageError.
     """
     return OpenTransactions(store, clock or SystemClock()).read()
 
@@ -170,14 +174,29 @@ class OpenTransactions:
         """The commit times of the transactions whose commits are among the recent ones."""
         if not len(ids) or not recent_ms:
             return np.full(len(ids), _NOT_LOOKED_UP_MS, dtype=np.int64)
-        rows = self._half.changes(min(recent_ms), self._half.version, ("transaction_id",))
+        rows = self._recent_rows(sorted(ids.unique().to_pylist()), recent_ms)
         place = pc.index_in(rows["transaction_id"], value_set=ids.combine_chunks())
         rows = rows.append_column("place", place).filter(pc.is_valid(place))
         first = np.full(len(ids), np.iinfo(np.int64).max, dtype=np.int64)
-        np.minimum.at(first, integers(rows["place"], 0), integers(rows["_commit_version"], 0))
+        np.minimum.at(first, integers(rows["place"], 0), integers(rows[_VERSION], 0))
         versions, of_version = np.unique(first, return_inverse=True)
         times_ms = [recent_ms.get(version, _NOT_LOOKED_UP_MS) for version in versions.tolist()]
         return np.array(times_ms, dtype=np.int64)[of_version]
+
+    def _recent_rows(self, ordered_ids: list[str], versions: Iterable[int]) -> pa.Table:
+        """The ids that these commits added, with `_commit_version`; of files that may hold one."""
+        column, parts = "transaction_id", [_RECENT.empty_table()]
+        for version in versions:
+            news = commit_news(self._half, version)
+            files = [
+                part.file
+                for part in (() if news is None else news.added)
+                if may_hold(part.low.get(column), part.high.get(column), ordered_ids)
+            ]
+            rows = self._half.read(files, (column,))
+            numbers = pa.array([version] * rows.num_rows, pa.int64())
+            parts.append(rows.append_column(_VERSION, numbers))
+        return pa.concat_tables(parts)
 
     def _kept_commits_ms(self) -> dict[int, int]:
         """The commits of half whose files still exist, and when the store received them."""

@@ -150,7 +150,7 @@ class CheckHandle(ThreadHandle):
         self, store: Store, spark: SparkSession | None, checks: CheckRound, clock: StoreClock
     ) -> None:
         """Call `CheckService.start()` instead."""
-        super().__init__("check", LOOK_INTERVAL_S)
+        super().__init__("check", store.look_interval_s(LOOK_INTERVAL_S, is_idle=True))
         self._checks, self._clock = checks, clock
         self._recheck = Recheck(store, checks, clock)
         self._trigger: _Trigger = (

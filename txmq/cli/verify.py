@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.cli.shared import AsJson, ConfigFile, Location, print_result
+from txmq.store.claim_keys import required_keys
 from txmq.store.opening import open_store
 from txmq.verify import (
     BusinessReport,
@@ -66,6 +67,7 @@ def verify(
         check_limits={group: settings.transaction_check_max for group, settings in groups},
         storage_options=store.storage_options,
         business=places,
+        claim_keys=required_keys(store.config),
     )
     print_result(report, _view, as_json=as_json)
     if not report.is_txmq_clean:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from txmq.delta.pinned import PinnedTable
+    from txmq.delta.folder import TableFolder
 
 FINGERPRINT_HEX_DIGITS = 15
 
@@ -43,7 +43,7 @@ Commits = Mapping[str, TopicCommit]
 NO_COMMITS: Commits = {}
 
 
-def topic_commit(table: PinnedTable, version: int) -> TopicCommit | None:
+def topic_commit(table: TableFolder, version: int) -> TopicCommit | None:
     """A commit as it stands in the log; None where it is not there, as after log clean-up."""
     content = table.commit_bytes(version)
     if content is None:

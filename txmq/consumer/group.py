@@ -44,7 +44,7 @@ class ConsumerGroup(SharedValue[GroupState]):
 
     def _read(self, value: Mapping[str, Any]) -> GroupState:
         try:
-            return state_of(value)
+            return _checked(state_of(value), self.retry_topic)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             problem = f"cannot be read as a consumer group ({type(error).__name__})"
             raise StoreFormatError(f"state/{CONSUMER_GROUP}{self.name}", problem) from error
@@ -113,6 +113,13 @@ def state_of(value: Mapping[str, Any]) -> GroupState:
             for reader, commits in value.get("followed", {}).items()
         },
     )
+
+
+def _checked(state: GroupState, retries: str) -> GroupState:
+    """The state. Raises: ValueError for queues of a topic that the group does not read."""
+    if unread := state.queues.keys() - {*state.settings.subscription, retries}:
+        raise ValueError(f"it does not read {min(unread)}")
+    return state
 
 
 def _nested(by_queue: Mapping[TopicQueue, Any]) -> dict[str, dict[str, Any]]:

@@ -80,6 +80,8 @@ class GroupReader:
             catalog.check_is_there(topic)
         self._subscription, self._lease_s = subscription, store.config.consumer_lease_s
         name = subscription.consumer_group
+        self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
+        self._full_look_s = store.look_interval_s(FULL_LOOK_S, is_idle=True)
         self._sends_back = sends_back or SendBack(store, name, clock)
         self._paused: set[TopicQueue] = set()
         self._paused_topics: set[str] = set()
@@ -165,7 +167,7 @@ class GroupReader:
     def keep_up(self, *, is_all_handled: bool = False) -> None:
         """Follow the logs of the group and of the topics, and renew the lease if it is time.
 
-        Does nothing if the last call was less than LOOK_INTERVAL_S ago and messages wait.
+        Does nothing if the last call was less than a look's interval ago and messages wait.
 
         Args:
             is_all_handled: all messages that were handed out may be committed on the way.
@@ -175,7 +177,7 @@ class GroupReader:
         Raises: ConsumerGroupConflictError, OffsetOutOfRangeError, StorageError.
         """
         now_s = time.monotonic()
-        is_fresh = now_s - self._looked_s < LOOK_INTERVAL_S
+        is_fresh = now_s - self._looked_s < self._look_interval_s
         if is_fresh and self._positions.has_messages() and self._member.may_serve:
             return
         self._looked_s = now_s
@@ -194,7 +196,7 @@ class GroupReader:
 
     def _has_news(self, *, is_all_handled: bool) -> bool:
         """Look for the next commit file of each topic; a few times a second, follow all logs."""
-        if time.monotonic() - self._looked_s >= FULL_LOOK_S:
+        if time.monotonic() - self._looked_s >= self._full_look_s:
             self.keep_up(is_all_handled=is_all_handled)
             return True
         return any(self._readers[topic].look() for topic in self._subscription.filters)
@@ -225,7 +227,7 @@ class GroupReader:
         while not handed and (left_s := deadline_s - time.monotonic()) > 0:
             if stopping is not None and stopping.is_set():
                 break
-            time.sleep(min(left_s, LOOK_INTERVAL_S))
+            time.sleep(min(left_s, self._look_interval_s))
             if self._has_news(is_all_handled=is_all_handled):
                 handed = self.take(count)
         return handed

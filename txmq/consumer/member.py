@@ -98,7 +98,7 @@ class GroupMember:
         self._lease = OwnLease(clock, self._lease_ms)
         self._watch = LeaseWatch(clock, self._lease_ms)
         self._consume_timeout_s = consume_timeout_s
-        self._looked_s = self._asked_s = time.monotonic()
+        self._looked_s = self._asked_s = self._next_group_look_s = time.monotonic()
         self._has_warned = self._has_sighted = False
         self._lease_renewal: LeaseRenewal | None = None
 
@@ -263,9 +263,8 @@ class GroupMember:
 
         def changed(state: GroupState) -> GroupState:
             nonlocal refused
-            result = state.committed(
-                self._me, offsets, may_go_back=True, followed=self._followed(offsets)
-            )
+            followed = self._followed(offsets)
+            result = state.committed(self._me, offsets, may_go_back=True, followed=followed)
             refused = result.refused
             return result.state
 
@@ -293,7 +292,12 @@ class GroupMember:
         return self.join()
 
     def _group_has_news(self) -> bool:
-        return self._me != _NOBODY and self._group.has_news()
+        """Whether others changed the group; noticed late it does no harm, for commits are swaps."""
+        now_s = time.monotonic()
+        if self._me == _NOBODY or now_s < self._next_group_look_s:
+            return False
+        self._next_group_look_s = now_s + self._store.look_interval_s(0.0, is_idle=True)
+        return self._group.has_news()
 
     def _is_due(self, share: float) -> bool:
         """Whether this share of the lease is over."""

@@ -16,6 +16,7 @@ from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
 from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
     DEAD_LETTER_ORIGIN_TOPIC,
+    EFFECT_TABLES,
     ORIGIN_MESSAGE_ID,
     ORIGIN_QUEUE_ID,
     ORIGIN_QUEUE_OFFSET,
@@ -30,7 +31,7 @@ from txmq.message.names import (
     topic_in_namespace,
 )
 from txmq.message.reasons import one_line
-from txmq.message.received import ReceivedMessage
+from txmq.message.received import ReceivedMessage, effects_of
 from txmq.producer.once import KeyedMessage, OnceKey, OnceSender
 
 if TYPE_CHECKING:
@@ -246,6 +247,8 @@ class SendBack:
             properties[ORIGIN_MESSAGE_ID] = message.message_id
             properties[ORIGIN_QUEUE_ID] = str(message.queue_id)
             properties[ORIGIN_QUEUE_OFFSET] = str(message.queue_offset)
+        if effects := effects_of(message):
+            properties[EFFECT_TABLES] = " ".join(sorted(effects))
         properties[RECONSUME_TIMES] = str(times)
         properties[RECONSUME_REASON] = _reason_text(failed.reason)
         if is_dead:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from txmq.consumer.member import GroupMember
     from txmq.consumer.reader import TopicReader
     from txmq.consumer.rules import TopicQueue
-    from txmq.message.received import ReceivedMessage
 
 UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError)
 # What was read ahead of several queues is dropped beyond this.
@@ -123,33 +122,51 @@ class MessageTaking:
         self, handed: list[QueueMessage], busy: Collection[TopicQueue]
     ) -> list[QueueMessage]:
         """The messages without those that were sent back, which count as handled."""
-        doubted = [one for one in handed if self._is_doubted(*one)]
+        doubted = self._doubted(handed)
         if self._sent_back is None or not doubted:
             return handed
-        replays = self._member.held.replays
-        placed = [PlacedMessage.of(message, replays.get(q, 0)) for q, message in doubted]
         try:
-            were_sent = self._sent_back.are_sent_back(placed)
+            sent = self._already_sent(self._sent_back, doubted)
         except BaseException:
             self._positions.undo(_first(handed), busy)
             raise
-        sent = {
-            (queue, message.queue_offset)
-            for (queue, message), was_sent in zip(doubted, were_sent, strict=True)
-            if was_sent
-        }
-        fresh = [(q, message) for q, message in handed if (q, message.queue_offset) not in sent]
+        fresh = (
+            [(q, message) for q, message in handed if (q, message.queue_offset) not in sent]
+            if sent
+            else handed
+        )
         # The lease may have ended meanwhile.
         if not self._member.may_serve:
             self._positions.undo(_first(handed), busy)
             return []
-        # The offset moves on with the next commit: the caller has nothing of these queues.
-        self._positions.be_idle({q for q, _ in handed} - {q for q, _ in fresh} - {*busy})
+        if sent:
+            # The offset moves on with the next commit: the caller has nothing of these queues.
+            self._positions.be_idle({q for q, _ in handed} - {q for q, _ in fresh} - {*busy})
         return fresh
 
-    def _is_doubted(self, queue: TopicQueue, message: ReceivedMessage) -> bool:
-        position = self._positions.get(queue)
-        return position is not None and message.queue_offset < (position.doubt_end or 0)
+    def _doubted(self, handed: list[QueueMessage]) -> list[QueueMessage]:
+        """The messages before the end that their topic had when the member got the queue."""
+        positions = {queue: self._positions.get(queue) for queue in {q for q, _ in handed}}
+        ends = {q: 0 if at is None else at.doubt_end or 0 for q, at in positions.items()}
+        if not any(ends.values()):
+            return []
+        return [(q, message) for q, message in handed if message.queue_offset < ends[q]]
+
+    def _already_sent(
+        self, sent_back: KnowsSentBack, doubted: list[QueueMessage]
+    ) -> set[tuple[TopicQueue, int]]:
+        """Queue and offset of each message that was sent back."""
+        # Most groups have never sent anything back; then no message is looked up.
+        if not sent_back.have_any():
+            return set()
+        replays = self._member.held.replays
+        placed = [PlacedMessage.of(message, replays.get(q, 0)) for q, message in doubted]
+        were_sent = sent_back.are_sent_back(placed)
+        return {
+            (queue, message.queue_offset)
+            for (queue, message), was_sent in zip(doubted, were_sent, strict=True)
+            if was_sent
+        }
 
     # --- queues -----------------------------------------------------------------------------
 

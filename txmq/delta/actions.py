@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,9 @@ TOKEN, NOTE = "txmq.token", "txmq.note"
 _PLAIN_IN_PATHS = "/=:@!$&'()*+,;-._~"
 # They change neither files nor marks.
 _ASIDE = ("commitInfo", "cdc", "checkpointMetadata", "sidecar")
+COMMIT_NAME = re.compile(r"(\d{20})\.json", re.ASCII)
+# What reading actions of another shape raises.
+DAMAGES = (ValueError, KeyError, TypeError, AttributeError)
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -55,11 +59,13 @@ class RemovedFile:
     partition: Mapping[str, str | None]
     removed_ms: int
     is_news: bool
+    log_path: str = ""
 
     def action(self) -> dict[str, Any]:
         """As Delta spells it."""
         values = {
-            "path": quote(self.path, safe=_PLAIN_IN_PATHS),
+            # Other readers compare paths as they are spelled.
+            "path": self.log_path or quote(self.path, safe=_PLAIN_IN_PATHS),
             "deletionTimestamp": self.removed_ms,
             "dataChange": self.is_news,
             "extendedFileMetadata": True,
@@ -120,6 +126,8 @@ class CommitActions:
         added, removed: the actions as Delta spells them.
         kinds: the names of its other actions that say more than files and marks.
         token, note: as in NewCommit; empty in a commit of another program.
+        metadata, protocol: the new ones; None where they stay.
+        changed: files with the changes, where a commit keeps them apart; no commit of txmq does.
     """
 
     marks: Mapping[str, int]
@@ -128,6 +136,9 @@ class CommitActions:
     kinds: frozenset[str]
     token: str = ""
     note: str = ""
+    metadata: Mapping[str, Any] | None = None
+    protocol: Mapping[str, Any] | None = None
+    changed: Sequence[Mapping[str, Any]] = ()
 
     @property
     def removed_paths(self) -> set[str]:
@@ -156,12 +167,15 @@ def commit_actions(content: bytes) -> CommitActions:
         frozenset(kinds.difference(_ASIDE, ("add", "remove", "txn"))),
         str(info.get(TOKEN, "")),
         str(info.get(NOTE, "")),
+        next(iter(of_kind(actions, "metaData")), None),
+        next(iter(of_kind(actions, "protocol")), None),
+        of_kind(actions, "cdc"),
     )
 
 
 def of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
     """The actions of one kind."""
-    return [action[kind] for action in actions if kind in action]
+    return [action[kind] for action in actions if action.get(kind) is not None]
 
 
 def path_of(action: Mapping[str, Any]) -> str:

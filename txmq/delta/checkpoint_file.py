@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from txmq.delta.actions import LOG_FOLDER, commit_path
+from txmq.delta.actions import DAMAGES, LOG_FOLDER, commit_path
 from txmq.errors import StorageError
 
 if TYPE_CHECKING:
-    from txmq.delta.pinned import PinnedTable
+    from txmq.delta.folder import TableFolder
 
 LAST_CHECKPOINT = f"{LOG_FOLDER}/_last_checkpoint"
 # txmq deletes removed files sooner, with the commits that removed them.
@@ -121,7 +121,7 @@ def _stored(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def write_checkpoint(table: PinnedTable, version: int, *, least_commits: int = 1) -> bool:
+def write_checkpoint(table: TableFolder, version: int, *, least_commits: int = 1) -> bool:
     """Write a checkpoint of a version, unless there is a newer one; whether it was written.
 
     Args:
@@ -135,9 +135,8 @@ def write_checkpoint(table: PinnedTable, version: int, *, least_commits: int = 1
     last = _last(table)
     before = -1 if last is None else int(last["version"])
     held = 0 if last is None else int(last.get("size", 0))
-    if version - before < least_commits or (
-        least_commits > 1 and version - before < held * NEW_SHARE
-    ):
+    commits = version - before
+    if commits < least_commits or (least_commits > 1 and commits < held * NEW_SHARE):
         return False
     news = _news(table, range(before + 1, version + 1))
     try:
@@ -148,21 +147,21 @@ def write_checkpoint(table: PinnedTable, version: int, *, least_commits: int = 1
     return True
 
 
-def _last(table: PinnedTable) -> Mapping[str, Any] | None:
+def _last(table: TableFolder) -> Mapping[str, Any] | None:
     content = table.file_bytes(LAST_CHECKPOINT)
     if content is None:
         return None
     try:
         last: Mapping[str, Any] = json.loads(content)
         is_own_kind = isinstance(last["version"], int) and not last.get("parts")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGES as error:
         raise OtherCheckpointError("a damaged file") from error
     if not is_own_kind or last.get("v2Checkpoint"):
         raise OtherCheckpointError("several files")
     return last
 
 
-def _news(table: PinnedTable, versions: Iterable[int]) -> _News:
+def _news(table: TableFolder, versions: Iterable[int]) -> _News:
     news = _News()
     for version in versions:
         content = table.commit_bytes(version)
@@ -170,12 +169,12 @@ def _news(table: PinnedTable, versions: Iterable[int]) -> _News:
             raise OtherCheckpointError(f"no commit {version}")
         try:
             news.take(content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except DAMAGES as error:
             raise StorageError(table.name, f"{commit_path(version)} is damaged") from error
     return news
 
 
-def _rows(table: PinnedTable, last: Mapping[str, Any] | None, news: _News) -> pa.Table:
+def _rows(table: TableFolder, last: Mapping[str, Any] | None, news: _News) -> pa.Table:
     """All rows of the new checkpoint, each with one action."""
     base = None if last is None else _base(table, int(last["version"]))
     expired_ms = time.time_ns() // 1_000_000 - TOMBSTONE_MS
@@ -196,7 +195,7 @@ def _rows(table: PinnedTable, last: Mapping[str, Any] | None, news: _News) -> pa
     return rows
 
 
-def _base(table: PinnedTable, version: int) -> pa.Table:
+def _base(table: TableFolder, version: int) -> pa.Table:
     content = table.file_bytes(checkpoint_path(version))
     if content is None:
         raise OtherCheckpointError(f"no checkpoint {version}")
@@ -222,9 +221,8 @@ def _kept(column: pa.ChunkedArray, kind: str, news: _News) -> pa.Array:
 def _as(values: pa.Array, kind: pa.StructType) -> pa.Array:
     """Structs with the fields of `kind`; those that are missing are null, others are left out."""
     stored = {field.name for field in values.type}
-    if "deletionVector" in stored and pc.struct_field(values, "deletionVector").null_count < len(
-        values
-    ):
+    vectors = pc.struct_field(values, "deletionVector") if "deletionVector" in stored else None
+    if vectors is not None and vectors.null_count < len(values):
         raise OtherCheckpointError("deletion vectors")
     columns = [
         pc.struct_field(values, part.name).cast(part.type)
@@ -235,7 +233,7 @@ def _as(values: pa.Array, kind: pa.StructType) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(kind))
 
 
-def _put(table: PinnedTable, version: int, rows: pa.Table) -> None:
+def _put(table: TableFolder, version: int, rows: pa.Table) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="snappy", write_statistics=False)
     content = sink.getvalue().to_pybytes()

@@ -13,10 +13,12 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from deltalake import DeltaTable
+
 from txmq.delta.checkpoint_file import OtherCheckpointError, write_checkpoint
 from txmq.delta.failures import in_one_line, translated
+from txmq.delta.folder import TableFolder
 from txmq.delta.forks import process_id
-from txmq.delta.pinned import PinnedTable
 from txmq.handles import EXIT_WAIT_S, close_at_exit
 
 logger = logging.getLogger(__name__)
@@ -93,7 +95,7 @@ class _Process:
     checkpoints = _Checkpoints()
 
 
-def checkpoint_soon(table: PinnedTable, version: int, least_commits: int) -> None:
+def checkpoint_soon(table: TableFolder, version: int, least_commits: int) -> None:
     """Have a checkpoint of this version or a newer one made; 0 commits, nothing is waited for.
 
     `least_commits` is as in `write_checkpoint`.
@@ -105,7 +107,7 @@ def checkpoint_soon(table: PinnedTable, version: int, least_commits: int) -> Non
     )
 
 
-def checkpoint_now(table: PinnedTable, version: int) -> None:
+def checkpoint_now(table: TableFolder, version: int) -> None:
     """Write a checkpoint of this version, unless there is a newer one; 0 commits.
 
     Raises: StorageError.
@@ -114,12 +116,14 @@ def checkpoint_now(table: PinnedTable, version: int) -> None:
         write_checkpoint(table, version)
     except OtherCheckpointError:
         with translated(table.name):
-            table.reopen().handle.create_checkpoint()
+            DeltaTable(
+                table.location, storage_options=dict(table.options) or None
+            ).create_checkpoint()
 
 
 def _make(due: _Due) -> None:
     try:
-        table = PinnedTable(due.name, due.location, due.options)
+        table = TableFolder(due.name, due.location, due.options)
         write_checkpoint(table, due.version, least_commits=due.least_commits)
     except BaseException as error:  # noqa: BLE001 - maintenance makes it later
         logger.debug("no checkpoint of %s: %s", due.location, in_one_line(error))

@@ -48,4 +48,4 @@ def added_file(file: NewFile, compacted_of_ms: int | None = None) -> AddedFile:
 def removed_file(file: DataFile, *, is_news: bool) -> RemovedFile:
     """A live file that goes; `is_news` where its rows go with it."""
     removed_ms, partition = time.time_ns() // 1_000_000, partition_texts(file.partition)
-    return RemovedFile(file.path, file.size_bytes, partition, removed_ms, is_news)
+    return RemovedFile(file.path, file.size_bytes, partition, removed_ms, is_news, file.log_path)

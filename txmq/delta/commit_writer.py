@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import (
+    DAMAGES,
     CommitActions,
     NewCommit,
     Seen,
@@ -28,7 +29,7 @@ from txmq.delta.turns import Turns
 from txmq.errors import CommitRefusedError, StorageError
 
 if TYPE_CHECKING:
-    from txmq.delta.pinned import PinnedTable
+    from txmq.delta.folder import TableFolder
 
 # Who is further behind opens the table anew; on an object store each commit is a request.
 PASSED_MAX_LOCAL, PASSED_MAX_REMOTE = 100_000, 1_000
@@ -81,7 +82,7 @@ class _Between:
 class CommitWriter:
     """Commits to one table. Not safe for several threads."""
 
-    def __init__(self, table: PinnedTable) -> None:
+    def __init__(self, table: TableFolder) -> None:
         """Look at nothing yet."""
         self._table, self._objects = table, table.objects
         self._turns = Turns(self._objects, table.file_bytes)
@@ -114,7 +115,7 @@ class CommitWriter:
                     return Written(seen, between.passed)
             self._turns.wait()
             if self._put(seen.version + 1, commit):
-                return Written(self._confirmed(seen), between.passed)
+                return Written(self._confirmed(seen, commit), between.passed)
             self._pause(refusal)
         seen, is_there = self._followed(seen, commit, between)
         if is_there:
@@ -164,7 +165,7 @@ class CommitWriter:
         content = self._table.commit_bytes(version)
         try:
             return commit_actions(content or b"")
-        except (ValueError, KeyError, TypeError) as error:
+        except DAMAGES as error:
             raise self._refused(f"commit {version} cannot be read; opening again") from error
 
     def _refused(self, problem: str) -> CommitRefusedError:
@@ -187,12 +188,13 @@ class CommitWriter:
         except StorageError:
             return False
 
-    def _confirmed(self, before: Seen) -> Seen:
+    def _confirmed(self, before: Seen, commit: NewCommit) -> Seen:
         """The own commit after `before`.
 
         Where log clean-up has passed `before` meanwhile, no reader looks at this commit: its
         writer slept between its look and its put. Another such writer may have put its own commit
-        in the place of `before`, which the stamp tells.
+        in the place of `before`, which the stamp tells. Where the log went back, the commit stands
+        behind a gap, and nobody could read on; so it is taken back.
         """
         try:
             known, own = self._table.commit_infos(before.version, before.version + 1)
@@ -200,6 +202,8 @@ class CommitWriter:
             # A failed look must not hide that the commit before it succeeded.
             return Seen(before.version + 1)
         if known.type is pa_fs.FileType.NotFound:
+            if self._is_there(before.version + 1, commit):
+                self._objects.delete(commit_path(before.version + 1))
             raise self._refused("the log was cleaned while it was committed to; looking again")
         if own.type is pa_fs.FileType.NotFound or before.stamp not in (None, stamp_of(known)):
             raise self._refused("the log was replaced while it was committed to; looking again")

@@ -33,7 +33,7 @@ from txmq.errors import (
 STORAGE_ERRORS = (DeltaError, BaseError, OSError)
 SHOWN_CHARACTERS_OF_A_CAUSE = 400
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_BACKTRACE = ("stack backtrace", "backtrace")
+_BACKTRACE = ("stack backtrace", "backtrace", "debug source:")
 # A handle that is older than the first commit in the log cannot compare marks.
 _CLEANED_BEHIND = re.compile(
     r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,20 +26,18 @@ WRITABLE_FEATURES = frozenset(
 )
 
 
-# Data files alone do not say which rows and columns such a table has.
-MORE_THAN_FILES = frozenset({"columnMapping", "deletionVectors"})
+# Data files alone do not say which rows and columns such a table has, or its checkpoints are of
+# another kind.
+MORE_THAN_FILES = frozenset({"columnMapping", "deletionVectors", "v2Checkpoint"})
 
 
 def unwritable_features(handle: DeltaTable) -> list[str]:
     """The features that the table demands and that delta-rs cannot write, sorted."""
-    return sorted(_demanded(handle) - WRITABLE_FEATURES)
-
-
-def features_beside_files(handle: DeltaTable) -> list[str]:
-    """The features that keep txmq from reading and writing the table file by file, sorted."""
-    return sorted(_demanded(handle) - (WRITABLE_FEATURES - MORE_THAN_FILES))
-
-
-def _demanded(handle: DeltaTable) -> set[str]:
     protocol = handle.protocol()
-    return {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+    demanded = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+    return sorted(demanded - WRITABLE_FEATURES)
+
+
+def features_beside_files(demanded: Iterable[str]) -> list[str]:
+    """The features that keep txmq from reading and writing a table file by file, sorted."""
+    return sorted(set(demanded) - (WRITABLE_FEATURES - MORE_THAN_FILES))

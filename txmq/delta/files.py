@@ -20,6 +20,10 @@ LARGE_FILE_ROWS = 1_000
 FEW_ROWS = 16
 
 
+# The smallest and the largest value of a column in a file; None where it has no statistics.
+Bounds = tuple[Any, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A live data file.
@@ -28,6 +32,7 @@ class DataFile:
         path: relative to the table.
         partition: the partition values by column.
         modified_ms: the writer's clock; of a compacted file the time of the newest file in it.
+        log_path: the path as the log spells it; empty for a file that no commit names yet.
     """
 
     path: str
@@ -35,6 +40,7 @@ class DataFile:
     size_bytes: int
     partition: Mapping[str, Any]
     modified_ms: int = 0
+    log_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +93,22 @@ def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:
     return {name: None if value is None else str(value) for name, value in partition.items()}
 
 
-def covering(actions: pa.Table, column: str, values: pa.Array) -> np.ndarray[Any, Any]:
-    """Which files may hold one of `values` in `column`, by their statistics."""
-    low, high = value_bounds(actions, column)
+def covering(bounds: Sequence[Bounds], values: pa.Array) -> list[bool]:
+    """Which files may hold one of `values`, by their bounds."""
     if len(values) > COARSE_FROM and pa.types.is_string(values.type):
         # Ids of one millisecond start alike, and sorting the few starts is much cheaper.
         values = pc.utf8_slice_codeunits(values, 0, COARSE_LENGTH)
-        low, high = _starts(low), _starts(high)
+        bounds = [(_start(low), _start(high)) for low, high in bounds]
     ordered = sorted(values.unique().drop_null().to_pylist())
-    is_kept = [
-        may_hold(smallest, largest, ordered) for smallest, largest in zip(low, high, strict=True)
-    ]
-    return np.array(is_kept, dtype=bool)
+    if len(ordered) == 1:
+        # A round with one message asks this of all files; a call for each would be most of it.
+        (value,) = ordered
+        return [low is None or high is None or low <= value <= high for low, high in bounds]
+    return [may_hold(low, high, ordered) for low, high in bounds]
 
 
-def _starts(bounds: list[Any]) -> list[Any]:
-    return [None if bound is None else bound[:COARSE_LENGTH] for bound in bounds]
+def _start(bound: Any) -> Any:
+    return None if bound is None else bound[:COARSE_LENGTH]
 
 
 def may_hold(smallest: Any, largest: Any, ordered: list[Any]) -> bool:
@@ -111,29 +117,6 @@ def may_hold(smallest: Any, largest: Any, ordered: list[Any]) -> bool:
         return True
     place = bisect.bisect_left(ordered, smallest)
     return place < len(ordered) and bool(ordered[place] <= largest)
-
-
-def above(actions: pa.Table, column: str, value: int | str) -> np.ndarray[Any, Any]:
-    """Which files may hold rows with `column` above `value`."""
-    _, high = value_bounds(actions, column)
-    return np.array([bound is None or bound > value for bound in high], dtype=bool)
-
-
-def not_above(actions: pa.Table, column: str, value: int) -> np.ndarray[Any, Any]:
-    """Which files may hold rows with `column` at `value` or below."""
-    low, _ = value_bounds(actions, column)
-    return np.array([bound is None or bound <= value for bound in low], dtype=bool)
-
-
-def value_bounds(actions: pa.Table, column: str) -> tuple[list[Any], list[Any]]:
-    """Smallest and largest value of each file; None where it has no statistics."""
-    missing = [None] * actions.num_rows
-    names = set(actions.column_names)
-    low, high = f"min.{column}", f"max.{column}"
-    return (
-        actions[low].to_pylist() if low in names else missing,
-        actions[high].to_pylist() if high in names else missing,
-    )
 
 
 def with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:

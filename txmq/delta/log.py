@@ -17,18 +17,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.delta.actions import EMPTY_COMMIT, LOG_FOLDER, commit_actions, path_of
+from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, path_of
+from txmq.delta.checkpoint_file import LAST_CHECKPOINT, checkpoint_path
 from txmq.delta.failures import in_one_line
-from txmq.delta.files import DataFile, FilePart
-from txmq.delta.pinned import PinnedTable
+from txmq.delta.files import FilePart
+from txmq.delta.folder import TableFolder
 from txmq.delta.reading import ReadTable
+from txmq.delta.replay import parsed_commit
+from txmq.delta.snapshot import LiveFile
 from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
 
 logger = logging.getLogger(__name__)
 
-LAST_CHECKPOINT = "_last_checkpoint"
-_COMMIT = re.compile(r"(\d{20})\.json", re.ASCII)
 # Only checkpoints of one file: such a file is complete or absent.
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet", re.ASCII)
 _OF_A_VERSION = re.compile(r"(\d{20})\..*", re.ASCII)
@@ -77,35 +78,28 @@ class CommitNews:
     marks: Mapping[str, int]
 
 
-def commit_news(table: PinnedTable, version: int) -> CommitNews | None:
+def commit_news(table: TableFolder, version: int) -> CommitNews | None:
     """The news of one commit, read from its file alone; None where log clean-up has removed it."""
     content = table.commit_bytes(version)
     if content is None:
         return None
-    actions = commit_actions(content) if content.strip() else EMPTY_COMMIT
+    actions = parsed_commit(table.name, version, content)
     added = tuple(_added(action) for action in actions.added if action["dataChange"])
     has_removed = any(action["dataChange"] for action in actions.removed)
     return CommitNews(added, has_removed, actions.marks)
 
 
 def _added(action: Mapping[str, Any]) -> FilePart:
-    stats: dict[str, Any] = json.loads(action.get("stats") or "{}")
-    file = DataFile(
-        path_of(action),
-        stats.get("numRecords", 0),
-        action["size"],
-        action["partitionValues"],
-        action["modificationTime"],
-    )
-    return FilePart(file, stats.get("minValues", {}), stats.get("maxValues", {}))
+    added = LiveFile.of(action)
+    return FilePart(added.data_file({}), added.low, added.high)
 
 
-def log_files(table: PinnedTable) -> LogFiles:
+def log_files(table: TableFolder) -> LogFiles:
     """The files of the log folder, listed once."""
     commits: dict[int, int] = {}
     checkpoints = []
     for info in table.log_folder():
-        if (name := _COMMIT.fullmatch(info.base_name)) and info.mtime_ns is not None:
+        if (name := COMMIT_NAME.fullmatch(info.base_name)) and info.mtime_ns is not None:
             commits[int(name[1])] = int(info.mtime_ns) // 1_000_000
         elif name := _CHECKPOINT.fullmatch(info.base_name):
             checkpoints.append(int(name[1]))
@@ -164,7 +158,7 @@ def _file_actions(content: bytes | None) -> Iterator[tuple[str, str]]:
 def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
     """The version where readers begin; a slow writer may have set it to an older checkpoint."""
     try:
-        with table.filesystem.open_input_file(f"{LOG_FOLDER}/{LAST_CHECKPOINT}") as file:
+        with table.filesystem.open_input_file(LAST_CHECKPOINT) as file:
             return int(json.loads(bytes(file.read()))["version"])
     except FileNotFoundError:
         return max(files.checkpoints, default=0)
@@ -175,7 +169,7 @@ def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:
 
 def _is_whole(table: ReadTable, version: int) -> bool:
     """Whether a checkpoint can be read; without it the commits before it are the only ones."""
-    path = f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+    path = checkpoint_path(version)
     try:
         with table.filesystem.open_input_file(path) as source:
             checkpoint = pq.ParquetFile(source)

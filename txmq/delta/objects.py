@@ -5,29 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
-from obstore.store import LocalStore, from_url
+from obstore.store import LocalStore
 
 from txmq.delta.forks import begin_use
+from txmq.delta.object_store import is_remote, opened
 from txmq.delta.rooted import inside
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
-
-# obstore asks for the settings of its HTTP client apart from those of the store.
-_OF_THE_CLIENT = frozenset(
-    {
-        "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type",
-        "http1_only", "http2_keep_alive_interval", "http2_keep_alive_timeout",
-        "http2_keep_alive_while_idle", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host",
-        "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent",
-    }
-)  # fmt: skip
-# delta-rs has settings of its own among those of the storage.
-_OF_DELTA_RS = ("aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "delta_", "max_retries")
 
 
 class Objects:
@@ -41,7 +30,7 @@ class Objects:
     @property
     def is_remote(self) -> bool:
         """Whether each look costs a request."""
-        return "://" in self.location
+        return is_remote(self.location)
 
     def put(self, path: str, content: bytes) -> None:
         """Write an object; readers see all of it, or what was there before."""
@@ -61,6 +50,11 @@ class Objects:
         with suppress(FileNotFoundError):
             obstore.delete(self._opened(), inside(path))
 
+    def names(self, folder: str) -> list[str]:
+        """The names of the objects in a folder, listed once."""
+        objects = obstore.list(self._opened(), prefix=inside(folder)).collect()
+        return [str(meta["path"]).rpartition("/")[2] for meta in objects]
+
     def _opened(self) -> ObjectStore:
         # As delta-rs, obstore starts threads at its first use, which a fork does not copy.
         begin_use()
@@ -68,24 +62,8 @@ class Objects:
 
     @cached_property
     def _store(self) -> ObjectStore:
-        if not self.is_remote:
-            return LocalStore(self.location)
-        config, client = _split(self._options)
-        return from_url(self.location, config=config, client_options=client or None)  # type: ignore[call-overload, no-any-return]
-
-
-def _split(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of the store, and those of its client."""
-    config: dict[str, Any] = {}
-    client: dict[str, Any] = {}
-    for key, value in options.items():
-        name = key.lower().removeprefix("aws_") if _is_of_the_client(key) else key.lower()
-        if _is_of_the_client(key):
-            client[name] = value
-        elif not name.startswith(_OF_DELTA_RS):
-            config[name] = value
-    return config, client
-
-
-def _is_of_the_client(key: str) -> bool:
-    return key.lower().removeprefix("aws_") in _OF_THE_CLIENT
+        return (
+            LocalStore(self.location)
+            if not self.is_remote
+            else opened(self.location, self._options)
+        )

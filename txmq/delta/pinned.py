@@ -1,4 +1,4 @@
-"""Any Delta table, of txmq or of a user: open it, read its marks, commit under a mark.
+"""A Delta table of a user: open it by delta-rs, read its marks, commit under a mark.
 
 Only this package uses delta-rs. A *mark* is Delta's transaction identifier: a name and a number
 that a commit carries. Delta refuses a commit if another one moved its mark since the handle was
@@ -8,14 +8,11 @@ opened.
 from __future__ import annotations
 
 import enum
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import pyarrow as pa
-import pyarrow.fs as pa_fs
 from deltalake import (
     CommitProperties,
     DeltaTable,
@@ -25,26 +22,27 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
-from txmq.delta.actions import Seen, Stamp, commit_actions, commit_path, stamp_of
+from txmq.delta.actions import NOTE, Seen, stamp_of
 from txmq.delta.failures import read_errors, translated
 from txmq.delta.features import unwritable_features
+from txmq.delta.folder import NOT_FOUND, TableFolder
 from txmq.delta.forks import begin_use
-from txmq.delta.objects import Objects
+from txmq.delta.object_store import is_remote
 from txmq.delta.retries import MISSING, read_again
-from txmq.delta.rooted import rooted_filesystem
 from txmq.errors import (
     CommitRefusedError,
     StorageError,
     UnsupportedTableError,
 )
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 # After more commits, asking delta-rs for a mark costs less than reading the commits.
 CARRIED_COMMITS = 16
 # A handle grows with each update.
 REOPEN_AFTER_UPDATES = 100
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
-_NOT_FOUND = pa_fs.FileType.NotFound
-_COMMIT_FILE = re.compile(r"[0-9]{20}\.json")
 
 
 class _Freshness(enum.Enum):
@@ -55,7 +53,7 @@ class _Freshness(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-class PinnedTable:
+class PinnedTable(TableFolder):
     """A Delta table at one location, and the version of it that this object is pinned to.
 
     Not safe for several threads: each service and each committing thread holds its own.
@@ -68,12 +66,8 @@ class PinnedTable:
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None
     ) -> None:
         """Open nothing yet; the first use does. Error texts use `name`."""
-        self.name = name
-        self.location = location
-        self._options = dict(storage_options or {})
+        super().__init__(name, location, storage_options)
         self._handle: DeltaTable | None = None
-        self._filesystem: pa_fs.FileSystem | None = None
-        self._objects: Objects | None = None
         # Reading a mark costs half a millisecond, and the marks of a version never change.
         self._marks: dict[str, int | None] = {}
         self._marks_of: int | None = None
@@ -116,8 +110,6 @@ class PinnedTable:
         except (DeltaError, OSError):
             # With fast writers delta-rs can see a gap in the log; opening again succeeds.
             self._handle = self._opened()
-        else:
-            self._check(handle)
 
     def _freshness(self) -> _Freshness:
         """Two lookups of file names save the millisecond in which delta-rs finds nothing new.
@@ -130,7 +122,7 @@ class PinnedTable:
             pinned, following = self._commit_files(self.version, self.version + 1)
         except OSError:
             return _Freshness.UNKNOWN
-        if following.type is not _NOT_FOUND or pinned.type is _NOT_FOUND:
+        if following.type is not NOT_FOUND or pinned.type is NOT_FOUND:
             return _Freshness.UNKNOWN
         is_same = self._newest_seen.stamp == stamp_of(pinned)
         return _Freshness.NEWEST if is_same else _Freshness.OF_ANOTHER_TABLE
@@ -138,27 +130,13 @@ class PinnedTable:
     def _note_newest(self) -> None:
         self._newest_seen = None
         # On an object store two lookups cost more than the one of delta-rs.
-        if "://" in self.location:
+        if is_remote(self.location):
             return
         # A failed lookup must not hide that the commit before it succeeded.
         with suppress(OSError):
             (info,) = self._commit_files(self.version)
-            is_there = info.type is not _NOT_FOUND
+            is_there = info.type is not NOT_FOUND
             self._newest_seen = Seen(self.version, stamp_of(info)) if is_there else None
-
-    def _stamp_of_pinned(self) -> Stamp | None:
-        """The stamp of the pinned version's commit file, where it is known."""
-        seen = self._newest_seen
-        return seen.stamp if seen is not None and seen.version == self.version else None
-
-    def commit_infos(self, *versions: int) -> list[pa_fs.FileInfo]:
-        """What the storage says of the commit files of these versions."""
-        with read_errors(self.name):
-            return self._commit_files(*versions)
-
-    def _commit_files(self, *versions: int) -> list[pa_fs.FileInfo]:
-        paths = [commit_path(version) for version in versions]
-        return list(self.filesystem.get_file_info(paths))
 
     def reopen(self) -> Self:
         """Pin the newest version by a new handle. Raises: StorageError."""
@@ -171,14 +149,10 @@ class PinnedTable:
         handle = read_again(
             self.name, lambda: DeltaTable(self.location, storage_options=options), self.missing
         )
-        self._check(handle)
         self._marks_of, self._updates = None, 0
         # What was seen before may be of another log.
         self._newest_seen = None
         return handle
-
-    def _check(self, handle: DeltaTable) -> None:
-        """Raise StorageError for a table that must not be used."""
 
     @property
     def version(self) -> int:
@@ -223,105 +197,6 @@ class PinnedTable:
         self._marks.update({name: marks[name] for name in marks.keys() & self._marks.keys()})
         return True
 
-    def marks_of(self, version: int) -> dict[str, int] | None:
-        """The marks of the commit of one version; None where it is missing."""
-        commit = self.commit_bytes(version)
-        if commit is None:
-            return None
-        # A commit may name thousands of files, and one that is empty has no marks.
-        lines = [line for line in commit.splitlines() if b'"txn"' in line]
-        return dict(commit_actions(b"\n".join(lines)).marks) if lines else {}
-
-    def has_news(self) -> bool:
-        """Whether there is a newer version; one lookup of two file names.
-
-        Log clean-up keeps the newest commit, so a pinned commit that is gone is an old one.
-        """
-        pinned, following = self.commit_infos(self.version, self.version + 1)
-        return pinned.type is _NOT_FOUND or following.type is not _NOT_FOUND
-
-    def has_commit(self, version: int) -> bool:
-        """Whether the commit file of a version exists; one lookup of a file name."""
-        (info,) = self.commit_infos(version)
-        return info.type is not _NOT_FOUND
-
-    @property
-    def options(self) -> Mapping[str, str]:
-        """The storage options."""
-        return self._options
-
-    @property
-    def objects(self) -> Objects:
-        """Writes objects of the table."""
-        if self._objects is None:
-            self._objects = Objects(self.location, self._options)
-        return self._objects
-
-    @property
-    def filesystem(self) -> pa_fs.FileSystem:
-        """A file system rooted at the table."""
-        if self._filesystem is None:
-            self._filesystem = rooted_filesystem(self.location, self._options)
-        return self._filesystem
-
-    def commit_bytes(self, version: int) -> bytes | None:
-        """The commit file of one version; None where it is missing, as after log clean-up."""
-        return self.file_bytes(commit_path(version))
-
-    def file_bytes(self, path: str) -> bytes | None:
-        """A whole file of the table; None where it is missing."""
-        with read_errors(self.name):
-            try:
-                with self.filesystem.open_input_file(path) as file:
-                    return bytes(file.read())
-            except FileNotFoundError:
-                return None
-
-    def commit_problem(self, version: int) -> str | None:
-        """Why the commit file of a version cannot be used; None where it can."""
-        content = self.commit_bytes(version)
-        if content is None:
-            return "is not there"
-        try:
-            commit_actions(content)
-        except (ValueError, KeyError, TypeError):
-            return "is damaged" if content.strip() else "is empty"
-        return None
-
-    def newest_commit(self) -> int:
-        """The version of the newest commit file, whether or not it can be read; -1 without one."""
-        names = (info.base_name for info in self.log_folder())
-        return max((int(name[:20]) for name in names if _COMMIT_FILE.fullmatch(name)), default=-1)
-
-    def commit_times_ms(self) -> dict[int, int]:
-        """The modification time of each commit file in the log, by version.
-
-        It is the clock of the store; the times in delta-rs's change feed are the writers' clocks.
-        """
-        return {
-            int(info.base_name[:20]): int(info.mtime_ns) // 1_000_000
-            for info in self.log_folder()
-            if _COMMIT_FILE.fullmatch(info.base_name) and info.mtime_ns is not None
-        }
-
-    def written_ms(self, paths: Sequence[str]) -> dict[str, int]:
-        """The modification time of each of these files that is there, by the store's clock."""
-        if not paths:
-            return {}
-        with translated(self.name):
-            infos = self.filesystem.get_file_info(list(paths))
-        return {
-            info.path: int(info.mtime_ns) // 1_000_000
-            for info in infos
-            if info.mtime_ns is not None
-        }
-
-    def log_folder(self) -> list[pa_fs.FileInfo]:
-        """List the folder of commits and checkpoints once."""
-        selector = pa_fs.FileSelector("_delta_log", allow_not_found=True)
-        with read_errors(self.name):
-            return list(self.filesystem.get_file_info(selector))
-
     def check_writable(self) -> None:
         """Raise UnsupportedTableError for features that delta-rs cannot write; 0 commits."""
         features = unwritable_features(self.handle)
@@ -330,8 +205,8 @@ class PinnedTable:
 
     # --- committing ------------------------------------------------------------------------
 
-    def commit_marks(self, marks: Mapping[str, int]) -> None:
-        """Commit marks and nothing else, only if nobody moved these marks meanwhile: one commit.
+    def commit_marks(self, marks: Mapping[str, int], note: str = "") -> None:
+        """Commit marks and a note only, if nobody moved these marks meanwhile: one commit.
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
@@ -341,26 +216,26 @@ class PinnedTable:
             handle.create_write_transaction(
                 [], "append", handle.schema(),
                 partition_by=handle.metadata().partition_columns or None,
-                commit_properties=commit_properties(marks),
+                commit_properties=commit_properties(marks, note),
                 post_commithook_properties=NO_CLEANUP,
             )  # fmt: skip
         self._check_not_overtaken(pinned)
         self._note_newest()
 
-    def append_rows(self, rows: pa.Table, marks: Mapping[str, int]) -> None:
+    def append_rows(self, rows: pa.Table, marks: Mapping[str, int], note: str = "") -> None:
         """Append rows and marks in one commit, only if nobody moved these marks meanwhile.
 
-        For tables of users: delta-rs writes the files.
+        For tables of users: delta-rs writes the files. A reader of the commit finds the note.
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
         if not rows.num_rows:
-            self.commit_marks(marks)
+            self.commit_marks(marks, note)
             return
         self.check_writable()
         pinned = self.version
         with translated(self.name):
-            properties = commit_properties(marks)
+            properties = commit_properties(marks, note)
             write_deltalake(self.handle, rows, mode="append", commit_properties=properties)
         self._check_not_overtaken(pinned)
 
@@ -383,9 +258,10 @@ class PinnedTable:
 # --- helpers ------------------------------------------------------------------------------------
 
 
-def commit_properties(marks: Mapping[str, int]) -> CommitProperties:
-    """The marks of a commit."""
+def commit_properties(marks: Mapping[str, int], note: str = "") -> CommitProperties:
+    """The marks of a commit, and what its writer says of its rows."""
     # Where a retention of marks is set, Spark ignores marks without last_updated.
     now_ms = time.time_ns() // 1_000_000
     transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]
-    return CommitProperties(app_transactions=transactions or None)
+    notes = {NOTE: note} if note else None
+    return CommitProperties(app_transactions=transactions or None, custom_metadata=notes)

@@ -6,43 +6,29 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 
 from txmq.delta.actions import CommitActions, path_of
 from txmq.delta.batches import BATCH_BYTES, in_windows, record_batches
-from txmq.delta.failures import failed_read, problem_of, read_errors
-from txmq.delta.features import features_beside_files
+from txmq.delta.failures import problem_of
 from txmq.delta.files import (
     LARGE_FILE_BYTES,
     LARGE_FILE_ROWS,
     DataFile,
     FilePart,
-    FileRange,
     UnreadableFile,
-    above,
-    covering,
-    not_above,
-    value_bounds,
     with_partition,
 )
-from txmq.delta.forks import begin_use, refuse_panic
+from txmq.delta.followed import FollowedTable
 from txmq.delta.parquet import FooterSizes, footer_sizes, row_group_ranges
-from txmq.delta.pinned import PinnedTable
+from txmq.delta.replay import parsed_commit
 from txmq.delta.retries import Result, read_again
-from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
-from txmq.errors import (
-    IncompatibleVersionError,
-    StorageError,
-    StoreFormatError,
-    UnsupportedTableError,
-)
+from txmq.delta.schemas import TableSchema
+from txmq.delta.snapshot import LiveFile
+from txmq.errors import StorageError
 
 # Above this size a file is filtered batch by batch and never held whole.
 WHOLE_FILE_BYTES = 64 * 1024 * 1024
@@ -51,10 +37,10 @@ UNREADABLE_PAUSE_S = 10.0
 MOVED_ATTEMPTS = 3
 # Rows that are decoded at once.
 STEP_ROWS = 4096
-_INSERT = "insert"
+_CHANGE_TYPE = "_change_type"
 
 
-class ReadTable(PinnedTable):
+class ReadTable(FollowedTable):
     """A Delta table of txmq at one location, read through the version that is pinned.
 
     Not safe for several threads: each service and each committing thread holds its own.
@@ -64,87 +50,9 @@ class ReadTable(PinnedTable):
         self, location: str, schema: TableSchema, storage_options: Mapping[str, str] | None = None
     ) -> None:
         """Open nothing yet; the first use does."""
-        super().__init__(schema.name, location, storage_options)
-        self.schema = schema
+        super().__init__(location, schema, storage_options)
         # When each file was found unreadable, by this process, and why.
         self._unreadable: dict[str, tuple[float, str]] = {}
-
-    def exists(self) -> bool:
-        """Whether there is a Delta table at the location. Raises: StorageError."""
-        begin_use()
-        try:
-            return DeltaTable.is_deltatable(self.location, self._options or None)
-        except (DeltaError, OSError) as error:
-            raise failed_read(self.name, error) from error
-        except BaseException as error:
-            refuse_panic(error)
-            raise
-
-    def _check(self, handle: DeltaTable) -> None:
-        written = handle.metadata().configuration.get(SCHEMA_VERSION_PROPERTY)
-        if written is None or not str(written).isdecimal():
-            raise StoreFormatError(
-                self.name, "is a Delta table but not one of txmq; check the location"
-            )
-        if int(str(written)) > SCHEMA_VERSION:
-            problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
-            raise IncompatibleVersionError(self.name, problem)
-        features = features_beside_files(handle)
-        if features:
-            raise UnsupportedTableError(self.name, features)
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The columns of the stored table; a typed topic has more than `schema` names."""
-        named = self.schema.columns
-        stored = pa.schema(self.handle.schema().to_arrow())
-        return pa.schema([*named, *(column for column in stored if column.name not in named.names)])
-
-    def _columns_of(self, names: Sequence[str]) -> pa.Schema:
-        named = self.schema.columns
-        columns = named if set(names) <= set(named.names) else self.columns
-        return pa.schema([columns.field(name) for name in names])
-
-    def files(self) -> list[DataFile]:
-        """All live files."""
-        return self._chosen(lambda actions: np.ones(actions.num_rows, dtype=bool))
-
-    def files_holding(self, column: str, values: pa.Array) -> list[DataFile]:
-        """Live files whose range of `column` covers at least one of `values`, in any order.
-
-        Each value is compared by itself, so that one old id does not select all files.
-        """
-        if len(values) == 0:
-            return []
-        return self._chosen(lambda actions: covering(actions, column, values))
-
-    def files_beyond(self, column: str, value: int | str) -> list[DataFile]:
-        """Live files that may hold rows with `column` above `value`."""
-        return self._chosen(lambda actions: above(actions, column, value))
-
-    def files_up_to(self, column: str, value: int) -> list[DataFile]:
-        """Live files that may hold rows with `column` at `value` or below."""
-        return self._chosen(lambda actions: not_above(actions, column, value))
-
-    def ranges(self, column: str) -> list[FileRange]:
-        """All live files, each with its smallest and largest value of `column`."""
-        actions = self._actions()
-        bounds = zip(*value_bounds(actions, column), strict=True)
-        files = self._as_files(actions)
-        return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
-
-    def parts(self, columns: Sequence[str]) -> list[FilePart]:
-        """All live files, each with its ranges of `columns`."""
-        actions = self._actions()
-        bounds = {name: value_bounds(actions, name) for name in columns}
-        return [
-            FilePart(
-                file,
-                {name: low[number] for name, (low, _) in bounds.items()},
-                {name: high[number] for name, (_, high) in bounds.items()},
-            )
-            for number, file in enumerate(self._as_files(actions))
-        ]
 
     def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:
         """The row groups of a file with their ranges of `columns`; None where the file is gone."""
@@ -209,34 +117,6 @@ class ReadTable(PinnedTable):
 
         return read_again(self.name, attempt)
 
-    def _chosen(self, keep: Callable[[pa.Table], np.ndarray[Any, Any]]) -> list[DataFile]:
-        actions = self._actions()
-        return self._as_files(actions.filter(pa.array(keep(actions))))
-
-    def _actions(self) -> pa.Table:
-        with read_errors(self.name):
-            return pa.table(self.handle.get_add_actions(flatten=True))
-
-    def _as_files(self, actions: pa.Table) -> list[DataFile]:
-        partitions = [actions[f"partition.{key}"].to_pylist() for key in self.schema.partition_by]
-        return [
-            DataFile(
-                path,
-                records or 0,
-                size,
-                dict(zip(self.schema.partition_by, keys, strict=True)),
-                modified_ms,
-            )
-            for path, records, size, modified_ms, *keys in zip(
-                actions["path"].to_pylist(),
-                actions["num_records"].to_pylist(),
-                actions["size_bytes"].to_pylist(),
-                actions["modification_time"].cast(pa.int64()).to_pylist(),
-                *partitions,
-                strict=True,
-            )
-        ]
-
     def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
         """The rows of `files`, in the order of the files. Raises: StorageError."""
         schema = self._columns_of(columns)
@@ -291,12 +171,25 @@ class ReadTable(PinnedTable):
         """As `rows_of`, but files that cannot be read are set aside, and returned.
 
         A file that another process has replaced is none of them: the newest version is read then.
+        Where a value has no row, commits that lost their content are: its rows may be in one.
         """
         for _ in range(MOVED_ATTEMPTS):
+            before = self.snapshot
             rows, unreadable = self._readable_rows_of(column, values, columns)
-            if not unreadable or not self.has_replaced(unreadable):
+            lost = self._lost(column, values, rows)
+            is_back = not lost and self.snapshot is not before
+            if not is_back and (not unreadable or not self.has_replaced(unreadable)):
                 break
-        return rows, unreadable
+        return rows, (*unreadable, *lost)
+
+    def _lost(self, column: str, values: pa.Array, rows: pa.Table) -> tuple[UnreadableFile, ...]:
+        """Commits that lost their content, if a value has no row: their files are not known."""
+        if column in rows.column_names and len(pc.unique(rows[column])) >= len(values):
+            return ()
+        return tuple(
+            UnreadableFile(DataFile(path, 0, 0, {}), None, None, f"{path} is empty")
+            for path in self.lost_commits()
+        )
 
     def _readable_rows_of(
         self, column: str, values: pa.Array, columns: Sequence[str]
@@ -342,16 +235,6 @@ class ReadTable(PinnedTable):
         live = {file.path for file in self.reopen().files()}
         return any(one.file.path not in live for one in unreadable)
 
-    def ranges_holding(self, column: str, values: pa.Array) -> list[FileRange]:
-        """As `files_holding`, each file with its smallest and largest value of `column`."""
-        if len(values) == 0:
-            return []
-        actions = self._actions()
-        chosen = actions.filter(pa.array(covering(actions, column, values)))
-        bounds = zip(*value_bounds(chosen, column), strict=True)
-        files = self._as_files(chosen)
-        return [FileRange(file, *pair) for file, pair in zip(files, bounds, strict=True)]
-
     def _holds(self, file: DataFile, column: str, values: pa.Array) -> bool:
         """Statistics are only a range, so this column of a large file is read before the others."""
         if file.num_records < LARGE_FILE_ROWS or len(values) > file.num_records // 100:
@@ -371,13 +254,33 @@ class ReadTable(PinnedTable):
         if start > end:
             return full.empty_table()
         self._reach(end)
-        feed = full.append(pa.field("_change_type", pa.string()))
-        changes = read_again(
-            self.name,
-            lambda: pa.table(self.handle.load_cdf(start, end, columns=feed.names)),
-        )
-        rows = changes.select(feed.names).cast(feed)
-        return rows.filter(pc.equal(rows["_change_type"], _INSERT)).select(full.names)
+        parts = [full.empty_table()]
+        for version in range(start, end + 1):
+            content = self.commit_bytes(version)
+            if content is None:
+                problem = f"has no commit {version} any more; did another program clean the log?"
+                raise StorageError(self.name, problem)
+            actions = parsed_commit(self.name, version, content)
+            rows = self._inserted(actions, columns)
+            numbers = pa.array([version] * rows.num_rows, pa.int64())
+            parts.append(rows.append_column("_commit_version", numbers))
+        return pa.concat_tables(parts).cast(full)
+
+    def _inserted(self, actions: CommitActions, columns: Sequence[str]) -> pa.Table:
+        """The rows that a commit inserted; rows that were rewritten are none of them."""
+        if actions.changed:
+            parts = [self._insertions(LiveFile.of(action), columns) for action in actions.changed]
+            return pa.concat_tables(parts)
+        added = [LiveFile.of(action) for action in actions.added if action["dataChange"]]
+        return self.read(self.as_files(added), columns)
+
+    def _insertions(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
+        schema = self._columns_of(columns)
+        stored = [name for name in columns if name not in self.schema.partition_by]
+        (changes,) = self.as_files([file])
+        rows = self._stored_again(changes, [*stored, _CHANGE_TYPE])
+        is_insert = pc.equal(rows[_CHANGE_TYPE], "insert")
+        return with_partition(rows, changes, schema).filter(is_insert)
 
     def _reach(self, version: int) -> None:
         if version > self.version and version > self.refresh().version:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
-from txmq.delta.failures import FINAL_READ_ERRORS, failed_read
+from txmq.delta.failures import FINAL_READ_ERRORS, STORAGE_ERRORS, failed_read
 from txmq.delta.forks import refuse_panic
 from txmq.errors import StoreNotFoundError
 
@@ -33,7 +33,7 @@ def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -
             return read()
         except TableNotFoundError as error:
             raise StoreNotFoundError(table, missing) from error
-        except (DeltaError, OSError, pa.ArrowException) as error:
+        except (*STORAGE_ERRORS, pa.ArrowException) as error:
             cause, failure = error, failed_read(table, error)
             if isinstance(failure, FINAL_READ_ERRORS):
                 break

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+import obstore
 import pyarrow.fs as pa_fs
 from deltalake.fs import DeltaStorageHandler
 
+from txmq.delta.forks import begin_use
+from txmq.delta.object_store import is_remote, opened
 from txmq.errors import StoreFormatError, shown
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+# Fewer are asked for one by one.
+FEW_PATHS = 4
+REQUESTS_AT_ONCE = 16
 
 _LEAVES = re.compile(
     r"""^/                              # an absolute path
@@ -38,9 +50,9 @@ def inside(path: str) -> str:
 
 def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
     """A file system whose root is `location`, and that refuses paths out of it."""
-    if "://" not in location:
+    if not is_remote(location):
         return _LocalFolder(location, pa_fs.LocalFileSystem())
-    return _ObjectFolder(DeltaStorageHandler(location, dict(options) or None))
+    return _ObjectFolder(location, options)
 
 
 class _Inside:
@@ -74,6 +86,37 @@ class _LocalFolder(_Inside, pa_fs.SubTreeFileSystem):  # type: ignore[misc]
 
 class _ObjectFolder(_Inside, pa_fs.PyFileSystem):  # type: ignore[misc]
     """A folder of an object store."""
+
+    def __init__(self, location: str, options: Mapping[str, str]) -> None:
+        super().__init__(DeltaStorageHandler(location, dict(options) or None))
+        self._location, self._options = location, options
+
+    def get_file_info(self, paths: Any) -> Any:
+        """As pyarrow's; of objects by one request each, where delta-rs lists a folder too."""
+        if isinstance(paths, pa_fs.FileSelector):
+            return super().get_file_info(paths)
+        begin_use()
+        if isinstance(paths, str):
+            return self._info(inside(paths))
+        checked = [inside(path) for path in paths]
+        if len(checked) <= FEW_PATHS:
+            # In their order: a follower rests on it.
+            return [self._info(path) for path in checked]
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            return list(pool.map(self._info, checked))
+
+    def _info(self, path: str) -> pa_fs.FileInfo:
+        try:
+            meta = obstore.head(self._store, path)
+        except FileNotFoundError:
+            return pa_fs.FileInfo(path, pa_fs.FileType.NotFound)
+        return pa_fs.FileInfo(
+            path, pa_fs.FileType.File, mtime=meta["last_modified"], size=meta["size"]
+        )
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        return opened(self._location, self._options)
 
 
 def _checked(paths: Any) -> Any:

@@ -8,7 +8,7 @@ overwrite the commit of another process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
@@ -25,6 +25,7 @@ from txmq.delta.parquet import NewFile, small_file, write_file
 from txmq.delta.reading import ReadTable
 from txmq.delta.retries import pause
 from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
+from txmq.delta.snapshot import Snapshot
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -33,6 +34,9 @@ from txmq.errors import (
     UnknownCommitError,
 )
 from txmq.fail_points import FailPoint, reached
+
+if TYPE_CHECKING:
+    from deltalake.table import TableAlterer
 
 REWRITE_MARK = "txmq-rewrite"
 # A file up to this size is made in memory and put by one request.
@@ -81,7 +85,7 @@ class Table(ReadTable):
             # Another process was first and created the same table.
             if not self.exists():
                 raise
-        self._handle = None
+        self._snapshot = None
 
     def _create(self, checkpoint_interval: int, extra: Mapping[str, str]) -> None:
         begin_use()
@@ -99,7 +103,7 @@ class Table(ReadTable):
     def set_properties(self, values: Mapping[str, str]) -> None:
         """Set properties of the table: one commit. Raises: CommitRefusedError, StorageError."""
         with translated(self.name):
-            self.handle.alter.set_table_properties(dict(values), raise_if_not_exists=False)
+            self._altered().set_table_properties(dict(values), raise_if_not_exists=False)
         self.refresh()
 
     def check_columns(self, columns: Sequence[pa.Field]) -> list[Field]:
@@ -125,11 +129,16 @@ class Table(ReadTable):
         missing = self.check_columns(columns)
         if missing:
             with translated(self.name):
-                self.handle.alter.add_columns(missing)
-            self.reopen()
+                self._altered().add_columns(missing)
+            self.refresh()
+
+    def _altered(self) -> TableAlterer:
+        """What changes the pinned version; delta-rs refuses if another writer changed it."""
+        version, options = self.version, self._options or None
+        return DeltaTable(self.location, version=version, storage_options=options).alter
 
     def _fields(self) -> list[Field]:
-        return list(self.handle.schema().fields)
+        return list(self.snapshot.definition.schema.fields)
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -172,7 +181,7 @@ class Table(ReadTable):
 
         Raises: as `append`; FilesSweptError if they waited too long.
         """
-        if self._handle is None:
+        if self._snapshot is None:
             # Opened first: if that fails, nothing was committed.
             self.reopen()
         problem = ""
@@ -213,14 +222,13 @@ class Table(ReadTable):
         """Append `rows` and `marks` in one commit, only if nobody moved these marks meanwhile.
 
         The marks of the pinned version are the ones that are compared, or of a later commit of
-        this object. Afterwards the table is pinned to a version with this commit.
+        this object. The next read through this object sees the commit.
 
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
         files = self.new_files(rows)
         reached(FailPoint.FILES_WRITTEN)
         self.swap_files(files, marks)
-        self.refresh()
 
     def new_files(self, rows: pa.Table) -> list[NewFile]:
         """Write `rows` into files beside the log, one for each partition; 0 commits.
@@ -244,7 +252,7 @@ class Table(ReadTable):
         return file
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
-        """As `swap`, for Parquet files that are already written. Does not refresh.
+        """As `swap`, for Parquet files that are already written.
 
         Raises: as `swap`; FilesSweptError if they waited too long.
         """
@@ -252,15 +260,15 @@ class Table(ReadTable):
         self._commit([added_file(file) for file in files], (), marks, self._newest_known())
 
     def commit_marks(self, marks: Mapping[str, int]) -> None:
-        """As `swap` without rows. Does not refresh."""
+        """As `swap` without rows."""
         self._commit((), (), marks, self._newest_known())
 
     def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
         """Replace files by files with the same rows: one commit, which no reader sees as news.
 
-        delta-rs lets two writers remove the same file, which would double its rows. A mark
-        refuses two calls of this method at once; `compaction` detects other programs
-        (docs/decisions/0011).
+        delta-rs lets two writers remove the same file, which would double its rows. This commit is
+        refused after another one that removed a file of it; an older txmq is refused by a mark
+        (docs/decisions/0011, 0045).
 
         Raises: CommitRefusedError where another call was first, or somebody deleted rows.
         """
@@ -295,7 +303,6 @@ class Table(ReadTable):
         since = self._newest_known()
         rewrites = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1}
         self._commit(added, removed, {**rewrites, **marks}, since)
-        self.refresh()
 
     def _commit(
         self,
@@ -325,37 +332,41 @@ class Table(ReadTable):
         """
         if self._is_behind and self._followed:
             return self._followed
-        return Seen(self.version, self._stamp_of_pinned())
+        return self.snapshot.seen
 
     def _limits(self) -> CommitLimits:
-        """What the properties of the table ask of commits. Raises: UnsupportedTableError."""
+        """What the properties of the table ask of commits."""
         if self._known_limits is None:
-            self.check_writable()
             self._known_limits = CommitLimits.of(self.properties())
         return self._known_limits
 
     # --- what is known of the log -------------------------------------------------------------
 
     @property
-    def handle(self) -> DeltaTable:
-        """As that of PinnedTable; it shows the own commits."""
-        if self._is_behind:
-            self.refresh()
-        return super().handle
+    def snapshot(self) -> Snapshot:
+        """As that of FollowedTable; it shows the own commits."""
+        if self._is_behind and self._followed is not None:
+            # Not further: nobody has looked at what others committed after it.
+            self._pin(self._followed.version)
+        return super().snapshot
 
     def refresh(self) -> Self:
-        """As that of PinnedTable."""
+        """As that of FollowedTable."""
+        self._pin(None)
+        return self
+
+    def _pin(self, through: int | None) -> None:
         was_behind, self._is_behind, self._known_limits = self._is_behind, False, None
         try:
-            return super().refresh()
+            super()._pin(through)
         except BaseException:
             self._is_behind = was_behind
             raise
 
-    def _opened(self) -> DeltaTable:
-        handle = super()._opened()
+    def _opened(self) -> Snapshot:
+        snapshot = super()._opened()
         self._followed, self._is_behind, self._known_limits = None, False, None
-        return handle
+        return snapshot
 
     def fence_files(self, written_ms: int) -> None:
         """Refuse files that were written up to a time and that no commit names yet: one commit.

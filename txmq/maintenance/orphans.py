@@ -77,6 +77,9 @@ def remove_checkpoints(store: Store, is_old: IsOld) -> int:
     selector = pa_fs.FileSelector(folder, recursive=True, allow_not_found=True)
     newest: dict[str, int] = {}
     for info in filesystem.get_file_info(selector):
+        if info.mtime_ns is None and not _is_file(info):
+            # A folder of an object store is a name and has no time.
+            continue
         name = info.path.removeprefix(f"{folder}/").partition("/")[0]
         newest[name] = max(newest.get(name, 0), _written_ms(info))
     old = [name for name, written_ms in newest.items() if is_old(written_ms)]

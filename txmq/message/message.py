@@ -52,6 +52,7 @@ RESERVED_PROPERTIES = frozenset(
         "RECONSUME_TIME",
         "RECONSUME_TIMES",
         "RECONSUME_REASON",
+        "EFFECT_TABLES",
         "MSG_REGION",
         "TRACE_ON",
         "UNIQ_KEY",

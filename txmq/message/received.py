@@ -8,7 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from txmq.columns import python_values
-from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, RECONSUME_TIMES, unwrapped
+from txmq.message.names import (
+    EFFECT_TABLES,
+    ORIGIN_MESSAGE_ID,
+    ORIGIN_TOPIC,
+    RECONSUME_TIMES,
+    unwrapped,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +51,9 @@ class MessageRows:
         """The size of each message: its body, and its share of the other columns."""
         import pyarrow.compute as pc
 
-        bodies = pc.fill_null(pc.binary_length(self._rows.column("body")), 0).to_pylist()
+        column = self._rows.column("body")
+        lengths = pc.binary_length(column)
+        bodies = (pc.fill_null(lengths, 0) if column.null_count else lengths).to_pylist()
         others = (int(self._rows.nbytes) - sum(bodies)) // max(len(bodies), 1)
         return [size_bytes + max(others, 0) for size_bytes in bodies]
 
@@ -65,11 +73,13 @@ class ReceivedMessage:
     `reconsume_times`, `origin_topic` and `origin_message_id` tell where it comes from.
     """
 
-    __slots__ = ("_row", "_rows")
+    __slots__ = ("_effects", "_row", "_rows")
 
     def __init__(self, rows: MessageRows, row: int) -> None:
         """A view of one row."""
         self._rows, self._row = rows, row
+        # Where it took effect since it was handed out.
+        self._effects: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         """Its position and its id, without content."""
@@ -168,3 +178,14 @@ class ReceivedMessage:
     def origin_message_id(self) -> str:
         """The id of the first message; its own id if it is no retry."""
         return self.properties.get(ORIGIN_MESSAGE_ID) or self.message_id
+
+
+def note_effect(message: ReceivedMessage, effect_id: str) -> None:
+    """Note that a message took effect for a group in a table: its retry, if any, says so."""
+    message._effects |= {effect_id}  # noqa: SLF001 - users only read messages
+
+
+def effects_of(message: ReceivedMessage) -> frozenset[str]:
+    """Where a message, or the one that it is a retry of, took effect: as in `note_effect`."""
+    earlier = message.properties.get(EFFECT_TABLES, "").split()
+    return message._effects.union(earlier)  # noqa: SLF001 - as `note_effect`

@@ -31,6 +31,7 @@ from txmq.producer.body_watch import BodyWatch, FrameTopic
 from txmq.producer.group_commit import GroupCommitter, Size
 from txmq.producer.once import ScopedHalves
 from txmq.producer.same_messages import new_messages, stored_messages
+from txmq.store.forgotten import may_be_forgotten
 from txmq.store.half import HalfTransaction, half_table
 from txmq.store.resolution import EndReader
 
@@ -107,6 +108,8 @@ class KeyedHalves:
     def join(self, tried: KeyedTry) -> TransactionState:
         """PENDING or COMMITTED, the state of the earlier try that this one joins; 0 commits.
 
+        Of a transaction whose messages retention has taken nothing can be compared.
+
         Raises: AlreadyResolvedError, IncompleteTransactionError, TransactionForgottenError,
             DifferentMessagesError, StorageError.
         """
@@ -119,9 +122,14 @@ class KeyedHalves:
             raise IncompleteTransactionError(transaction_id, count, end.halves.found)
         if end.state not in _JOINED:
             raise AlreadyResolvedError(transaction_id, end.state.value, end.source)
-        # Of a transaction that is done retention may have removed the halves.
         if end.halves is not None:
             self._check_same(tried, end.state)
+        elif not may_be_forgotten(self._store, transaction_id):
+            problem = (
+                f"lacks the messages of transaction {transaction_id}, which is {end.state.value}, "
+                "and retention has not taken them; if the log was restored, restore the newer one"
+            )
+            raise StorageError("half", problem)
         return end.state
 
     def _check_same(self, tried: KeyedTry, state: TransactionState) -> None:

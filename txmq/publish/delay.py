@@ -112,11 +112,11 @@ class DelayService:
         """
         return DelayHandle(self)
 
-    def _tick(self) -> DelayResult:
+    def _tick(self, *, looks_always: bool = True) -> DelayResult:
         if self._round is None:
             self._round = _DelayRound(self.store, self._clock)
         try:
-            result = self._round.tick()
+            result = self._round.tick(looks_always=looks_always)
         except BaseException:
             # Start again from the tables: messages that left the memory are found there.
             self._round = None
@@ -127,7 +127,7 @@ class DelayService:
     def _tick_or_wait(self) -> float:
         """Search once and return the pause after it; an error of txmq is logged, not raised."""
         try:
-            self._tick()
+            self._tick(looks_always=False)
         except TxmqError as error:
             logger.exception("a search of the delay service failed; it tries again")
             self.last_error = error
@@ -186,7 +186,7 @@ class _DelayRound:
         self._seen = NOTHING
         self._is_begun, self._end_ms = False, 0
         self._claimed, self._kept = _Claimed(), _Claimed()
-        self._kept_at_s = time.monotonic()
+        self._kept_at_s = self._next_look_s = time.monotonic()
         self._has_new_claims = False
 
     @property
@@ -194,15 +194,15 @@ class _DelayRound:
         """Whether the store has ever had a delayed message."""
         return self._schedule.is_there
 
-    def tick(self) -> DelayResult:
-        """Read new messages and claim the due ones."""
+    def tick(self, *, looks_always: bool) -> DelayResult:
+        """Read new messages and claim the due ones; else not each tick looks at an object store."""
         if not self._is_begun and not self._schedule.refresh().is_there:
             return DelayResult()
         now_ms = self._clock.now_ms()
         if not self._is_begun:
             result = self._begin(now_ms)
         else:
-            self._read_new(now_ms)
+            self._read_new(now_ms, looks_always=looks_always)
             result = self._deliver(now_ms)
         # Not the latest time so far: what came after a clock that was ahead still waits.
         self._claimed = _Claimed(self._seen, now_ms)
@@ -226,9 +226,9 @@ class _DelayRound:
             result = result + self._deliver(now_ms)
         return result
 
-    def _read_new(self, now_ms: int) -> None:
+    def _read_new(self, now_ms: int, *, looks_always: bool) -> None:
         """Read new messages that are due within the horizon, and move the horizon."""
-        if self._schedule.has_news():
+        if (looks_always or self._is_look_due()) and self._schedule.has_news():
             self._schedule.refresh()
             after, self._seen = self._seen, self._mark()
             for day in self._days(self._end_ms):
@@ -237,6 +237,13 @@ class _DelayRound:
                 self._waiting.add(self._due_before(rows, self._end_ms))
         if now_ms + self._horizon_ms // 2 >= self._end_ms:
             self._move_horizon(now_ms + self._horizon_ms)
+
+    def _is_look_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return False
+        self._next_look_s = now_s + self._store.look_interval_s(0.0, is_idle=True)
+        return True
 
     def _move_horizon(self, end_ms: int) -> None:
         first, self._end_ms = self._end_ms, end_ms

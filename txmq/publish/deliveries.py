@@ -26,10 +26,11 @@ from txmq.columns import (
 )
 from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
-from txmq.lifecycle import DELIVERY_STATES, TransactionState
+from txmq.lifecycle import DELIVERY_STATES, DeliveryState, TransactionState
 from txmq.store.half import HalfLog
 from txmq.store.schedule import ScheduleLog, readable_delayed_messages
 from txmq.store.settled import SettledLog
+from txmq.store.store_clock import StoreClock
 
 _KINDS = pa.array([kind.value for kind in DELIVERY_STATES])
 _STATES = pa.array([state.value for state in DELIVERY_STATES.values()])
@@ -248,3 +249,11 @@ def _facts(claims: pa.Table, named: _Named, commits: _Commits, now_ms: int) -> p
         "store_date": pa.repeat(pa.scalar(timestamp(now_ms).date()), len(rows)),
     }
     return pa.table([columns[name] for name in SETTLED.columns.names], schema=SETTLED.columns)
+
+
+def reach_deliveries(clock: StoreClock, facts: pa.Table) -> None:
+    """Let the clock reach the times of deliveries: that of their service may be a little ahead."""
+    is_delivered = pc.equal(facts["state"], DeliveryState.DELIVERED.value)
+    newest_us = pc.max(facts.filter(is_delivered)["op_timestamp"].cast(pa.int64())).as_py()
+    if newest_us is not None:
+        clock.not_beyond(-(-newest_us // 1000))

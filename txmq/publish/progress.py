@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 from txmq.delta.storage import Table
 from txmq.errors import SourceRestoredError
 from txmq.store.settled import NOTHING, SettledLog
+from txmq.store.topic import TopicEnd
 
 FINGERPRINT_HEX_DIGITS = 15
 
@@ -32,13 +33,15 @@ class PublishProgress:
     """Every topic has its messages up to `low_water_version` of the op log, or is parked.
 
     `op_commit_sha256` is the hash of the op log's commit of that version. An op log that was
-    restored or made anew has another hash; without it, claims would be skipped silently.
+    restored or made anew has another hash; without it, claims would be skipped silently. `ends`
+    tells how far each topic was when a publisher wrote it last; one that is behind was restored.
     """
 
     op_table_id: str
     low_water_version: int = NOTHING
     op_commit_sha256: str | None = None
     parked: Mapping[str, ParkedTopic] = field(default_factory=dict)
+    ends: Mapping[str, TopicEnd] = field(default_factory=dict)
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any], op: Table) -> PublishProgress:
@@ -49,8 +52,13 @@ class PublishProgress:
         if not value:
             return cls(op.table_id)
         parked = {name: ParkedTopic(**topic) for name, topic in value["parked"].items()}
+        ends = {name: TopicEnd(*end) for name, end in value.get("ends", {}).items()}
         progress = cls(
-            value["op_table_id"], value["low_water_version"], value["op_commit_sha256"], parked
+            value["op_table_id"],
+            value["low_water_version"],
+            value["op_commit_sha256"],
+            parked,
+            ends,
         )
         progress.check_source(op)
         return progress
@@ -71,6 +79,7 @@ class PublishProgress:
             "low_water_version": self.low_water_version,
             "op_commit_sha256": self.op_commit_sha256,
             "parked": parked,
+            "ends": {name: list(astuple(end)) for name, end in self.ends.items()},
         }
 
     def check_source(self, op: Table) -> None:
@@ -100,6 +109,27 @@ class PublishProgress:
         parked = {name: other for name, other in self.parked.items() if name != topic}
         return replace(self, parked=parked)
 
+    def with_ends(self, ends: Mapping[str, TopicEnd]) -> PublishProgress:
+        """The progress with these topics further, if they are; an end never goes back."""
+        further = {
+            name: end
+            for name, end in ends.items()
+            if name not in self.ends or not end.is_behind(self.ends[name])
+        }
+        return replace(self, ends={**self.ends, **further})
+
+
+def merged_progress(progress: PublishProgress, value: dict[str, Any], op: Table) -> PublishProgress:
+    """Join this publisher's progress with another one's.
+
+    Both are true, so the higher low-water mark counts, the parked topics of both, and
+    the further end of each topic.
+    """
+    other = PublishProgress.from_value(value, op)
+    further = progress if progress.low_water_version >= other.low_water_version else other
+    merged = replace(further, parked={**other.parked, **progress.parked}, ends=other.ends)
+    return merged.with_ends(progress.ends)
+
 
 RESTORED = "stop, then restore the topics and the settled log too, or make a new store"
 
@@ -116,13 +146,35 @@ def check_followed(op: Table, settled: SettledLog) -> None:
         raise SourceRestoredError("op", f"has another commit {settled.mark}; {RESTORED}")
 
 
-def commit_fingerprint(op: Table, version: int) -> int | None:
+def check_half(half: Table, settled: SettledLog) -> None:
+    """Raise SourceRestoredError if the half log is older than the one that was settled by.
+
+    Claims about what it lacks would have no effect, though their callers were told otherwise.
+
+    Reads: the half log's commit at the settled log's mark. Commits: 0.
+    """
+    seen, known = settled.half_seen
+    if seen > half.version and seen > half.refresh().version:
+        raise SourceRestoredError(
+            "half", f"ends at {half.version}, but {seen} was read; {RESTORED}"
+        )
+    fingerprint = commit_fingerprint(half, seen)
+    if fingerprint is not None and known not in (None, fingerprint):
+        raise SourceRestoredError("half", f"has another commit {seen}; {RESTORED}")
+
+
+def seen_of(half: Table) -> tuple[int, int | None]:
+    """What a settled commit says of the half log that it was decided by."""
+    return half.version, commit_fingerprint(half, half.version)
+
+
+def commit_fingerprint(log: Table, version: int) -> int | None:
     """The first digits of a commit's hash as a number, for a mark; None if the commit is gone."""
-    sha256 = commit_sha256(op, version)
+    sha256 = commit_sha256(log, version)
     return None if sha256 is None else int(sha256[:FINGERPRINT_HEX_DIGITS], 16)
 
 
-def commit_sha256(op: Table, version: int) -> str | None:
-    """The hash of a commit of the op log; None if log clean-up has removed the commit."""
-    content = op.commit_bytes(version) if version >= 0 else None
+def commit_sha256(log: Table, version: int) -> str | None:
+    """The hash of a commit of a log; None if log clean-up has removed the commit."""
+    content = log.commit_bytes(version) if version >= 0 else None
     return None if content is None else hashlib.sha256(content).hexdigest()

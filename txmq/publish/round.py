@@ -6,8 +6,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,19 @@ from txmq.columns import integers
 from txmq.delta.failures import problem_of
 from txmq.errors import CommitConflictError, CommitRefusedError, SourceRestoredError
 from txmq.fail_points import FailPoint, reached
-from txmq.lifecycle import DeliveryState
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
+from txmq.publish.deliveries import reach_deliveries
 from txmq.publish.pauses import RetryPauses
 from txmq.publish.plan import Plan, readable_plan
-from txmq.publish.progress import ParkedTopic, PublishProgress, check_followed, commit_fingerprint
+from txmq.publish.progress import (
+    ParkedTopic,
+    PublishProgress,
+    check_followed,
+    check_half,
+    commit_fingerprint,
+    merged_progress,
+    seen_of,
+)
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import EngineChoice, Goal, PublishResult, TopicWriter
 from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
@@ -42,7 +50,7 @@ PROGRESS_INTERVAL_S = 1.0
 RIVAL_PAUSE_MAX_S = 0.1
 LARGE_ROUND_ROWS = 100_000
 # After so long without a claim the op log is looked at less often.
-QUIET_AFTER_S, QUIET_FACTOR = 30.0, 4
+QUIET_AFTER_S, QUIET_FACTOR = 30.0, 10
 
 
 class PublishRound:
@@ -68,16 +76,20 @@ class PublishRound:
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
         self._waiting = WaitingTransactions(store, self._logs, clock)
         self._topics = TopicWriter(store, self._op, clock, engines, self._waiting.keep_problems)
+        self._topics.ends.update(self._progress.ends)
         self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
 
     # --- the op log ---------------------------------------------------------------------------
 
     def wait_for_news(self, stopping: threading.Event, deadline_s: float) -> None:
         """Wait for a new commit of the op log, until the deadline, or until `stopping`."""
-        interval_s = self._store.config.publish_poll_interval_s
+        store = self._store
+        busy_s = store.config.publish_poll_interval_s
+        interval_s = store.look_interval_s(busy_s)
+        quiet_s = store.look_interval_s(busy_s * QUIET_FACTOR, is_idle=True)
         while not self._op.table.has_news() and (now_s := time.monotonic()) < deadline_s:
             is_quiet = now_s - self._news_s >= QUIET_AFTER_S
-            if stopping.wait(interval_s * QUIET_FACTOR if is_quiet else interval_s):
+            if stopping.wait(quiet_s if is_quiet else interval_s):
                 return
 
     def advance(self, stopping: threading.Event) -> PublishResult:
@@ -109,14 +121,15 @@ class PublishRound:
         self._op.check_commits(after, end)
         claims = self._op.between(after, end)
         reached(FailPoint.CLAIMS_READ)
-        self._half.table.refresh()
+        check_half(self._half.table.refresh(), self._settled)
         settlement = self._decided(claims)
         count = self._waiting.keep(settlement, after)
         self._adapt_span(claims.num_rows, end - after)
         reached(FailPoint.FACTS_DECIDED)
         fingerprint = commit_fingerprint(self._op.table, end)
+        half = seen_of(self._half.table)
         try:
-            self._settled.swap(settlement.facts, end, fingerprint, count)
+            self._settled.swap(settlement.facts, end, fingerprint, count, half)
         except CommitRefusedError as error:
             self._settled.table.refresh()
             self._check_that_mark_moves(after, error)
@@ -151,10 +164,7 @@ class PublishRound:
             return replace(settlement, problems={**problems, **settlement.problems})
 
     def _pause_after_refusal(self, stopping: threading.Event) -> None:
-        """Pause for a random part of the last publish time.
-
-        Work in parallel with a faster publisher would only be refused.
-        """
+        """Pause for a random part of the last publish time: a faster publisher is at work."""
         pause_s = random.random() * min(self._published_s, RIVAL_PAUSE_MAX_S)  # noqa: S311
         stopping.wait(pause_s)
 
@@ -203,9 +213,11 @@ class PublishRound:
         result = PublishResult()
         if facts.num_rows:
             self._half.table.refresh()
-            _reach_deliveries(self._clock, facts)
+            reach_deliveries(self._clock, facts)
             begun_s = time.monotonic()
             goal = self._goal(facts, low, mark)
+            if goal is None:
+                return self._publish_step(mark)
             reached(FailPoint.PLAN_MADE)
             names = [name for name in goal.plan.topics() if name not in self._progress.parked]
             result = self._write_topics(names, goal)
@@ -218,10 +230,18 @@ class PublishRound:
         self._keep_progress_sometimes(urgent=result.parked > 0)
         return result
 
-    def _goal(self, facts: pa.Table, after: int, mark: int) -> Goal:
-        """The plan of these facts; transactions that cannot be read are set aside first."""
+    def _goal(
+        self, facts: pa.Table, after: int, mark: int, parked: str | None = None
+    ) -> Goal | None:
+        """The plan of these facts; transactions that cannot be read are set aside first.
+
+        None where another publisher was further: retention may have taken what it has published,
+        to all topics or to the one that is `parked`.
+        """
         plan, facts = self._plan(facts, after)
         if plan.missing:
+            if self._join_progress() if parked is None else self._topics.mark(parked) > after:
+                return None
             self._waiting.keep_problems(plan.missing, after)
         fingerprint = (
             self._settled.fingerprint
@@ -251,7 +271,9 @@ class PublishRound:
 
     def _write_topics(self, names: Sequence[str], goal: Goal) -> PublishResult:
         self._topics.expect(names)
-        tasks = {name: self._writers.submit(self._topics.write, name, goal) for name in names}
+        # Another thread would cost a third of a millisecond.
+        submit = self._writers.submit if len(names) > 1 else _called
+        tasks = {name: submit(self._topics.write, name, goal) for name in names}
         result = PublishResult(set_aside=len(goal.plan.missing))
         restored: SourceRestoredError | None = None
         for name, task in tasks.items():
@@ -296,9 +318,7 @@ class PublishRound:
         try:
             self._topics.expect([name])
             for step in self._steps(parked.from_version, mark):
-                facts = self._settled.to_show(parked.from_version, step)
-                self._half.table.refresh()
-                self._topics.write(name, self._goal(facts, parked.from_version, step))
+                self._catch_up_to(name, parked.from_version, step)
                 parked = replace(parked, from_version=max(parked.from_version, step))
                 self._progress = self._progress.with_parked(name, parked)
         except SourceRestoredError:
@@ -307,6 +327,19 @@ class PublishRound:
             self._park(name, parked.from_version, error)
         else:
             self._end_parking(name, mark)
+
+    def _catch_up_to(self, name: str, after: int, step: int) -> None:
+        # Another publisher may have caught up already, and retention taken what it has published.
+        after = max(after, self._topics.mark(name))
+        if after >= step:
+            return
+        facts = self._settled.to_show(after, step)
+        self._half.table.refresh()
+        goal = self._goal(facts, after, step, name)
+        if goal is None:
+            self._catch_up_to(name, after, step)
+        else:
+            self._topics.write(name, goal)
 
     def _end_parking(self, name: str, mark: int) -> None:
         """Let the topic go on with the others, if it is where they are."""
@@ -335,32 +368,32 @@ class PublishRound:
 
     def keep_progress(self) -> None:
         """Write the low-water mark and the parked topics: one commit, if they changed."""
+        self._progress = self._progress.with_ends(self._topics.ends)
         value = self._progress.to_value()
         if value == self._kept.value:
             return
         try:
             self._kept = self._register.swap(self._kept, value, self._clock.now_ms())
         except CommitRefusedError:
-            self._kept = self._register.read()
-            self._op.table.refresh()
-            self._progress = merged_progress(self._progress, self._kept.value, self._op.table)
+            self._join_progress()
         reached(FailPoint.PROGRESS_KEPT)
         self._kept_at_s = time.monotonic()
 
+    def _join_progress(self) -> bool:
+        """Join this publisher's progress with what was kept; whether another one was further."""
+        low = self._progress.low_water_version
+        self._kept = self._register.read()
+        self._op.table.refresh()
+        self._progress = merged_progress(self._progress, self._kept.value, self._op.table)
+        self._topics.ends.update(self._progress.ends)
+        return self._progress.low_water_version > low
 
-def _reach_deliveries(clock: StoreClock, facts: pa.Table) -> None:
-    """Let the clock reach the times of deliveries: that of their service may be a little ahead."""
-    is_delivered = pc.equal(facts["state"], DeliveryState.DELIVERED.value)
-    newest_us = pc.max(facts.filter(is_delivered)["op_timestamp"].cast(pa.int64())).as_py()
-    if newest_us is not None:
-        clock.not_beyond(-(-newest_us // 1000))
 
-
-def merged_progress(progress: PublishProgress, value: dict[str, Any], op: Any) -> PublishProgress:
-    """Join this publisher's progress with another one's.
-
-    Both are true, so the higher low-water mark counts, and the parked topics of both.
-    """
-    other = PublishProgress.from_value(value, op)
-    further = progress if progress.low_water_version >= other.low_water_version else other
-    return replace(further, parked={**other.parked, **progress.parked})
+def _called(write: Callable[..., PublishResult], *arguments: Any) -> Future[PublishResult]:
+    """What an executor does with a task, in this thread."""
+    task: Future[PublishResult] = Future()
+    try:
+        task.set_result(write(*arguments))
+    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+        task.set_exception(error)
+    return task

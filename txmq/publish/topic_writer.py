@@ -20,6 +20,7 @@ from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
     SourceRestoredError,
+    TopicBehindError,
     TopicConflictError,
     UnreadableFileError,
 )
@@ -31,7 +32,7 @@ from txmq.publish.progress import RESTORED, commit_fingerprint
 from txmq.publish.spark_engine import SparkEngine, suits_spark
 from txmq.results import Sum
 from txmq.store.settled import NOTHING
-from txmq.store.topic import TopicLog, offsets_in_order
+from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order
 from txmq.store.typed import body_schema_in
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from txmq.store.op import OpLog
     from txmq.store.store import Store
 
+_REBUILD = "restore it, or run txmq rebuild-topic"
 # Registers transactions, each with its problem, from a version on; says how many are new.
 SetAside = Callable[[Mapping[str, str], int], int]
 
@@ -116,6 +118,8 @@ class TopicWriter:
         self._store, self._op, self._clock = store, op, clock
         self._engines, self._set_aside = engines, set_aside
         self._topics: dict[str, TopicLog] = {}
+        # How far each topic was when this publisher, or one before it, saw it last.
+        self.ends: dict[str, TopicEnd] = {}
         self._clashes: dict[str, str] = {}
 
     def expect(self, names: Iterable[str]) -> None:
@@ -127,14 +131,19 @@ class TopicWriter:
         """Open the topic anew at its next use."""
         self._topics.pop(name, None)
 
+    def mark(self, name: str) -> int:
+        """The op version up to which a topic has its messages now. Raises: as `write`."""
+        return self._refreshed_end(self._topic(name)).mark
+
     def write(self, name: str, goal: Goal) -> PublishResult:
         """Append the missing messages to a topic in one commit, or none.
 
-        Raises: CommitConflictError, SourceRestoredError, and what the engine raises.
+        Raises: CommitConflictError, SourceRestoredError, TopicBehindError, and what the engine
+            raises.
         """
         topic, plan, refused, set_aside = self._topic(name), goal.plan, 0, 0
         for _ in range(self._store.config.commit_attempts):
-            topic.table.refresh()
+            end = self._refreshed_end(topic)
             self._check_not_ahead(topic, goal.mark)
             missing = plan.of_topic(name, max(goal.after, topic.mark))
             if goal.mark <= topic.mark or missing.rows.num_rows == 0:
@@ -151,6 +160,7 @@ class TopicWriter:
                 plan = _without(missing, goal.facts, problems)
             else:
                 count = missing.rows.num_rows
+                self.ends[name] = end.appended(goal.mark, count)
                 return PublishResult(
                     published=count, topic_commits=1, refused=refused, set_aside=set_aside
                 )
@@ -168,7 +178,7 @@ class TopicWriter:
         """
         topic, plan, refused = self._topic(name), goal.plan.of_topic(name, NOTHING), 0
         for _ in range(self._store.config.commit_attempts):
-            topic.table.refresh()
+            end = self._refreshed_end(topic)
             missing = plan.only(pa.array(~_is_shown(topic, plan, goal.facts)))
             if missing.rows.num_rows == 0:
                 return PublishResult(refused=refused)
@@ -183,8 +193,22 @@ class TopicWriter:
                 plan = _without(plan, goal.facts, problems)
             else:
                 count = missing.rows.num_rows
+                self.ends[name] = end.appended(NOTHING, count)
                 return PublishResult(published=count, topic_commits=1, refused=refused)
         raise CommitConflictError(name, f"other publishers were faster {refused} times")
+
+    def _refreshed_end(self, topic: TopicLog) -> TopicEnd:
+        """How far the newest version is. Raises: TopicBehindError if it was further before."""
+        topic.table.refresh()
+        end, known = topic.end, self.ends.get(topic.name)
+        if known is not None and end.is_behind(known):
+            problem = (
+                f"was restored to an older copy: it had {known.messages:,} messages up to version "
+                f"{known.mark} of the op log, and has {end.messages:,} up to {end.mark}"
+            )
+            raise TopicBehindError(topic.name, f"{problem}; {_REBUILD}")
+        self.ends[topic.name] = end
+        return end
 
     def _append(self, topic: TopicLog, missing: Plan, goal: Goal) -> None:
         begin = topic.next_offsets(pc.unique(missing.rows["queue_id"]).to_pylist())
@@ -235,6 +259,9 @@ class TopicWriter:
                 raise TopicConflictError("topic", name, problem)
             topic = self._store.tables.topic_log(name, self._op.table.table_id)
             if not topic.table.exists():
+                if name in self.ends:
+                    problem = f"had {self.ends[name].messages:,} messages, and its table is gone"
+                    raise TopicBehindError(name, f"{problem}; {_REBUILD}")
                 self._store.tables.create_topic(name)
                 reached(FailPoint.TOPIC_CREATED)
             self._check_followed(topic)

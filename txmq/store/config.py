@@ -16,6 +16,7 @@ from txmq.message.delay_levels import DEFAULT_LEVELS, MAX_DELAY_S, level_seconds
 from txmq.message.names import stored_name
 from txmq.store.check_settings import GROUP_KEYS, CheckSettings
 from txmq.store.config_faults import (
+    faults_of_claim_keys,
     faults_of_groups,
     faults_of_listeners,
     faults_of_value,
@@ -126,10 +127,9 @@ class Config:
         0.1, "time between two searches of the delay service for due messages", at_least=0.001
     )
     delay_horizon_s: float = setting(
-        3600.0,
-        "the delay service keeps messages in memory that are due within this time",
+        3600.0, "the delay service keeps messages in memory that are due within this time",
         at_least=1.0,
-    )
+    )  # fmt: skip
     committer: str = setting("delta-rs", "library that writes Delta's log; fixed at creation",
                              one_of=COMMITTERS)  # fmt: skip
     payload_engine: str = setting(
@@ -143,18 +143,20 @@ class Config:
         100_000, "messages of one publish round; a larger commit is one round", at_least=1
     )
     publish_batch_bytes: int = setting(
-        256 * 1024 * 1024,
-        "bytes of bodies that a publisher holds at once while it copies them",
+        256 * 1024 * 1024, "bytes of bodies that a publisher holds at once while it copies them",
         at_least=1,
-    )
+    )  # fmt: skip
     publish_drain_s: float = setting(
         10.0, "time that one micro-batch of the publisher waits for new claims", at_least=0.0
     )
     publish_poll_interval_s: float = setting(
-        0.005,
-        "time between two looks at the op log; after 30 s without a claim four times as long",
+        0.002, "time between two looks at the op log; after 30 s without a claim ten times as long",
         at_least=0.001,
-    )
+    )  # fmt: skip
+    remote_look_interval_s: float = setting(
+        0.2, "least time between two looks at a log on an object store, which are paid for",
+        at_least=0.001,
+    )  # fmt: skip
     publish_threads: int = setting(
         4, "topics that are written at the same time", at_least=1, at_most=256
     )
@@ -223,6 +225,14 @@ class Config:
             "or `group: {class: txmq:DeltaListener, table: /lake/orders}`; no store keeps them",
         },
     )
+    claim_keys: Mapping[str, str | Mapping[str, Any]] = field(
+        default_factory=lambda: MappingProxyType({}),
+        metadata={
+            "acts": True,
+            "doc": "keys that sign claims, by producer group: `group: NAME_OF_A_VARIABLE`, or "
+            "`group: {variable: NAME_OF_A_VARIABLE, accept_unsigned: true}`; no store keeps them",
+        },
+    )
     groups: Mapping[str, Mapping[str, Any]] = field(
         default_factory=lambda: MappingProxyType({}),
         metadata={"doc": "check settings by producer group: `group: {transaction_check_max: 3}`"},
@@ -235,7 +245,7 @@ class Config:
     def __post_init__(self) -> None:
         """Check each key, then the pairs, and raise all faults together."""
         specs = {spec.name: spec for spec in fields(self)}
-        faults = faults_of_listeners(self.listeners)
+        faults = faults_of_listeners(self.listeners) + faults_of_claim_keys(self.claim_keys)
         faults += faults_of_groups(self.groups, specs, GROUP_KEYS)
         for name, spec in specs.items():
             if name not in _MAPPINGS:
@@ -244,9 +254,8 @@ class Config:
         if faults:
             raise ConfigError(faults)
         for name in _MAPPINGS:
-            by_stored_name = {
-                stored_name(group): value for group, value in getattr(self, name).items()
-            }
+            groups = getattr(self, name).items()
+            by_stored_name = {stored_name(group): value for group, value in groups}
             object.__setattr__(self, name, frozen(by_stored_name))
 
     @classmethod
@@ -388,4 +397,4 @@ class Config:
         return faults
 
 
-_MAPPINGS = ("listeners", "groups")
+_MAPPINGS = ("listeners", "claim_keys", "groups")

@@ -17,6 +17,13 @@ from txmq.message.names import check_stored_group, stored_name
 _REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SHOWN_CHARACTERS = 200
 LISTENER_CLASS = "class"
+# Names of variables are upper case here, so that a key in this place is told.
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}", re.ASCII)
+VARIABLE, ACCEPT_UNSIGNED = "variable", "accept_unsigned"
+_CLAIM_KEY = (
+    "the NAME_OF_A_VARIABLE that holds its key, or to "
+    "{variable: NAME_OF_A_VARIABLE, accept_unsigned: true}"
+)
 _CENTURY = {"ms": 3_155_760_000_000.0, "s": 3_155_760_000.0, "h": 876_600.0}
 _LISTENER = "package.module:Class, or to {class: package.module:Class, argument: value}"
 
@@ -53,16 +60,45 @@ def faults_of_value(spec: dataclasses.Field[Any], value: object) -> list[str]:
 
 def faults_of_listeners(value: object) -> list[str]:
     """The faults of `listeners`: group names, references to classes, and their arguments."""
+
+    def what_it_is(listener: object) -> str:
+        # The value may be a misplaced secret, so show its type only.
+        shown = listener if isinstance(listener, str) else type(listener).__name__
+        return f", not {shown!r}"
+
+    return _faults_by_group("listeners", value, _LISTENER, _is_listener, what_it_is)
+
+
+def faults_of_claim_keys(value: object) -> list[str]:
+    """The faults of `claim_keys`: group names, and what is no name of a variable."""
+    # The value may be the secret itself, so nothing of it is shown.
+    return _faults_by_group("claim_keys", value, _CLAIM_KEY, _is_claim_key, lambda _: "")
+
+
+def _faults_by_group(
+    key: str,
+    value: object,
+    needed: str,
+    is_right: Callable[[object], bool],
+    what_it_is: Callable[[object], str],
+) -> list[str]:
+    """The faults of a mapping from producer groups to what `is_right`."""
     if not isinstance(value, Mapping):
-        return [f"listeners must map a producer group to {_LISTENER}"]
-    faults = _double_faults("listeners", value)
-    for group, listener in value.items():
-        faults += _name_faults("listeners", group)
-        if not _is_listener(listener):
-            # The value may be a misplaced secret, so show its type only.
-            shown = listener if isinstance(listener, str) else type(listener).__name__
-            faults.append(_cut(f"listeners: {group!r} needs {_LISTENER}, not {shown!r}"))
+        return [f"{key} must map a producer group to {needed}"]
+    faults = _double_faults(key, value)
+    for group, entry in value.items():
+        faults += _name_faults(key, group)
+        if not is_right(entry):
+            faults.append(_cut(f"{key}: {group!r} needs {needed}{what_it_is(entry)}"))
     return faults
+
+
+def _is_claim_key(entry: object) -> bool:
+    settings = {VARIABLE: entry} if isinstance(entry, str) else entry
+    if not isinstance(settings, Mapping) or set(settings) - {VARIABLE, ACCEPT_UNSIGNED}:
+        return False
+    name, flag = settings.get(VARIABLE), settings.get(ACCEPT_UNSIGNED, False)
+    return isinstance(flag, bool) and isinstance(name, str) and bool(_VARIABLE.fullmatch(name))
 
 
 def _is_listener(value: object) -> bool:

@@ -23,6 +23,12 @@ def forgotten_before(store: Store) -> date | None:
     return None if day is None else date.fromisoformat(day)
 
 
+def may_be_forgotten(store: Store, transaction_id: str) -> bool:
+    """Whether retention may have taken the halves of a transaction; 0 commits."""
+    day = forgotten_before(store)
+    return day is not None and transaction_time_ms(transaction_id) < _begin_ms(day)
+
+
 def no_transaction(store: Store, transaction_id: str) -> TransactionNotFoundError:
     """The error for an id without rows; with what is known, or may have been taken."""
     return TransactionNotFoundError(transaction_id, _problem(store, transaction_id))
@@ -41,9 +47,9 @@ def _problem(store: Store, transaction_id: str) -> str | None:
     if known.state is not None:
         end = f"{known.state.value} (by {known.source})"
         return f"its transaction is {end}, and retention took its messages"
-    day = forgotten_before(store)
-    if day is None or transaction_time_ms(transaction_id) >= _begin_ms(day):
+    if not may_be_forgotten(store, transaction_id):
         return None
+    day = forgotten_before(store)
     return f"if it was ever there, retention took it: transactions before {day} may be gone"
 
 

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 ACTING_KEYS = tuple(spec.name for spec in fields(Config) if spec.metadata.get("acts"))
 _NAMES_MAX = 5
 HOW_TO_MOVE = (
-    "pass them in a settings file (--config FILE), in the variable TXMQ_LISTENERS, or in Python by "
-    "Broker(store, listeners=…)"
+    "pass them in a settings file (--config FILE), in the variables TXMQ_LISTENERS and "
+    "TXMQ_CLAIM_KEYS, or in Python by Broker(store, listeners=…)"
 )
 
 
@@ -84,10 +84,13 @@ def warn_of_ignored(location: str, ignored: Mapping[str, Any]) -> None:
 
 def warn_of_unkept(config: Config) -> None:
     """Log which settings a new store does not keep."""
-    if config.listeners:
-        groups = ", ".join(map(shown, config.listeners))
-        logger.warning("the store keeps no listeners (%s): %s", groups, HOW_TO_MOVE)
+    for key in ACTING_KEYS:
+        if entries := getattr(config, key):
+            groups = ", ".join(map(shown, entries))
+            logger.warning("the store keeps no %s (%s): %s", key, groups, HOW_TO_MOVE)
 
 
 def _reference(entry: object) -> object:
-    return entry.get("class") if isinstance(entry, Mapping) else entry
+    if not isinstance(entry, Mapping):
+        return entry
+    return entry.get("class") or entry.get("variable")

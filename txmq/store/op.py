@@ -15,8 +15,9 @@ from txmq.clock import Clock, affine, follows_storage, milliseconds, timestamp
 from txmq.delta.actions import commit_path
 from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.delta.storage import Table
-from txmq.errors import StorageError, StoreNotFoundError
+from txmq.errors import StorageError, StoreFormatError, StoreNotFoundError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource
+from txmq.store.claim_keys import SIGNATURE, ClaimKeys
 
 CLAIM_COLUMNS = (
     "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
@@ -61,6 +62,7 @@ def op_table(rows: Sequence[OpRow], queue_id: int) -> pa.Table:
         "next_check_timestamp": [_optional_timestamp(row.next_check_timestamp_ms) for row in rows],
         "reason": [row.reason for row in rows],
         "op_timestamp": moments,
+        "signature": [None] * len(rows),
         # All rows have one date, so that a commit is one file.
         "store_date": [moments[0].date() if moments else None] * len(rows),
     }
@@ -110,9 +112,12 @@ def claims_of_table(rows: pa.Table) -> list[Claim]:
 class OpLog:
     """Reads the op log and appends claims; ClaimWriter numbers the commits."""
 
-    def __init__(self, table: Table) -> None:
-        """Open nothing yet; `table` is not shared."""
+    def __init__(self, table: Table, keys: ClaimKeys | None = None) -> None:
+        """Open nothing yet; `table` is not shared. Claims of groups with `keys` are signed."""
         self.table = table
+        self._keys = keys or ClaimKeys({})
+        self._columns = (*CLAIM_COLUMNS, SIGNATURE) if self._keys else CLAIM_COLUMNS
+        self._stores_signatures: bool | None = None
 
     def refresh(self) -> OpLog:
         """Move to the newest version and return this object.
@@ -157,9 +162,11 @@ class OpLog:
         """CLAIM_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
 
         Malformed rows, which txmq does not write, are left out: any program may append to the log,
-        and one bad row must not stop all transactions.
+        and one bad row must not stop all transactions. So are claims in the name of a group with a
+        key that this key has not signed.
         """
-        return _well_formed(self.table.changes(after + 1, through, CLAIM_COLUMNS))
+        rows = self.table.changes(after + 1, through, self._columns)
+        return self._trusted(rows, warns=True)
 
     def claims_between(
         self, after: int, through: int, transaction_ids: Iterable[str]
@@ -175,10 +182,16 @@ class OpLog:
     def rows_about(self, transaction_ids: pa.Array) -> pa.Table:
         """CLAIM_COLUMNS of all live rows about these transactions, in no order.
 
-        Malformed rows are left out, as in `between`.
+        Malformed rows and those of another hand are left out, as in `between`.
         """
-        rows = self.table.rows_of("transaction_id", transaction_ids, CLAIM_COLUMNS)
-        return _well_formed(rows)
+        rows = self.table.rows_of("transaction_id", transaction_ids, self._columns)
+        return self._trusted(rows)
+
+    def _trusted(self, rows: pa.Table, *, warns: bool = False) -> pa.Table:
+        rows = _well_formed(rows)
+        if not self._keys:
+            return rows
+        return self._keys.trusted(rows, warns=warns).drop_columns([SIGNATURE])
 
     def received_ms(self, versions: Iterable[int], clock: Clock) -> dict[int, int]:
         """When the store received these commits, as `clock` shows it; 0 commits.
@@ -199,8 +212,20 @@ class OpLog:
         self, rows: pa.Table, queue_id: int, *, app_id: str, number: int, note: str = ""
     ) -> int:
         """As `append`, for claims as columns of OP; this sets queue, ordinals and date."""
-        one = _as_one_commit(rows, queue_id)
+        one = self._storable(self._keys.signed(_as_one_commit(rows, queue_id)))
         return self.table.append(one, app_id=app_id, number=number, note=note)
+
+    def _storable(self, rows: pa.Table) -> pa.Table:
+        """The columns that the stored table has; an earlier txmq made none for signatures."""
+        # Looked at once: a pinned version that is newer is another read of the log.
+        if self._stores_signatures is None:
+            self._stores_signatures = SIGNATURE in self.table.column_names
+        if self._stores_signatures:
+            return rows
+        if self._keys:
+            problem = "has no column signature, an earlier txmq made it; make a new store"
+            raise StoreFormatError("op", problem)
+        return rows.drop_columns([SIGNATURE])
 
 
 def _as_one_commit(rows: pa.Table, queue_id: int) -> pa.Table:

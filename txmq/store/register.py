@@ -16,6 +16,8 @@ from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError, StoreFormatError, TxmqError
 from txmq.fail_points import FailPoint, reached
+from txmq.printable import printable
+from txmq.store.value_shapes import problem_of_value
 
 REVISION_MARK = "txmq-register"
 _RESTORE = "restore it from a backup"
@@ -54,7 +56,8 @@ class Register:
 
         Raises:
             StoreNotFoundError: the table does not exist.
-            StoreFormatError: it holds more than VALUE_BYTES_MAX, or no JSON object.
+            StoreFormatError: it holds more than VALUE_BYTES_MAX, no JSON object, or one that txmq
+                does not write; the error names the place in it.
         """
         self.table.refresh()
         files = self.table.files()
@@ -80,6 +83,9 @@ class Register:
             raise self._strange(error) from error
         if not isinstance(value, dict):
             raise StoreFormatError(self._place, f"holds no JSON object; {_RESTORE}")
+        problem = problem_of_value(self._place.rpartition("/")[2], value)
+        if problem is not None:
+            raise StoreFormatError(self._place, f"{printable(problem)}; {_RESTORE}")
         return value
 
     def _strange(self, error: Exception) -> StoreFormatError:

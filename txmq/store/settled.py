@@ -31,6 +31,10 @@ def mark_id(op_table_id: str) -> str:
     return f"txmq/{op_table_id}"
 
 
+# Up to which version of the half log claims were settled, and what its commit is.
+HALF_MARK, HALF_FINGERPRINT = "txmq-half", "txmq-half-fingerprint"
+
+
 def fingerprint_id(op_table_id: str) -> str:
     """The name of the mark that holds the fingerprint of the op log's commit at `mark_id`."""
     return f"txmq-fingerprint/{op_table_id}"
@@ -158,20 +162,37 @@ class SettledLog:
         is_expired = pc.equal(facts["state"], TransactionState.EXPIRED.value)
         return facts.filter(pc.invert(pc.and_(is_expired, shown_before)))
 
+    @property
+    def half_seen(self) -> tuple[int, int | None]:
+        """The version of the half log that was last settled by, and the fingerprint of its commit.
+
+        A half log that was restored is older, or has another commit there.
+        """
+        version = self.table.mark(HALF_MARK)
+        return NOTHING if version is None else version, self.table.mark(HALF_FINGERPRINT)
+
     def swap(
         self,
         rows: pa.Table,
         mark: int,
         fingerprint: int | None = None,
         set_aside_count: int | None = None,
+        half_seen: tuple[int, int | None] | None = None,
     ) -> None:
         """Append facts and set the mark, in one commit, also without rows.
 
-        `set_aside_count` is given where claims of the range wait (decision 0027).
+        `set_aside_count` is given where claims of the range wait (decision 0027); `half_seen` is as
+        the property.
 
         Raises: CommitRefusedError if another publisher was faster.
         """
-        marks = {self._fingerprint_id: fingerprint, SET_ASIDE_MARK: set_aside_count}
+        half_version, half_fingerprint = half_seen or (None, None)
+        marks = {
+            self._fingerprint_id: fingerprint,
+            SET_ASIDE_MARK: set_aside_count,
+            HALF_MARK: half_version,
+            HALF_FINGERPRINT: half_fingerprint,
+        }
         more = {name: number for name, number in marks.items() if number is not None}
         self.table.swap(rows, {self.mark_id: mark, **more})
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.clock import Clock, SystemClock
+from txmq.delta.object_store import is_remote
 from txmq.errors import (
     CommitRefusedError,
     ConfigError,
@@ -24,6 +25,9 @@ from txmq.store.tables import StoreTables
 
 # Folder of the services' checkpoints; each start of a service has one that no other start reads.
 SERVICE_CHECKPOINTS = "services"
+
+# On an object store logs without news are looked at so many times less often.
+IDLE_LOOKS = 5
 
 
 class Store:
@@ -134,6 +138,23 @@ class Store:
         warn_of_ignored(store.location, kept.ignored)
         opened = store._with(kept.config, kept.ignored)
         return opened if config is None else opened.with_settings(config)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is in an object store, where each look costs a request."""
+        return is_remote(self.location)
+
+    def look_interval_s(self, interval_s: float, *, is_idle: bool = False) -> float:
+        """The time between two looks at a log: as given, on an object store at least the setting's.
+
+        Args:
+            interval_s: what suits a disk.
+            is_idle: for a log without news: on an object store IDLE_LOOKS times as long.
+        """
+        if not self.is_remote:
+            return interval_s
+        factor = IDLE_LOOKS if is_idle else 1
+        return max(interval_s, factor * self.config.remote_look_interval_s)
 
     def with_settings(self, config: Config) -> Store:
         """The same store with other settings, which are used but not kept; 0 commits.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from txmq.clock import Clock, SystemClock, affine, clock_of_store, elapsed_ms, follows_storage
 from txmq.delta.failures import translated
+from txmq.delta.objects import Objects
 from txmq.delta.rooted import rooted_filesystem
 from txmq.errors import StorageError
 from txmq.store.store import Store
@@ -196,11 +197,12 @@ class _ClockFiles:
 
     def __init__(self, store: Store) -> None:
         self._filesystem = rooted_filesystem(store.location, store.storage_options)
+        self._objects = Objects(store.location, store.storage_options)
 
     def written_ms(self) -> int:
         path = f"{CLOCK_FOLDER}/{uuid.uuid4()}"
         with translated(CLOCK_FOLDER):
-            self._write(path)
+            self._objects.put(path, b"The time of this file is the time of the store.\n")
             (info,) = self._filesystem.get_file_info([path])
             # What stays after a kill is removed by maintenance.
             with suppress(OSError):
@@ -209,14 +211,3 @@ class _ClockFiles:
             problem = "has files without a modification time; txmq needs a storage that keeps one"
             raise StorageError(CLOCK_FOLDER, problem)
         return int(info.mtime_ns) // 1_000_000
-
-    def _write(self, path: str) -> None:
-        try:
-            self._write_in_folder(path)
-        except FileNotFoundError:
-            self._filesystem.create_dir(CLOCK_FOLDER)
-            self._write_in_folder(path)
-
-    def _write_in_folder(self, path: str) -> None:
-        with self._filesystem.open_output_stream(path) as file:
-            file.write(b"The time of this file is the time of the store.\n")

@@ -22,6 +22,7 @@ from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
 from txmq.message.body_schema import BodySchema
 from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic
+from txmq.store.claim_keys import ClaimKeys
 from txmq.store.config import Config
 from txmq.store.half import HalfLog
 from txmq.store.logs import Logs
@@ -55,9 +56,10 @@ class StoreTables:
     def __init__(
         self, location: str, config: Config, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        """Open nothing yet."""
+        """Open nothing yet. Raises: ConfigError for a key of claims that is not there."""
         self.location = location
         self._config, self._options = config, dict(storage_options or {})
+        self._claim_keys = ClaimKeys.of(config)
 
     # --- logs --------------------------------------------------------------------------------
 
@@ -73,7 +75,7 @@ class StoreTables:
 
     def op_log(self) -> OpLog:
         """The op log."""
-        return OpLog(self.table_at("op"))
+        return OpLog(self.table_at("op"), self._claim_keys)
 
     def settled_log(self, op_table_id: str) -> SettledLog:
         """The settled log with its mark for the op log of this id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,31 @@ from txmq.store.settled import NOTHING, fingerprint_id
 OFFSET_MARK = "txmq-offset/"
 REBUILD_MARK = "txmq-rebuild"
 UNKNOWN_FINGERPRINT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEnd:
+    """How far a topic is.
+
+    Attributes:
+        rebuilds: how often it was rebuilt.
+        mark: the op version up to which its messages are complete.
+        messages: how many were ever appended.
+    """
+
+    rebuilds: int
+    mark: int
+    messages: int
+
+    def appended(self, mark: int, messages: int) -> TopicEnd:
+        """The end after one more append."""
+        return replace(self, mark=max(self.mark, mark), messages=self.messages + messages)
+
+    def is_behind(self, known: TopicEnd) -> bool:
+        """Whether a topic that ended at `known` lost messages, and nobody rebuilt it since."""
+        if self.rebuilds != known.rebuilds:
+            return self.rebuilds < known.rebuilds
+        return self.mark < known.mark or self.messages < known.messages
 
 
 class TopicLog:
@@ -43,6 +69,13 @@ class TopicLog:
         """The offset of the next message of each queue; retention does not change it."""
         return {queue: self.table.mark(f"{OFFSET_MARK}{queue}") or 0 for queue in queue_ids}
 
+    @property
+    def end(self) -> TopicEnd:
+        """How far this handle's version is."""
+        rebuilds = self.table.mark(REBUILD_MARK) or 0
+        messages = sum(self.table.marks(OFFSET_MARK).values())
+        return TopicEnd(rebuilds, self.mark, messages)
+
     def swap(self, rows: pa.Table, mark: int, next_offsets: Mapping[int, int]) -> None:
         """Append messages and set mark and offsets, in one commit.
 
@@ -68,10 +101,17 @@ class TopicLog:
         self.table.swap_files(files, _offset_marks(next_offsets))
 
     def replace_files(
-        self, files: Sequence[NewFile], mark: int, next_offsets: Mapping[int, int]
+        self,
+        files: Sequence[NewFile],
+        mark: int,
+        next_offsets: Mapping[int, int],
+        rebuilds: int = 0,
     ) -> None:
-        """As `swap_files`, but the files replace all files of the topic; marks may go back."""
-        rebuilt = (self.table.mark(REBUILD_MARK) or 0) + 1
+        """As `swap_files`, but the files replace all files of the topic; marks may go back.
+
+        `rebuilds` is how often it is known to have been rebuilt, which an older copy forgot.
+        """
+        rebuilt = max(self.table.mark(REBUILD_MARK) or 0, rebuilds) + 1
         marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
         self.table.replace_files(files, marks)
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from txmq.delta.pinned import PinnedTable
+from txmq.delta.followed import FollowedTable
 from txmq.delta.schemas import TOPIC, TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import BodySchemaConflictError
@@ -35,7 +35,7 @@ def typed_schema(body: BodySchema) -> TableSchema:
     return replace(TOPIC, columns=typed_columns(body))
 
 
-def body_schema_in(table: PinnedTable) -> BodySchema | None:
+def body_schema_in(table: FollowedTable) -> BodySchema | None:
     """The body schema in a topic's table; None takes any bytes.
 
     Raises: BodySchemaError if another program changed it to one that cannot be read.

@@ -7,25 +7,32 @@ commit that changes the table. So effect and mark are committed together, or nei
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from txmq.delta.pinned import commit_properties
 from txmq.delta.retries import pause
-from txmq.errors import CommitConflictError, CommitRefusedError, InboxError, shown
-from txmq.message.names import stored_group
-from txmq.message.received import ReceivedMessage
+from txmq.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    InboxError,
+    StorageError,
+    shown,
+)
+from txmq.message.names import ORIGIN_QUEUE_ID, ORIGIN_QUEUE_OFFSET, stored_group
+from txmq.message.received import ReceivedMessage, effects_of, note_effect
 from txmq.user_data.delta_marker import (
     APP_ID_OPTION,
     APP_ID_SETTING,
     VERSION_OPTION,
     VERSION_SETTING,
     MarkedStatement,
-    MarkedTable,
     SqlStatement,
     session_settings,
 )
+from txmq.user_data.effect_names import Place, names_of
+from txmq.user_data.inbox_table import InboxTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,18 +44,14 @@ _QUEUE_MARK = "txmq-inbox/{group}/{topic}/{queue}"
 _BATCH_MARK = "txmq-inbox-batch/{group}/{checkpoint}"
 
 
-class _InboxTable(MarkedTable):
-    """The user's table with the marks of the inbox."""
-
-    missing = "is no Delta table; pass the table that the messages change"
-
-
 class DeltaInbox:
     """Keeps how far the messages of a consumer group have taken effect in one Delta table.
 
     A member of a group uses `apply` or `delta_rs`. It must pass the messages of a queue in their
     order, and all earlier messages must have taken effect or been sent back: messages before the
-    last one count as done. A retry is a message of the retry topic with its own offset.
+    last one count as done. A retry is a message of the retry topic with its own offset; it carries
+    that the message took effect before its handler failed, and the commits of the table name their
+    messages, also those of a handler that hung and went on after its message was sent back.
 
     `foreachBatch` uses `batch_options` or `batch_sql`.
 
@@ -77,7 +80,7 @@ class DeltaInbox:
     ) -> None:
         """Check the name; nothing is opened; 0 commits."""
         self.consumer_group = stored_group(consumer_group)
-        self._table = _InboxTable("the inbox's table", os.fspath(location), storage_options)
+        self._table = InboxTable("the inbox's table", os.fspath(location), storage_options)
 
     # --- members ------------------------------------------------------------------------------
 
@@ -123,13 +126,19 @@ class DeltaInbox:
             table.check_writable()
             new = self._fresh(messages, table)
             if not new:
-                return 0
+                return self._noted(messages, table, 0)
+            rows, marks = effect(new), self._marks(new, table)
             try:
-                table.append_rows(effect(new), self._marks(new))
+                table.append_rows(rows, marks, self._names(new))
             except CommitRefusedError:
                 pause(attempt)
+            except StorageError:
+                # The answer of a commit may be lost; a retry would be another message.
+                if not self._has_landed(marks):
+                    raise
+                return self._noted(messages, table, len(new))
             else:
-                return len(new)
+                return self._noted(messages, table, len(new))
         problem = f"other writers were faster {APPLY_ATTEMPTS} times; try again"
         raise CommitConflictError(table.name, problem)
 
@@ -156,10 +165,15 @@ class DeltaInbox:
         table = self._opened()
         table.check_writable()
         new = self._fresh(messages, table)
-        marks = self._marks(new)
-        yield table.handle, new, commit_properties(marks)
-        table.refresh()
-        if any((table.mark(name) or 0) < offset for name, offset in marks.items()):
+        marks = self._marks(new, table)
+        try:
+            yield table.handle, new, commit_properties(marks, self._names(new))
+        except BaseException:
+            # The answer of the block's commit may be lost, or something failed after it.
+            with suppress(StorageError):
+                self._note_if_landed(messages, table, marks)
+            raise
+        if not self._note_if_landed(messages, table, marks):
             problem = (
                 "the block ended without a write of these messages; write through the DeltaTable "
                 "with commit_properties="
@@ -232,7 +246,7 @@ class DeltaInbox:
 
     # --- helpers ------------------------------------------------------------------------------
 
-    def _opened(self) -> _InboxTable:
+    def _opened(self) -> InboxTable:
         table = self._table.reopen()
         if table.marker_retention_s is not None:
             problem = (
@@ -243,7 +257,7 @@ class DeltaInbox:
         return table
 
     def _fresh(
-        self, messages: Sequence[ReceivedMessage], table: _InboxTable
+        self, messages: Sequence[ReceivedMessage], table: InboxTable
     ) -> list[ReceivedMessage]:
         last: dict[str, int] = {}
         for message in messages:
@@ -256,13 +270,73 @@ class DeltaInbox:
                 raise InboxError(table.location, problem)
             last[name] = offset
         done = {name: table.mark(name) or 0 for name in last}
-        return [
-            message for message in messages if message.queue_offset >= done[self._mark_of(message)]
-        ]
+        news: dict[Place, ReceivedMessage] = {}
+        for message in messages:
+            is_done = message.queue_offset < done[self._mark_of(message)]
+            if not is_done and not self._took_effect(message, table):
+                # Of two tries of one message the first one counts.
+                news.setdefault(self._first(message), message)
+        return list(news.values())
 
-    def _marks(self, messages: Sequence[ReceivedMessage]) -> dict[str, int]:
-        """The next offset of each queue after these messages, by the name of its mark."""
-        return {self._mark_of(message): message.queue_offset + 1 for message in messages}
+    def _took_effect(self, message: ReceivedMessage, table: InboxTable) -> bool:
+        """Whether the message that a retry comes from is known to have taken effect."""
+        if self._effect_id(table) in effects_of(message):
+            return True
+        first = self._first_of(message)
+        # A handler that hung may have made it after the message was sent back.
+        return first is not None and table.names(first)
+
+    def _first_of(self, message: ReceivedMessage) -> Place | None:
+        """Where the message that a retry comes from was; None if it is no retry."""
+        properties = message.properties
+        queue, offset = properties.get(ORIGIN_QUEUE_ID, ""), properties.get(ORIGIN_QUEUE_OFFSET, "")
+        if not (queue.isdecimal() and offset.isdecimal()):
+            return None
+        return Place(self._queue_mark(message.origin_topic, int(queue)), int(offset))
+
+    def _names(self, messages: Iterable[ReceivedMessage]) -> str:
+        """What a commit says of these messages; a retry stands for the message it comes from."""
+        return names_of(map(self._first, messages))
+
+    def _first(self, message: ReceivedMessage) -> Place:
+        return self._first_of(message) or self._place(message)
+
+    def _place(self, message: ReceivedMessage) -> Place:
+        return Place(self._mark_of(message), message.queue_offset)
+
+    def _has_landed(self, marks: Mapping[str, int]) -> bool:
+        table = self._table.reopen()
+        return all((table.mark(name) or 0) >= offset for name, offset in marks.items())
+
+    def _note_if_landed(
+        self, messages: Iterable[ReceivedMessage], table: InboxTable, marks: Mapping[str, int]
+    ) -> bool:
+        is_landed = self._has_landed(marks)
+        if is_landed:
+            self._noted(messages, table, len(marks))
+        return is_landed
+
+    def _noted(self, messages: Iterable[ReceivedMessage], table: InboxTable, count: int) -> int:
+        """Note that all messages have taken effect: what fails later must not repeat it."""
+        for message in messages:
+            note_effect(message, self._effect_id(table))
+        return count
+
+    def _effect_id(self, table: InboxTable) -> str:
+        """What a message that took effect carries to its retry; two groups may share a table."""
+        return f"{self.consumer_group}/{table.table_id}"
+
+    def _marks(self, messages: Sequence[ReceivedMessage], table: InboxTable) -> dict[str, int]:
+        """The next offset of each queue after these messages, by the name of its mark.
+
+        A retry moves the mark of its first queue too, or sets it once more: then no other try of
+        the same message, such as a handler that still hangs, takes effect at the same time.
+        """
+        firsts = [first for message in messages if (first := self._first_of(message))]
+        nexts = {first.mark: table.mark(first.mark) or 0 for first in firsts}
+        for mark, offset in (*firsts, *map(self._place, messages)):
+            nexts[mark] = max(nexts.get(mark, 0), offset + 1)
+        return nexts
 
     def _mark_of(self, message: ReceivedMessage) -> str:
         return self._queue_mark(message.topic, message.queue_id)

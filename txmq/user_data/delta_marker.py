@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.delta.actions import LOG_FOLDER
+from txmq.delta.checkpoint_file import checkpoint_path
 from txmq.delta.log import log_files
 from txmq.delta.pinned import PinnedTable
 from txmq.delta.retries import pause
@@ -117,7 +117,7 @@ class MarkedTable(PinnedTable):
         return markers
 
     def _of_checkpoint(self, version: int, ids: frozenset[str]) -> Iterator[tuple[str, int]]:
-        path = f"{LOG_FOLDER}/{version:020d}.checkpoint.parquet"
+        path = checkpoint_path(version)
         with self.filesystem.open_input_file(path) as source:
             stored = pq.ParquetFile(source).read(["txn"])["txn"].combine_chunks()
         yield from _of_ids(_pairs(stored.drop_null()), ids)

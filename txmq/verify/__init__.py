@@ -7,7 +7,7 @@ settles and publishes cannot hide in it. Each function loads that code when it i
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from txmq.verify.business import BusinessReport, BusinessResult, BusinessViolation, Fault, Problem
 from txmq.verify.business_markers import DatabaseMarkers, DeltaMarkers, MarkerPlace, marker_places
@@ -33,13 +33,14 @@ __all__ = [
 ]
 
 
-def verify(
+def verify(  # noqa: PLR0913 - each is one thing to check by
     location: str | os.PathLike[str],
     *,
     drained: bool = True,
     check_limits: Mapping[str, int] | None = None,
     storage_options: Mapping[str, str] | None = None,
     business: Mapping[str, MarkerPlace] | None = None,
+    claim_keys: Mapping[str, Sequence[str]] | None = None,
 ) -> VerifyReport:
     """Check every promise that the tables of a store can show by themselves.
 
@@ -60,6 +61,8 @@ def verify(
         storage_options: for delta-rs; of the store only.
         business: where the markers of local transactions are, by producer group (I12):
             DeltaMarkers or DatabaseMarkers.
+        claim_keys: the keys of the producer groups whose claims must be signed; other claims in
+            the name of these groups do not count, as for the services.
 
     Raises:
         StoreNotFoundError: there is no store at `location`.
@@ -82,6 +85,7 @@ def verify(
         check_limits=check_limits,
         storage_options=storage_options or {},
         business=business or {},
+        claim_keys=claim_keys or {},
     )
 
 

@@ -63,6 +63,7 @@ class Ledger:
         forgotten: transactions whose callers were told that retention has taken them.
         strange: errors that no caller of txmq should meet.
         failed_before: by group, what handlers failed on before the store was damaged.
+        shown_before: topic and body of what was acknowledged before a file was lost.
     """
 
     promises: list[Promise] = field(default_factory=list)
@@ -75,6 +76,7 @@ class Ledger:
     is_damaged: bool = False
     is_older: bool = False
     failed_before: set[tuple[str, str]] = field(default_factory=set)
+    shown_before: set[tuple[str, str]] = field(default_factory=set)
     _numbers: Any = field(default_factory=lambda: itertools.count(1))
 
     def new_body(self, kind: str) -> str:
@@ -93,6 +95,9 @@ class Ledger:
         self.failed_before |= self.failed_once
         self.is_older = self.is_older or is_older
         for promise in self.promises:
+            if promise.answer is Answer.SHOWN and not is_older:
+                # Another try under its key is told of this one, whose file may be the lost one.
+                self.shown_before.add((promise.topic, promise.body))
             if promise.answer is Answer.SHOWN or is_older:
                 promise.answer = Answer.EITHER
         if is_older:
@@ -100,7 +105,8 @@ class Ledger:
 
     def bodies(self, answer: Answer) -> set[tuple[str, str]]:
         """Topic and body of the messages with this answer."""
-        return {(p.topic, p.body) for p in self.promises if p.answer is answer}
+        bodies = {(p.topic, p.body) for p in self.promises if p.answer is answer}
+        return bodies - self.shown_before if answer is Answer.SHOWN else bodies
 
 
 def answered(promises: Iterable[Promise], answer: Answer) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.kit.check_world import CheckWorld, wait_until
+from tests.kit.reading import delta_rs
 from txmq.check.deadline_join import join_session
 from txmq.check.stream import due_transactions, horizon_s, versions_now
 from txmq.clock import AffineClock, milliseconds, timestamp
@@ -263,7 +264,7 @@ def test_rows_that_retention_deletes_are_not_rows_of_now(
 ) -> None:
     with watched.one_batch():
         ids = world.prepare(20, immunity_s=60.0)
-        world.store.tables.half_log().table.handle.delete()
+        delta_rs(world.store.tables.half_log().table).delete()
         ids += world.prepare(immunity_s=60.0)
     watched.wait(lambda: len(watched.out) >= 21, "all that were appended")
     watched.wait_batches(2)
@@ -275,8 +276,8 @@ def test_compaction_brings_nothing_out(world: CheckWorld, watched: Watched) -> N
     with watched.one_batch():
         for _ in range(3):
             world.claim(world.prepare(10, immunity_s=60.0), ClaimKind.COMMIT)
-        world.store.tables.half_log().table.handle.optimize.compact()
-        world.store.tables.op_log().table.handle.optimize.compact()
+        delta_rs(world.store.tables.half_log().table).optimize.compact()
+        delta_rs(world.store.tables.op_log().table).optimize.compact()
         near = world.prepare(immunity_s=60.0)
     watched.wait(lambda: watched.out, "the near one")
     watched.wait_batches(3)

@@ -22,6 +22,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from tests.kit.builders import halves, messages, op_row
+from tests.kit.reading import delta_rs
 from txmq.delta.schemas import HALF
 from txmq.delta.storage import Table
 from txmq.message.message import Message
@@ -412,7 +413,7 @@ def test_spark_sees_the_versions_that_delta_rs_sees(spark: SparkSession, half: T
 def test_spark_sees_no_change_in_a_compaction(spark: SparkSession, half: Table) -> None:
     half.append(halves(3), app_id="a", number=3)
     before = half.version
-    half.handle.optimize.compact()
+    delta_rs(half).optimize.compact()
 
     assert half.reopen().version == before + 1
     assert spark_feed(spark, half.location, before + 1).count() == 0
@@ -449,7 +450,7 @@ def test_time_of_a_commit_in_spark_s_change_feed_never_goes_back(
 
 @pytest.mark.needs_spark
 def test_checkpoints_of_delta_rs_are_read_by_spark_alone(spark: SparkSession, half: Table) -> None:
-    half.handle.create_checkpoint()
+    delta_rs(half).create_checkpoint()
     for version in range(2):
         Path(half.location, "_delta_log", f"{version:020d}.json").unlink()
 
@@ -613,6 +614,6 @@ def test_claim_columns_are_all_in_the_change_feed(store: Store) -> None:
     op = store.tables.op_log()
     op.append([op_row(1)], 0, app_id="a", number=1)
 
-    found = pa.table(op.table.handle.load_cdf(1, 1))
+    found = pa.table(delta_rs(op.table).load_cdf(1, 1))
 
     assert set(CLAIM_COLUMNS) <= set(found.column_names)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld
+from tests.kit.reading import delta_rs
 from txmq.check.lease import CheckLease
 from txmq.check.open_transactions import open_transactions
 from txmq.check.recheck import RecheckJob, RecheckResult
@@ -566,7 +567,7 @@ def test_real_clock_works_too(world: CheckWorld) -> None:
 
 
 def _checkpoint(world: CheckWorld) -> None:
-    world.store.tables.half_log().table.handle.create_checkpoint()
+    delta_rs(world.store.tables.half_log().table).create_checkpoint()
 
 
 def _prepare_with_old_id(world: CheckWorld) -> None:

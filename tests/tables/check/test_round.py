@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, wait_until
+from tests.kit.reading import delta_rs
 from txmq.admin.operator import Operator
 from txmq.check.claims import RoundResult
 from txmq.check.due import due_table
@@ -544,7 +545,7 @@ def test_ordinary_message_without_its_commit_is_rolled_back_unasked(
 
 def _break_newest_file(world: CheckWorld) -> None:
     table = world.store.tables.half_log().table
-    actions = pa.table(table.handle.get_add_actions(flatten=True)).to_pylist()
+    actions = pa.table(delta_rs(table).get_add_actions(flatten=True)).to_pylist()
     newest = max(actions, key=lambda action: action["modification_time"])
     folder = world.folder / "store" / "half"
     (folder / newest["path"]).write_bytes(b"no parquet")

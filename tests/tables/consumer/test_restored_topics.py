@@ -19,6 +19,7 @@ from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
 from txmq.errors import OffsetOutOfRangeError, TopicRestoredError
 from txmq.maintenance.service import Maintenance
 from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
 
 OTHER = "order-sent"
 
@@ -41,7 +42,15 @@ def read_and_restored(world: ConsumerWorld, mode: ConsumeMode = ConsumeMode.CLUS
         consumer.commit()
     shutil.rmtree(folder)
     folder.with_name("copy").rename(folder)
+    forget_ends(world.store)
     world.publisher = Publisher(world.store, clock=world.clock)
+
+
+def forget_ends(store: Store) -> None:
+    """As a version of txmq kept its progress whose publishers did not notice an older copy."""
+    register = store.tables.register("publisher")
+    kept = register.read()
+    register.swap(kept, {**kept.value, "ends": {}}, 0)
 
 
 def told(consumer: PullConsumer) -> TopicRestoredError:

@@ -132,9 +132,12 @@ def test_a_group_that_goes_back_on_purpose_gets_what_it_sent_back(world: Consume
     assert again.handled == ["a", "b", "c", "d"]
 
 
-def test_the_halves_are_looked_at_only_where_a_message_may_have_been_handed_out_before(
-    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("sent_back", "looks"), [("", []), ("a", [4])])
+def test_the_halves_are_looked_at_only_where_a_message_may_have_been_sent_back_before(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch, sent_back: str, looks: list[int]
 ) -> None:
+    """In a group that has sent something back, and up to where its topic was when it began."""
+    without_commit(world, Refusing(*sent_back))
     asked: list[int] = []
     look = SendBack.are_sent_back
 
@@ -148,7 +151,7 @@ def test_the_halves_are_looked_at_only_where_a_message_may_have_been_handed_out_
     world.send_to(0, "e", "f")
     consumer.run_once(handler)
 
-    assert (handler.handled, asked) == ([*"abcdef"], [4])
+    assert (handler.handled, asked) == ([*"abcdef".removeprefix(sent_back)], looks)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from tests.kit.delta_protocol import COMMIT, Snapshot, checked
+from tests.kit.delta_protocol import Snapshot, checked
+from tests.kit.numbers_table import NUMBERS, numbers_table, rows, something, without_commits_before
 from txmq.delta import checkpoint_file
 from txmq.delta.actions import commit_path
 from txmq.delta.checkpoint_file import (
@@ -21,38 +22,14 @@ from txmq.delta.checkpoint_file import (
     write_checkpoint,
 )
 from txmq.delta.checkpoints import checkpoint_now
-from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
-
-NUMBERS = TableSchema(
-    "numbers",
-    pa.schema([pa.field("number", pa.int64()), pa.field("part", pa.string())]),
-    partition_by=("part",),
-    change_data_feed=True,
-)
-PARTS = ["a", "b c", "ü%", None]
-
-
-def rows(*numbers: int, part: str | None = "a") -> pa.Table:
-    columns = {"number": list(numbers), "part": [part] * len(numbers)}
-    return pa.table(columns, schema=NUMBERS.columns)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    made = Table(str(tmp_path / "numbers"), NUMBERS)
-    # Nothing but the tests makes checkpoints.
-    made.create(checkpoint_interval=1_000_000)
-    return made.refresh()
-
-
-def without_commits_before(table: Table, version: int) -> None:
-    """Leave the checkpoint and the commits after it."""
-    for path in Path(table.location, "_delta_log").iterdir():
-        name = COMMIT.fullmatch(path.name)
-        if name and int(name[1]) < version:
-            path.unlink()
+    """Nothing but the tests makes checkpoints."""
+    return numbers_table(tmp_path)
 
 
 def same_as(snapshot: Snapshot, handle: DeltaTable) -> bool:
@@ -72,23 +49,6 @@ def same_as(snapshot: Snapshot, handle: DeltaTable) -> bool:
         and metadata.configuration == snapshot.metadata["configuration"]
         and metadata.partition_columns == snapshot.metadata["partitionColumns"]
     )
-
-
-def something(table: Table, dice: random.Random, step: int) -> None:
-    """One commit of any kind that txmq makes."""
-    files = table.refresh().files()
-    kind = dice.choice(["append", "append", "append", "swap", "rewrite", "remove", "property"])
-    if kind == "append":
-        part = pa.concat_tables(rows(step, part=p) for p in dice.sample(PARTS, 2))
-        table.append(part, app_id=f"app-{dice.randrange(3)}", number=step)
-    elif kind == "swap":
-        table.swap(rows(step), {"progress": step})
-    elif kind == "rewrite" and files:
-        table.rewrite(files[:2], table.new_files(rows(step, step)))
-    elif kind == "remove" and files:
-        table.remove(files[:1], {"removed": step})
-    else:
-        table.set_properties({"txmq.step": str(step)})
 
 
 @pytest.mark.parametrize("seed", range(8))

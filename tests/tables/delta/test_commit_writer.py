@@ -16,45 +16,23 @@ from obstore.store import LocalStore
 
 from tests.kit.commits import after_commit, before_put, failing_put
 from tests.kit.delta_protocol import checked
+from tests.kit.numbers_table import NUMBERS, another, numbers_table, rows, stored
 from txmq.delta import checkpoints as checkpoint_thread
 from txmq.delta import commit_writer
 from txmq.delta.actions import LOG_FOLDER, NewCommit, commit_path
 from txmq.delta.checkpoints import _Checkpoints, _Due, _Process
 from txmq.delta.log import clean_log
 from txmq.delta.objects import Objects
-from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.delta.turns import TURN_FILE, Turns
-from txmq.errors import CommitRefusedError, StoreFullError
+from txmq.errors import CommitRefusedError, StorageError, StoreFullError
 
-NUMBERS = TableSchema(
-    "numbers",
-    pa.schema([pa.field("number", pa.int64()), pa.field("part", pa.string())]),
-    partition_by=("part",),
-    change_data_feed=True,
-)
 APP = "app"
-
-
-def rows(*numbers: int, part: str | None = "a") -> pa.Table:
-    columns = {"number": list(numbers), "part": [part] * len(numbers)}
-    return pa.table(columns, schema=NUMBERS.columns)
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    made = Table(str(tmp_path / "numbers"), NUMBERS)
-    made.create(checkpoint_interval=1000)
-    return made.refresh()
-
-
-def another(table: Table) -> Table:
-    return Table(table.location, NUMBERS).refresh()
-
-
-def stored(table: Table) -> list[int]:
-    fresh = another(table)
-    return sorted(fresh.read(fresh.files(), ("number",))["number"].to_pylist())
+    return numbers_table(tmp_path, checkpoint_interval=1000)
 
 
 # --- what it writes ------------------------------------------------------------------------------
@@ -226,6 +204,17 @@ def test_emptied_commit_of_another_is_opened_again(table: Table) -> None:
         version = table.append(rows(1), app_id=APP, number=1)
 
     assert version == 2
+
+
+@pytest.mark.parametrize("content", ["7", '{"commitInfo": 5}', '{"txn": {"appId": "a"}}'])
+def test_commit_of_another_shape_is_no_error_of_python(table: Table, content: str) -> None:
+    def odd() -> None:
+        Path(table.location, commit_path(1)).write_text(content)
+
+    with before_put(odd), pytest.raises(StorageError) as error:
+        table.append(rows(1), app_id=APP, number=1)
+
+    assert f"{commit_path(1)} is damaged" in str(error.value.__cause__)
 
 
 def test_full_disk_is_named_and_nothing_is_committed(table: Table) -> None:

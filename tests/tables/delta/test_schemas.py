@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.kit.reading import delta_rs
 from txmq.delta.schemas import HALF, OP, REGISTER, SCHEMA_VERSION, SETTLED, TOPIC, TableSchema
 from txmq.delta.storage import Table
 
@@ -42,11 +43,11 @@ def test_made_table_can_be_read_by_any_delta_reader(schema: TableSchema, tmp_pat
     table = Table(str(tmp_path / "t"), schema)
     table.create(checkpoint_interval=100)
 
-    protocol = table.handle.protocol()
+    protocol = delta_rs(table).protocol()
 
     assert protocol.min_reader_version <= 1
     assert not protocol.reader_features
-    assert table.handle.metadata().partition_columns == list(schema.partition_by)
+    assert delta_rs(table).metadata().partition_columns == list(schema.partition_by)
     assert table.properties()["txmq.schema_version"] == str(SCHEMA_VERSION)
 
 
@@ -58,7 +59,7 @@ def test_comments_reach_the_table(tmp_path: Path) -> None:
     table = Table(str(tmp_path / "op"), OP)
     table.create(checkpoint_interval=100)
 
-    fields = {field.name: field.metadata for field in table.handle.schema().fields}
+    fields = {field.name: field.metadata for field in delta_rs(table).schema().fields}
 
     assert fields["transaction_id"]["comment"] == "UUIDv7; sorts by time"
 

@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 
 from tests.kit.builders import halves, ids, messages, op_row, transaction_id
 from tests.kit.commits import failing_put
-from txmq.delta import pinned
-from txmq.delta.files import may_hold
+from tests.kit.reading import delta_rs
+from txmq.delta import followed
+from txmq.delta.actions import commit_path
+from txmq.delta.files import covering, may_hold
 from txmq.delta.parquet import NewFile, described
 from txmq.delta.pinned import CARRIED_COMMITS
 from txmq.delta.schemas import OP, SCHEMA_VERSION_PROPERTY, TableSchema
@@ -102,7 +104,7 @@ def test_table_that_is_not_there_is_a_typed_error(tmp_path: Path) -> None:
 
     assert not table.exists()
     with pytest.raises(StoreNotFoundError):
-        _ = table.handle
+        _ = table.version
 
 
 def test_location_below_a_file_is_a_typed_error(tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_table_made_by_somebody_else_is_refused(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "foreign"), pa.table({"a": [1]}))
 
     with pytest.raises(StoreFormatError):
-        _ = Table(str(tmp_path / "foreign"), OP).handle
+        _ = Table(str(tmp_path / "foreign"), OP).version
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_table_of_another_schema_version_is_refused(
     table.create(100, {SCHEMA_VERSION_PROPERTY: written})
 
     with pytest.raises(error):
-        _ = table.handle
+        _ = table.version
 
 
 def test_creating_again_keeps_the_table(numbers: Table) -> None:
@@ -189,7 +191,7 @@ def test_handle_stays_at_its_version_until_it_is_refreshed(
 
 
 def test_reopen_shows_the_newest_version(numbers: Table, another: Another) -> None:
-    _ = numbers.handle
+    _ = numbers.version
     another().append(number_rows(1), app_id=APP, number=1)
 
     assert numbers.reopen().version == 1
@@ -327,6 +329,19 @@ def test_choice_of_files_is_that_of_a_naive_loop(stored: list[int], wanted: list
     assert may_hold(low, high, sorted(wanted)) == any(low <= value <= high for value in wanted)
 
 
+@given(
+    st.lists(st.tuples(st.none() | st.integers(0, 9), st.none() | st.integers(0, 9)), max_size=6),
+    st.lists(st.integers(0, 9), min_size=1, max_size=3),
+)
+def test_files_are_chosen_alike_for_one_value_and_for_many(
+    bounds: list[tuple[int | None, int | None]], wanted: list[int]
+) -> None:
+    expected = [may_hold(low, high, sorted(wanted)) for low, high in bounds]
+
+    assert covering(bounds, pa.array(wanted)) == expected
+    assert covering(bounds, pa.array(wanted[:1] * 2)) == covering(bounds, pa.array(wanted[:1]))
+
+
 @pytest.mark.parametrize(("low", "high"), [(None, None), (None, 5), (5, None)])
 def test_file_of_unknown_bounds_may_hold_anything(low: int | None, high: int | None) -> None:
     assert may_hold(low, high, [99])
@@ -361,7 +376,7 @@ def test_file_without_bounds_is_never_left_out(numbers: Table, stats: dict[str, 
 def test_statistics_survive_a_checkpoint_of_the_log(numbers: Table) -> None:
     for number in range(1, 4):
         numbers.append(number_rows(number), app_id=APP, number=number)
-    numbers.handle.create_checkpoint()
+    delta_rs(numbers).create_checkpoint()
 
     numbers.reopen()
 
@@ -502,7 +517,7 @@ def test_changes_beyond_the_newest_version_are_not_cut_in_silence(numbers: Table
 def test_rows_that_retention_removed_are_not_claims_made_now(numbers: Table) -> None:
     numbers.append(number_rows(1, day=date(2026, 1, 1)), app_id=APP, number=1)
     numbers.append(number_rows(2, day=date(2026, 1, 2)), app_id=APP, number=2)
-    numbers.handle.delete("day = '2026-01-01'")
+    delta_rs(numbers).delete("day = '2026-01-01'")
 
     assert numbers.changes(3, numbers.reopen().version, ["number"]).num_rows == 0
 
@@ -510,7 +525,7 @@ def test_rows_that_retention_removed_are_not_claims_made_now(numbers: Table) -> 
 def test_compaction_appends_nothing(numbers: Table) -> None:
     for number in range(1, 4):
         numbers.append(number_rows(number), app_id=APP, number=number)
-    numbers.handle.optimize.compact()
+    delta_rs(numbers).optimize.compact()
     numbers.reopen()
 
     assert numbers.changes(4, numbers.version, ["number"]).num_rows == 0
@@ -521,7 +536,7 @@ def test_compaction_appends_nothing(numbers: Table) -> None:
 def test_cleaned_version_is_a_typed_error(numbers: Table) -> None:
     numbers.append(number_rows(1), app_id=APP, number=1)
     numbers.append(number_rows(2), app_id=APP, number=2)
-    numbers.handle.create_checkpoint()
+    delta_rs(numbers).create_checkpoint()
     Path(numbers.location, "_delta_log", f"{1:020d}.json").unlink()
 
     with pytest.raises(StorageError):
@@ -564,7 +579,7 @@ def test_append_names_its_own_version_where_another_commits_right_after_it(
 def test_answer_that_was_lost_is_found_by_the_commit_itself(
     numbers: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _ = numbers.handle
+    _ = numbers.version
     monkeypatch.setattr(numbers, "reopen", None)
 
     with failing_put(OSError("lost (injected)"), after_put=True) as failed:
@@ -578,7 +593,7 @@ def test_answer_that_was_lost_is_found_by_the_commit_itself(
 def test_append_whose_answer_was_lost_names_its_own_version(
     numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _ = numbers.handle
+    _ = numbers.version
     reopen, rival = numbers.reopen, another()
 
     def late() -> Table:
@@ -714,7 +729,7 @@ def test_commit_that_can_neither_be_confirmed_nor_denied_says_so(
 
 def test_two_writers_do_not_hinder_each_other(numbers: Table, another: Another) -> None:
     rival = another()
-    _ = rival.handle, numbers.handle
+    _ = rival.version, numbers.version
 
     for number in range(1, 4):
         numbers.append(number_rows(number), app_id="one", number=number)
@@ -746,7 +761,7 @@ def test_swap_without_rows_moves_the_mark(numbers: Table) -> None:
 def test_swap_after_a_rival_moved_the_mark_is_refused_again_and_again(
     numbers: Table, another: Another
 ) -> None:
-    _ = numbers.handle
+    _ = numbers.version
     another().swap(number_rows(1), {"progress": 1})
 
     for _ in range(3):
@@ -759,7 +774,7 @@ def test_swap_after_a_rival_moved_the_mark_is_refused_again_and_again(
 def test_swap_of_files_after_a_rival_moved_the_mark_is_refused(
     numbers: Table, another: Another
 ) -> None:
-    _ = numbers.handle
+    _ = numbers.version
     another().swap(number_rows(1), {"files": 1})
 
     with pytest.raises(CommitRefusedError):
@@ -780,7 +795,7 @@ def test_swap_of_files_leaves_a_handle_that_shows_them(numbers: Table) -> None:
 def test_swap_accepts_what_others_appended_under_other_marks(
     numbers: Table, another: Another
 ) -> None:
-    _ = numbers.handle
+    _ = numbers.version
     another().append(number_rows(1), app_id="somebody", number=1)
 
     numbers.swap(number_rows(2), {"progress": 1})
@@ -791,7 +806,7 @@ def test_swap_accepts_what_others_appended_under_other_marks(
 def test_swap_accepts_a_compaction_in_between(numbers: Table, another: Another) -> None:
     for number in range(1, 4):
         numbers.append(number_rows(number), app_id=APP, number=number)
-    another().handle.optimize.compact()
+    delta_rs(another()).optimize.compact()
 
     numbers.swap(number_rows(4), {"progress": 1})
 
@@ -803,7 +818,7 @@ def test_replace_holds_only_its_own_rows_and_refuses_rivals(
 ) -> None:
     numbers.swap(number_rows(1), {"progress": 1})
     stale = another()
-    _ = stale.handle
+    _ = stale.version
 
     numbers.replace(number_rows(2), {"progress": 2})
 
@@ -831,37 +846,51 @@ def test_marks_that_are_known_follow_what_others_commit(
     assert numbers.mark("unknown") == 9
 
 
-def test_refresh_looks_at_delta_only_where_something_was_committed(
+def test_refresh_reads_each_commit_once_and_nothing_else(
     numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers.refresh()
-    numbers.swap(number_rows(1), {"progress": 1})
-    numbers.refresh()
-    looks: list[object] = []
-    update = type(numbers.handle).update_incremental
-    monkeypatch.setattr(
-        type(numbers.handle), "update_incremental", lambda it: (looks.append(it), update(it))
-    )
+    monkeypatch.setattr(numbers, "_opened", None)
+    reads: list[str] = []
+    read = numbers.file_bytes
+    monkeypatch.setattr(numbers, "file_bytes", lambda path: (reads.append(path), read(path))[1])
 
+    another().swap(number_rows(1), {"progress": 1})
+    another().swap(number_rows(2), {"progress": 2})
     for _ in range(3):
         numbers.refresh()
-    assert looks == []
-    another().swap(number_rows(2), {"progress": 2})
-    assert numbers.refresh().mark("progress") == 2
-    assert sum(it is numbers.handle for it in looks) == 1
+
+    assert reads == [commit_path(1), commit_path(2)]
+    assert numbers.mark("progress") == 2
+    assert stored_numbers(numbers) == [1, 2]
 
 
-def test_handle_is_opened_anew_from_time_to_time(
-    numbers: Table, monkeypatch: pytest.MonkeyPatch
+def test_follower_that_is_far_behind_begins_at_a_checkpoint(
+    numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned, "REOPEN_AFTER_UPDATES", 2)
-    handles = []
-    for number in range(1, 10):
-        numbers.append(number_rows(number), app_id=APP, number=number)
-        handles.append(numbers.handle)
+    monkeypatch.setattr(followed, "FOLLOWED_MAX", 3)
+    numbers.refresh()
+    rival = another()
+    for number in range(1, 9):
+        rival.append(number_rows(number), app_id=APP, number=number)
+    rival.checkpoint()
 
-    assert len(set(map(id, handles))) == 4
-    assert stored_numbers(numbers) == [*range(1, 10)]
+    assert numbers.refresh().version == 8
+    assert stored_numbers(numbers) == [*range(1, 9)]
+
+
+def test_commit_that_is_lost_before_later_ones_is_an_error_and_no_end(
+    numbers: Table, another: Another, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers.refresh()
+    rival = another()
+    for number in (1, 2):
+        rival.append(number_rows(number), app_id=APP, number=number)
+    Path(numbers.location, commit_path(1)).unlink()
+    monkeypatch.setattr(followed, "LIST_EVERY_S", 0.0)
+
+    with pytest.raises(StorageError, match=f"{commit_path(1)} is not there, but later commits are"):
+        numbers.refresh()
 
 
 def test_appends_alone_read_no_snapshot(numbers: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -887,8 +916,10 @@ def test_look_that_fails_neither_loses_a_commit_nor_its_answer(
             raise OSError(errno.EIO, "a disk that cannot be looked at")
         return look(*versions)
 
-    monkeypatch.setattr(numbers, "_commit_files", broken)
-    numbers.swap(number_rows(1), {"progress": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(numbers, "_commit_files", broken)
+        numbers.swap(number_rows(1), {"progress": 1})
+        assert len(looks) > 1
 
     assert numbers.refresh().mark("progress") == 1
     assert stored_numbers(numbers) == [1]

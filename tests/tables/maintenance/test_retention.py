@@ -21,12 +21,13 @@ from txmq.maintenance.retention import (
     published_up_to,
 )
 from txmq.message.message import Message
-from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.forgotten import FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
+from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
 from txmq.verify import verify
@@ -284,3 +285,49 @@ def _commit() -> object:
     from txmq.message.message import LocalTransactionState
 
     return LocalTransactionState.COMMIT
+
+
+# --- a publisher that stood still meanwhile -------------------------------------------------------
+
+
+def send_delayed(world: World) -> None:
+    """Its fact stays until it is delivered; its halves go before."""
+    transaction = world.producer.begin_transaction()
+    transaction.send(Message("order-paid", b"body", delay_s=10))
+    transaction.prepare()
+    transaction.commit()
+
+
+def goes_on_without_halves(world: World, sleeper: Publisher) -> None:
+    """Retention takes the halves and leaves the facts; nothing is set aside for it."""
+    retained = world.days_later()
+    assert retained.half_days
+    assert not retained.settled_days
+    sleeper.run_once()
+    assert not read_set_aside(world.store.tables).transactions
+
+
+def test_publisher_that_stood_still_sets_nothing_aside_that_another_published(
+    world: World,
+) -> None:
+    """Retention took the halves of what its own low-water mark still shows as not published."""
+    sleeper = Publisher(world.store, clock=world.clock)
+    sleeper.run_once()
+    send_delayed(world)
+    world.publisher.run_once()
+
+    goes_on_without_halves(world, sleeper)
+
+
+def test_parked_topic_that_another_publisher_caught_up_is_not_caught_up_again(
+    world: World,
+) -> None:
+    sleeper = Publisher(world.store, clock=world.clock)
+    send_delayed(world)
+    with failing_commits(99, error=OSError(5, "broken"), table=SCHEDULE_TOPIC):
+        sleeper.run_once()
+    world.clock.advance(3_600)
+    world.publisher.run_once()
+
+    goes_on_without_halves(world, sleeper)
+    assert world.store.tables.register("publisher").read().value["parked"] == {}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, table_versions
-from tests.kit.reading import bodies, log_rows
+from tests.kit.reading import bodies, delta_rs, log_rows
 from txmq.delta.schemas import HALF
 from txmq.errors import (
     AlreadyResolvedError,
@@ -214,7 +214,7 @@ def test_discarded_work_waits_for_an_operator(
 def test_retry_after_lost_halves_is_told(store: Store, producer: TransactionProducer) -> None:
     first = prepared(producer, b"one", b"two")
     half = store.tables.half_log().table
-    half.handle.delete("sequence = 1")
+    delta_rs(half).delete("sequence = 1")
 
     with pytest.raises(IncompleteTransactionError) as told:
         begun(producer, b"one", b"two").prepare()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.kit.reading import bodies
+from tests.kit.sending import send_each
 from txmq.errors import StorageError
-from txmq.message.message import Message
-from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
 
-
-def send(store: Store, body: bytes) -> None:
-    with TransactionProducer(store, producer_group="orders") as producer:
-        transaction = producer.begin_transaction()
-        transaction.send(Message("a", body))
-        transaction.prepare()
-        transaction.commit()
+send = partial(send_each, topic="a")
 
 
 def newest_commit(store: Store) -> Path:

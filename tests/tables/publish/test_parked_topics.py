@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
-from txmq.message.message import Message
-from txmq.producer.producer import TransactionProducer
+from tests.kit.sending import send_each
 from txmq.publish import arrow_engine
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
@@ -19,13 +19,7 @@ GROUP = "orders"
 BROKEN = OSError(5, "broken")
 
 
-def send(store: Store, *texts: bytes, topic: str = "a") -> None:
-    with TransactionProducer(store, producer_group=GROUP) as producer:
-        for body in texts:
-            with producer.begin_transaction() as transaction:
-                transaction.send(Message(topic, body))
-                transaction.prepare()
-                transaction.commit()
+send = partial(send_each, topic="a")
 
 
 def parked(store: Store) -> dict[str, dict[str, object]]:

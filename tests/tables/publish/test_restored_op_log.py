@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.sending import send_each
 from txmq.errors import SourceRestoredError
-from txmq.message.message import Message
-from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
 
@@ -17,12 +16,7 @@ GROUP = "orders"
 
 
 def send(store: Store, count: int) -> None:
-    with TransactionProducer(store, producer_group=GROUP) as producer:
-        for number in range(count):
-            with producer.begin_transaction() as transaction:
-                transaction.send(Message("order-paid", b"body-%d" % number))
-                transaction.prepare()
-                transaction.commit()
+    send_each(store, *(b"body-%d" % number for number in range(count)))
 
 
 def messages(store: Store) -> int:

@@ -12,6 +12,7 @@ import pytest
 from tests.kit.reading import bodies, topic_rows
 from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
+from txmq.delta.actions import commit_path
 from txmq.errors import ClaimWithoutEffectError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.maintenance.retention import Retention
@@ -348,3 +349,54 @@ def claim_rollback(world: World, transaction_id: str) -> None:
         transaction_id, ClaimKind.ROLLBACK, GROUP, ClaimSource.PRODUCER, world.clock.now_ms()
     )
     ClaimWriter(world.store.tables.op_log(), "test", 4).append([row])
+
+
+# --- commits of half that are lost ----------------------------------------------------------------
+
+
+def half_commit(world: World, version: int) -> Path:
+    return Path(world.store.location, "half", commit_path(version))
+
+
+def one_published_of_three(store: Store) -> World:
+    world = World(store)
+    world.send(b"1")
+    world.publisher.run_once()
+    for body in (b"2", b"3"):
+        world.send(body)
+    return world
+
+
+@pytest.mark.parametrize("is_new_publisher", [False, True])
+def test_an_emptied_half_commit_holds_up_its_own_transaction_only(
+    store: Store, *, is_new_publisher: bool
+) -> None:
+    world = one_published_of_three(store)
+    content = half_commit(world, 2).read_bytes()
+    half_commit(world, 2).write_bytes(b"")
+    publisher = Publisher(store, clock=world.clock) if is_new_publisher else world.publisher
+
+    publisher.run_once()
+
+    assert bodies(store, "a") == [b"1", b"3"]
+    (waiting,) = read_set_aside(store.tables).transactions.values()
+    assert waiting.problem == f"{commit_path(2)} is empty"
+
+    half_commit(world, 2).write_bytes(content)
+    world.later(publisher)
+    assert bodies(store, "a") == [b"1", b"2", b"3"]
+    assert not read_set_aside(store.tables).transactions
+
+
+def test_a_lost_half_commit_before_later_ones_settles_nothing_wrong(store: Store) -> None:
+    """A running publisher waits for the next commit by its name: the gap looks like the end."""
+    world = one_published_of_three(store)
+    content = half_commit(world, 2).read_bytes()
+    half_commit(world, 2).unlink()
+
+    with pytest.raises(StorageError, match=f"{commit_path(2)} is not there, but later commits are"):
+        world.publisher.run_once()
+
+    half_commit(world, 2).write_bytes(content)
+    world.publisher.run_once()
+    assert bodies(store, "a") == [b"1", b"2", b"3"]

@@ -135,7 +135,8 @@ def test_doctor_finds_a_parked_topic_and_a_table_that_cannot_be_read(tmp_path: P
     made = fresh_store(tmp_path / "store")
     register = made.tables.register("publisher")
     parked = {"paid": {"reason": "disk full", "from_version": 1, "since_ms": 1, "attempts": 1}}
-    register.swap(register.read(), {"parked": parked}, 1)
+    value = {"op_table_id": "", "low_water_version": 0, "op_commit_sha256": None, "parked": parked}
+    register.swap(register.read(), value, 1)
     for commit in Path(made.location, "settled", "_delta_log").glob("*.json"):
         commit.write_text("no action", encoding="utf-8")
 

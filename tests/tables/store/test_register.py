@@ -16,12 +16,12 @@ NEW = Registered(0, {})
 
 @pytest.fixture
 def register(store: Store) -> Register:
-    return store.tables.register("publisher")
+    return store.tables.register("value", create=True)
 
 
 @pytest.fixture
 def rival(store: Store) -> Register:
-    return store.tables.register("publisher")
+    return store.tables.register("value", create=True)
 
 
 def test_new_register_is_empty(register: Register) -> None:
@@ -105,7 +105,10 @@ def test_refused_swap_can_be_made_again_after_a_new_look(register: Register) -> 
 
 
 def test_registers_are_apart(store: Store) -> None:
-    one, other = store.tables.register("publisher"), store.tables.register("check_lease")
+    one, other = (
+        store.tables.register("value", create=True),
+        store.tables.register("other", create=True),
+    )
 
     one.swap(one.read(), {"a": 1}, START_MS)
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import transaction_id
+from tests.kit.reading import delta_rs
 from txmq.delta.parquet import write_file
 from txmq.delta.schemas import TOPIC
 from txmq.errors import CommitRefusedError
@@ -45,8 +46,8 @@ def test_messages_mark_and_offsets_are_one_commit(topic: TopicLog) -> None:
 
 def test_offsets_outlive_the_messages(topic: TopicLog) -> None:
     topic.swap(visible(0, 1), 5, {0: 2})
-    topic.table.reopen().handle.delete()
-    topic.table.reopen().handle.create_checkpoint()
+    delta_rs(topic.table.reopen()).delete()
+    delta_rs(topic.table.reopen()).create_checkpoint()
 
     topic.table.reopen()
 

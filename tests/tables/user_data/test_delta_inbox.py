@@ -13,6 +13,8 @@ from deltalake.exceptions import CommitFailedError
 
 from tests.kit import handed_out
 from tests.kit.reading import rows_of
+from txmq.consumer.send_back import FailedMessage, SendBack
+from txmq.delta.actions import commit_path
 from txmq.errors import (
     CommitConflictError,
     InboxError,
@@ -135,14 +137,22 @@ def test_foreign_writers_do_not_disturb_it(location: str) -> None:
 
 def test_commit_whose_answer_was_lost_is_not_made_twice(location: str) -> None:
     inbox = DeltaInbox("billing", location)
+    with failing_commits(1, error=OSError("gone"), after_commit=True, table="bookings"):
+        assert inbox.apply(several(0), bookings_of) == 1
+
+    assert inbox.apply(several(0), bookings_of) == 0
+    assert booked(location) == ids(*several(0))
+
+
+def test_commit_that_failed_is_an_error_and_made_the_next_time(location: str) -> None:
+    inbox = DeltaInbox("billing", location)
     with (
-        failing_commits(1, error=OSError("gone"), after_commit=True, table="bookings"),
+        failing_commits(1, error=OSError("gone"), table="bookings"),
         pytest.raises(StorageError),
     ):
         inbox.apply(several(0), bookings_of)
 
-    assert inbox.apply(several(0), bookings_of) == 0
-    assert booked(location) == ids(*several(0))
+    assert inbox.apply(several(0), bookings_of) == 1
 
 
 def test_table_that_others_always_win_says_so(location: str) -> None:
@@ -195,6 +205,159 @@ def merge(table: Any, new: Sequence[ReceivedMessage], properties: Any) -> None:
         commit_properties=properties,
     )  # fmt: skip
     merging.when_not_matched_insert_all().execute()
+
+
+# --- retries of what took effect ------------------------------------------------------------------
+
+
+def retry_of(failed: ReceivedMessage, offset: int = 0) -> ReceivedMessage:
+    """As the retry topic hands it out."""
+    sender = SendBack.__new__(SendBack)
+    sender._group, sender._max_times = "billing", 16
+    keyed = sender._keyed_message(FailedMessage(failed, "something after the effect failed"))
+    return handed_out.message(
+        "retry", topic="RETRY_billing", queue_offset=offset,
+        properties=dict(keyed.message.properties),
+    )  # fmt: skip
+
+
+def test_retry_of_a_message_that_took_effect_repeats_nothing(location: str) -> None:
+    """Its handler failed after the effect; the retry is another message of another queue."""
+    inbox, first = DeltaInbox("billing", location), message(0)
+    inbox.apply([first], bookings_of)
+
+    assert DeltaInbox("billing", location).apply([retry_of(first)], bookings_of) == 0
+    assert DeltaInbox("billing", location).apply([retry_of(retry_of(first))], bookings_of) == 0
+    assert DeltaInbox("audit", location).apply([retry_of(first)], bookings_of) == 1
+    assert booked(location) == sorted([*ids(first), "retry"])
+
+
+def test_retry_of_a_message_that_took_no_effect_makes_it(location: str) -> None:
+    inbox, first = DeltaInbox("billing", location), message(0)
+    inbox.apply(several(1), bookings_of)
+
+    assert inbox.apply([retry_of(first)], bookings_of) == 1
+
+
+def test_message_that_took_effect_in_an_earlier_try_is_not_repeated_by_its_retry(
+    location: str,
+) -> None:
+    """A member died after the effect; the next one is handed out the message and fails."""
+    DeltaInbox("billing", location).apply(several(0), bookings_of)
+    again = message(0)
+    assert DeltaInbox("billing", location).apply([again], bookings_of) == 0
+
+    assert DeltaInbox("billing", location).apply([retry_of(again)], bookings_of) == 0
+
+
+def test_effect_of_a_handler_that_hung_is_not_repeated_by_the_retry(location: str) -> None:
+    """Its message was sent back meanwhile."""
+    hanging, retry = message(0), retry_of(message(0))
+    DeltaInbox("billing", location).apply([hanging], bookings_of)
+
+    assert DeltaInbox("billing", location).apply([retry], bookings_of) == 0
+    assert booked(location) == ids(hanging)
+
+
+def test_handler_that_hung_does_not_repeat_the_effect_of_the_retry(location: str) -> None:
+    hanging, retry = message(0), retry_of(message(0))
+
+    def meanwhile() -> None:
+        DeltaInbox("billing", location).apply([retry], bookings_of)
+
+    with before_commit(meanwhile, table="bookings"):
+        assert DeltaInbox("billing", location).apply([hanging], bookings_of) == 0
+
+    assert booked(location) == ["retry"]
+    assert DeltaInbox("billing", location).next_offset(TOPIC, 0) == 1
+
+
+@pytest.mark.parametrize("count_between", [1, 30])
+def test_effect_after_the_message_was_sent_back_is_known_also_behind_later_messages(
+    location: str, count_between: int
+) -> None:
+    """The handler hung; then a later message took effect, and only then the retry comes."""
+    DeltaInbox("billing", location).apply(several(0, 1), bookings_of)
+    for offset in (3, *range(5, 5 + count_between)):
+        DeltaInbox("billing", location).apply(several(offset), bookings_of)
+
+    inbox = DeltaInbox("billing", location)
+    news = inbox.fresh([retry_of(message(offset), offset) for offset in range(5)])
+
+    assert [message.queue_offset for message in news] == [2, 4]
+
+
+def test_write_of_the_users_own_names_its_messages_too(location: str) -> None:
+    inbox, hanging = DeltaInbox("billing", location), message(0)
+    with inbox.delta_rs([hanging]) as (table, new, properties):
+        merge(table, new, properties)
+    inbox.apply(several(2), bookings_of)
+
+    assert DeltaInbox("billing", location).fresh([retry_of(message(0))]) == []
+
+
+def test_handler_that_hung_on_a_later_message_does_not_repeat_the_effect_of_its_retry(
+    location: str,
+) -> None:
+    """Messages before it were sent back, or a filter left them out."""
+    DeltaInbox("billing", location).apply([retry_of(message(7))], bookings_of)
+
+    assert DeltaInbox("billing", location).apply([message(7)], bookings_of) == 0
+
+
+def test_two_tries_of_one_message_at_once_have_one_effect(location: str) -> None:
+    """Also where a later message of the queue took effect before."""
+    DeltaInbox("billing", location).apply(several(1), bookings_of)
+    first = retry_of(message(0))
+    second = handed_out.changed(first, queue_id=1)
+
+    def meanwhile() -> None:
+        DeltaInbox("billing", location).apply([second], bookings_of)
+
+    with before_commit(meanwhile, table="bookings"):
+        assert DeltaInbox("billing", location).apply([first], bookings_of) == 0
+
+    assert len(booked(location)) == 2
+
+
+def test_two_tries_of_one_message_in_one_call_have_one_effect(location: str) -> None:
+    tries = [retry_of(message(0)), retry_of(message(0), 1), retry_of(message(1), 2)]
+
+    news = DeltaInbox("billing", location).fresh(tries)
+
+    assert [message.queue_offset for message in news] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"commitInfo": {"txmq.note": "[1]"}}', '{"commitInfo": {"txmq.note": 5}}']
+)
+def test_commits_of_another_shape_name_no_message(location: str, content: str) -> None:
+    inbox = DeltaInbox("billing", location)
+    inbox.apply(several(1), bookings_of)
+    inbox.apply(several(2), bookings_of)
+    Path(location, commit_path(1)).write_text(content)
+
+    assert inbox.fresh([retry_of(message(0))])
+
+
+def test_block_that_fails_after_its_write_is_not_repeated_by_the_retry(location: str) -> None:
+    inbox, first = DeltaInbox("billing", location), message(0)
+    with (
+        pytest.raises(ZeroDivisionError),
+        inbox.delta_rs([first]) as (table, new, properties),
+    ):
+        merge(table, new, properties)
+        raise ZeroDivisionError
+
+    assert inbox.apply([retry_of(first)], bookings_of) == 0
+
+
+def test_block_that_fails_before_its_write_is_made_by_the_retry(location: str) -> None:
+    inbox, first = DeltaInbox("billing", location), message(0)
+    with pytest.raises(ZeroDivisionError), inbox.delta_rs([first]):
+        raise ZeroDivisionError
+
+    assert inbox.apply([retry_of(first)], bookings_of) == 1
 
 
 # --- micro-batches --------------------------------------------------------------------------------

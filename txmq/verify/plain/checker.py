@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from txmq.verify.business import BusinessReport
 from txmq.verify.business_markers import MarkerPlace
@@ -21,18 +21,20 @@ from txmq.verify.plain.totals import COUNTS, Totals
 from txmq.verify.report import VerifyReport
 
 
-def check_store(
+def check_store(  # noqa: PLR0913 - those of verify
     given: str | os.PathLike[str],
     *,
     drained: bool,
     check_limits: Mapping[str, int] | None,
     storage_options: Mapping[str, str],
     business: Mapping[str, MarkerPlace],
+    claim_keys: Mapping[str, Sequence[str]],
 ) -> VerifyReport:
     """Every check of a store; see `txmq.verify.verify`."""
     start_s = time.monotonic()
     location = checked_location(given)
-    pinned = PinnedStore.open(plain_location(location), storage_options, check_limits)
+    place = plain_location(location)
+    pinned = PinnedStore.open(place, storage_options, check_limits, claim_keys)
     # After the store, so that what it shows as ended has its marker.
     markers = Business(business, pinned) if business else None
     run = _Run(pinned, markers, drained=drained)

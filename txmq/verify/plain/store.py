@@ -18,6 +18,7 @@ from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.verify.plain import id_ranges
 from txmq.verify.plain.arrays import UNSAID
 from txmq.verify.plain.id_ranges import IdRange
+from txmq.verify.plain.signed_log import SignedLog
 from txmq.verify.plain.tables import NOTHING, PinnedTable, table_names
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class PinnedStore:
         location: str,
         options: Mapping[str, str],
         check_limits: Mapping[str, int] | None = None,
+        claim_keys: Mapping[str, Sequence[str]] | None = None,
     ) -> PinnedStore:
         """Pin every table; raises StoreNotFoundError, StorageError."""
         registers = _Registers(location, options)
@@ -110,9 +112,9 @@ class PinnedStore:
         # The schedule last: what a topic shows was in it before.
         readable = sorted(filter(_is_readable, names), key=is_schedule)
         topics = {name: PinnedTable(f"{location}/topics/{name}", options) for name in readable}
-        settled, op, half = (
-            PinnedTable(f"{location}/{log}", options) for log in ("settled", "op", "half")
-        )
+        settled = PinnedTable(f"{location}/settled", options)
+        op = SignedLog(f"{location}/op", options, claim_keys or {})
+        half = PinnedTable(f"{location}/half", options)
         aside = registers.value("set_aside")
         waiting = frozenset(aside.get("transactions", ()))
         # What is taken away is said before it is done, so this is read after the tables.

@@ -1,0 +1,218 @@
+"""State values of another shape: who reads one says so, by an error of txmq."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.check_world import wall_ms
+from tests.kit.dead_world import CONSUMERS, DeadWorld
+from txmq.admin.dead_letters import Chosen, DeadLetters
+from txmq.admin.rebuild_write import rebuild_topic
+from txmq.admin.status import Admin
+from txmq.admin.topics import Topics
+from txmq.broker import Broker
+from txmq.clock import Clock
+from txmq.consumer.pull import PullConsumer
+from txmq.errors import StoreFormatError, TxmqError
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.store import Store
+from txmq.store.value_shapes import problem_of_value
+from txmq.testing import ManualClock
+
+TOPIC = "order-paid"
+STRANGE: tuple[Any, ...] = (None, "x", -1, 1.5, True, [], {}, [[]], {"a": 1})
+# Values that a store has after days or faults; the others are those of a store in use.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "check_lease": {"holder": "somebody", "renewed_ms": 5, "asking": {"orders": "somebody/1"}},
+    "maintenance": {
+        "forgotten_before_date": "2026-01-01",
+        "schedule_forgotten_before_date": "2026-01-01",
+        "topic_begin": {TOPIC: 0},
+    },
+    "delay": {"op_table_id": "", "op_version": 0, "due_ms": 5, "rule": "store time"},
+    "remote_orders": {
+        "round_id": "1", "members": {"client": 5}, "taken": {"id": ["client", 5]},
+        "asked": {"id": {"check_times": 0, "client_id": "client"}},
+        "answers": {"id": {"state": "COMMIT", "reason": None}},
+    },
+}  # fmt: skip
+OF_A_STORE_IN_USE = (
+    f"dead_letters_{CONSUMERS}", f"group_{CONSUMERS}", "publisher", "set_aside", "topics",
+)  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def used_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """With a dead letter, a consumer group, a parked topic and a transaction that is set aside."""
+    world = DeadWorld(tmp_path_factory.mktemp("used"))
+    store = world.store
+    Topics(store, clock=world.clock).create(TOPIC, queue_nums=2)
+    world.bury("1")
+    world.letters.purge(Chosen(everything=True), reason="gone", apply=True)
+    consume(store, world.clock)
+    send(store, world.clock)
+    newest = max(
+        Path(store.location, "half").rglob("*.parquet"), key=lambda file: file.stat().st_mtime_ns
+    )
+    newest.write_bytes(b"")
+    world.publisher.run_once()
+    shutil.rmtree(Path(store.location, "topics", TOPIC))
+    send(store, world.clock)
+    world.publisher.run_once()
+    return store
+
+
+def fail(message: object) -> None:
+    raise ValueError(str(message))
+
+
+def consume(store: Store, clock: Clock) -> None:
+    with PullConsumer(store, consumer_group=CONSUMERS, topics=TOPIC, clock=clock) as consumer:
+        consumer.run_once(fail)
+
+
+def send(store: Store, clock: Clock) -> None:
+    with TransactionProducer(store, producer_group="orders", clock=clock) as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message(TOPIC, b"more"))
+        transaction.prepare()
+        transaction.commit()
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a value."""
+    if way:
+        yield way
+    parts: Any = enumerate(value) if isinstance(value, list) else ()
+    for key, part in value.items() if isinstance(value, dict) else parts:
+        yield from places(part, (*way, key))
+
+
+def bent(value: Any, way: tuple[Any, ...], strange: Any) -> Any:
+    changed = copy.deepcopy(value)
+    part = changed
+    for key in way[:-1]:
+        part = part[key]
+    part[way[-1]] = strange
+    return changed
+
+
+def bent_values(
+    value: dict[str, Any], strange_parts: Iterable[Any] = STRANGE
+) -> Iterator[dict[str, Any]]:
+    for way in places(value):
+        for strange in strange_parts:
+            yield bent(value, way, strange)
+
+
+def value_of(store: Store, name: str) -> dict[str, Any]:
+    return EXAMPLES.get(name) or store.tables.register(name).read().value
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, *OF_A_STORE_IN_USE])
+def test_value_of_txmq_has_no_problem_and_most_others_have(used_store: Store, name: str) -> None:
+    value = value_of(used_store, name)
+    problems = [problem_of_value(name, other) for other in bent_values(value)]
+
+    assert value
+    assert problem_of_value(name, value) is None
+    assert len([problem for problem in problems if problem]) > len(problems) / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"low_water_version": "5"}, "low_water_version must be a whole number"),
+        ({"parked": {"a": {"from_version": 1}}}, "parked.a.reason is missing"),
+        ({"parked": []}, "parked must be an object"),
+        ({"ends": {"a\x1b[2J": [1, 2]}}, r"ends.a\\x1b\[2J must be a list of 3"),
+    ],
+)
+def test_value_of_another_shape_is_told_by_its_place(
+    store: Store, change: dict[str, Any], problem: str
+) -> None:
+    send(store, ManualClock())
+    Publisher(store).run_once()
+    register = store.tables.register("publisher")
+    seen = register.read()
+    register.swap(seen, {**seen.value, **change}, 0)
+
+    with pytest.raises(StoreFormatError, match=f"state/publisher: {problem}; restore it"):
+        Publisher(store).run_once()
+
+
+# --- what cannot be told by its shape -------------------------------------------------------------
+
+Use = Callable[[Store, Clock], object]
+
+
+def broker(store: Store, clock: Clock) -> object:
+    return Broker(store, clock=clock).run_once()
+
+
+def publisher(store: Store, clock: Clock) -> object:
+    return Publisher(store, clock=clock).run_once()
+
+
+def status(store: Store, clock: Clock) -> object:
+    return Admin(store, clock=clock).status()
+
+
+def rebuild(store: Store, clock: Clock) -> object:
+    return rebuild_topic(store, TOPIC, clock, apply=True)
+
+
+def dead_letters(store: Store, clock: Clock) -> object:
+    return DeadLetters(store, CONSUMERS, clock=clock).all()
+
+
+def topics(store: Store, clock: Clock) -> object:
+    return Topics(store, clock=clock).describe(TOPIC)
+
+
+READERS: dict[str, tuple[Use, ...]] = {
+    "check_lease": (broker,),
+    "delay": (broker,),
+    "maintenance": (broker,),
+    "publisher": (publisher, status, rebuild),
+    "set_aside": (publisher, status),
+    "topics": (send, topics),
+    f"dead_letters_{CONSUMERS}": (dead_letters,),
+    f"group_{CONSUMERS}": (consume,),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_value_of_the_right_shape_that_nobody_would_write_is_no_error_of_python(
+    used_store: Store, tmp_path: Path, name: str
+) -> None:
+    value = value_of(used_store, name)
+    others = bent_values(value, ("x", -1, {}))
+    allowed = [one for one in others if problem_of_value(name, one) is None]
+
+    for number, other in enumerate(allowed):
+        location = shutil.copytree(used_store.location, tmp_path / str(number))
+        store, clock = Store.open(location), ManualClock(wall_ms())
+        register = store.tables.register(name, create=True)
+        register.swap(register.read(), other, clock.now_ms())
+        for read in READERS[name]:
+            with suppress(TxmqError):
+                read(Store.open(location), clock)
+        shutil.rmtree(location)

@@ -1,0 +1,261 @@
+"""Follows the log of one of txmq's own tables: the version that is pinned, its files and marks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Self
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from txmq.delta.actions import Seen, commit_path, stamp_of
+from txmq.delta.failures import failed_read
+from txmq.delta.files import Bounds, DataFile, FilePart, FileRange, covering
+from txmq.delta.folder import NOT_FOUND, TableFolder
+from txmq.delta.forks import begin_use, refuse_panic
+from txmq.delta.replay import follow, parsed_commit, replayed
+from txmq.delta.retries import MISSING, read_again
+from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
+from txmq.delta.snapshot import Definition, LiveFile, Snapshot
+from txmq.errors import IncompatibleVersionError, StoreFormatError, UnsupportedTableError
+
+# A follower looks for the next commit by its name, so it would wait for one that is lost. It lists
+# the log from time to time.
+LIST_EVERY_S = 60.0
+# Who is further behind begins at a checkpoint.
+FOLLOWED_MAX = 5_000
+
+
+class FollowedTable(TableFolder):
+    """A Delta table of txmq at one location, and the version of it that this object is pinned to.
+
+    Not safe for several threads: each service and each committing thread holds its own.
+    """
+
+    def __init__(
+        self, location: str, schema: TableSchema, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        """Open nothing yet; the first use does."""
+        super().__init__(schema.name, location, storage_options)
+        self.schema = schema
+        self._snapshot: Snapshot | None = None
+        self._listed_s = -math.inf
+
+    def exists(self) -> bool:
+        """Whether there is a Delta table at the location. Raises: StorageError."""
+        begin_use()
+        try:
+            return DeltaTable.is_deltatable(self.location, self._options or None)
+        except (DeltaError, OSError) as error:
+            raise failed_read(self.name, error) from error
+        except BaseException as error:
+            refuse_panic(error)
+            raise
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The version that this object is pinned to."""
+        begin_use()
+        if self._snapshot is None:
+            self._snapshot = self._opened()
+        return self._snapshot
+
+    def refresh(self) -> Self:
+        """Pin the newest version; returns the object itself. Raises: StorageError."""
+        self._pin(None)
+        return self
+
+    def _pin(self, through: int | None) -> None:
+        """Follow the log up to a version, or to its end."""
+        begin_use()
+        snapshot = self._snapshot
+        if snapshot is None or not read_again(self.name, lambda: self._follow(snapshot, through)):
+            self._snapshot = self._opened()
+
+    def reopen(self) -> Self:
+        """As `refresh`, by the whole log. Raises: StorageError."""
+        self._snapshot = self._opened()
+        return self
+
+    def _opened(self) -> Snapshot:
+        begin_use()
+        snapshot = read_again(self.name, lambda: replayed(self, MISSING))
+        self._check(snapshot.definition)
+        self._listed_s = time.monotonic()
+        return snapshot
+
+    def _follow(self, snapshot: Snapshot, through: int | None = None) -> bool:
+        """Follow the commits one by one; false where the log has to be read as a whole."""
+        for _ in range(FOLLOWED_MAX):
+            seen = snapshot.seen
+            if seen.version == through:
+                return True
+            # In this order: a clean-up deletes the oldest first, so a pinned commit that is there
+            # after the look for the next one says that nothing was deleted between the two.
+            following, pinned = self._commit_files(seen.version + 1, seen.version)
+            if pinned.type is NOT_FOUND or stamp_of(pinned) != seen.stamp:
+                # The log was cleaned up to here, or replaced.
+                return False
+            if following.type is NOT_FOUND:
+                return not self._is_broken_off(seen.version)
+            self._take(snapshot, Seen(seen.version + 1, stamp_of(following)))
+        return False
+
+    def _take(self, snapshot: Snapshot, seen: Seen) -> None:
+        content = self.commit_bytes(seen.version)
+        if content is None:
+            raise FileNotFoundError(seen.version)
+        actions = parsed_commit(self.name, seen.version, content)
+        definition = snapshot.definition.after(actions)
+        if definition is not snapshot.definition:
+            self._check(definition)
+        follow(self.name, snapshot, seen, actions)
+
+    def _is_broken_off(self, version: int) -> bool:
+        """Whether a commit is missing before later ones; looks from time to time only."""
+        if time.monotonic() - self._listed_s < LIST_EVERY_S:
+            return False
+        self._listed_s = time.monotonic()
+        return self.newest_commit() > version
+
+    def lost_commits(self) -> list[str]:
+        """Commit files without content, which readers pass over; rows that lack may be theirs.
+
+        Raises: StorageError where a commit is missing before later ones.
+        """
+        version = self.version
+        if self.snapshot.empty or (self.newest_commit() > version and not self.has_news()):
+            # They may be back, or the gap be filled.
+            self.reopen()
+        return [commit_path(version) for version in self.snapshot.empty]
+
+    def has_news(self) -> bool:
+        """Whether there is a newer version; one lookup of two file names.
+
+        Log clean-up keeps the newest commit, so a pinned commit that is gone is an old one.
+        """
+        newest = self._newest_known().version
+        pinned, following = self.commit_infos(newest, newest + 1)
+        return pinned.type is NOT_FOUND or following.type is not NOT_FOUND
+
+    def _newest_known(self) -> Seen:
+        """The newest commit that this object has seen; only later ones are news."""
+        return self.snapshot.seen
+
+    def _check(self, definition: Definition) -> None:
+        """Raise StorageError for a table that must not be used."""
+        written = definition.properties.get(SCHEMA_VERSION_PROPERTY)
+        if written is None or not written.isdecimal():
+            raise StoreFormatError(
+                self.name, "is a Delta table but not one of txmq; check the location"
+            )
+        if int(written) > SCHEMA_VERSION:
+            problem = f"has schema version {written}, this txmq reads {SCHEMA_VERSION}; upgrade it"
+            raise IncompatibleVersionError(self.name, problem)
+        if definition.unsupported:
+            raise UnsupportedTableError(self.name, definition.unsupported)
+
+    @property
+    def version(self) -> int:
+        """The version this object is pinned to."""
+        return self.snapshot.version
+
+    @property
+    def table_id(self) -> str:
+        """The id of the table; a table that was created again has another."""
+        return self.snapshot.definition.table_id
+
+    @property
+    def column_names(self) -> Sequence[str]:
+        """The columns of the stored table; an earlier txmq may have made fewer."""
+        return list(self.snapshot.definition.columns.names)
+
+    def properties(self) -> dict[str, str]:
+        """The properties of the table."""
+        return dict(self.snapshot.definition.properties)
+
+    def mark(self, app_id: str) -> int | None:
+        """The newest number committed under `app_id` in the pinned version; None without one."""
+        return self.snapshot.marks.number(app_id)
+
+    def marks(self, prefix: str) -> dict[str, int]:
+        """All marks whose names begin so."""
+        return self.snapshot.marks.with_prefix(prefix)
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the stored table; a typed topic has more than `schema` names."""
+        named = self.schema.columns
+        stored = self.snapshot.definition.columns
+        return pa.schema([*named, *(column for column in stored if column.name not in named.names)])
+
+    def _columns_of(self, names: Sequence[str]) -> pa.Schema:
+        named = self.schema.columns
+        columns = named if set(names) <= set(named.names) else self.columns
+        return pa.schema([columns.field(name) for name in names])
+
+    # --- its files ------------------------------------------------------------------------------
+
+    def files(self) -> list[DataFile]:
+        """All live files."""
+        return self.as_files(self.snapshot.files)
+
+    def files_holding(self, column: str, values: pa.Array) -> list[DataFile]:
+        """Live files whose range of `column` covers at least one of `values`, in any order.
+
+        Each value is compared by itself, so that one old id does not select all files.
+        """
+        return [span.file for span in self.ranges_holding(column, values)]
+
+    def files_beyond(self, column: str, value: int | str) -> list[DataFile]:
+        """Live files that may hold rows with `column` above `value`."""
+        files, bounds = self.snapshot.files, self.snapshot.bounds(column)
+        pairs = zip(files, bounds, strict=True)
+        return self.as_files([file for file, (_, high) in pairs if high is None or high > value])
+
+    def files_up_to(self, column: str, value: int) -> list[DataFile]:
+        """Live files that may hold rows with `column` at `value` or below."""
+        files, bounds = self.snapshot.files, self.snapshot.bounds(column)
+        pairs = zip(files, bounds, strict=True)
+        return self.as_files([file for file, (low, _) in pairs if low is None or low <= value])
+
+    def ranges(self, column: str) -> list[FileRange]:
+        """All live files, each with its smallest and largest value of `column`."""
+        files = self.snapshot.files
+        return self._as_ranges(files, self.snapshot.bounds(column))
+
+    def ranges_holding(self, column: str, values: pa.Array) -> list[FileRange]:
+        """As `files_holding`, each file with its smallest and largest value of `column`."""
+        if len(values) == 0:
+            return []
+        files = self.snapshot.files
+        bounds = self.snapshot.bounds(column)
+        is_kept = covering(bounds, values)
+        return self._as_ranges(list(compress(files, is_kept)), list(compress(bounds, is_kept)))
+
+    def parts(self, columns: Sequence[str]) -> list[FilePart]:
+        """All live files, each with its ranges of `columns`."""
+        files = self.snapshot.files
+        bounds = {name: self.snapshot.bounds(name) for name in columns}
+        return [
+            FilePart(
+                file,
+                {name: pairs[number][0] for name, pairs in bounds.items()},
+                {name: pairs[number][1] for name, pairs in bounds.items()},
+            )
+            for number, file in enumerate(self.as_files(files))
+        ]
+
+    def _as_ranges(self, files: Sequence[LiveFile], bounds: Sequence[Bounds]) -> list[FileRange]:
+        pairs = zip(self.as_files(files), bounds, strict=True)
+        return [FileRange(file, low, high) for file, (low, high) in pairs]
+
+    def as_files(self, files: Sequence[LiveFile]) -> list[DataFile]:
+        """Files of the log as data files, with typed partition values."""
+        columns = self.schema.columns
+        kinds = {name: columns.field(name).type for name in self.schema.partition_by}
+        return [file.data_file(kinds) for file in files]

@@ -1,0 +1,210 @@
+"""Reads a table's log: its newest checkpoint and the commits after it, into a snapshot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from txmq.delta.actions import (
+    COMMIT_NAME,
+    DAMAGES,
+    EMPTY_COMMIT,
+    LOG_FOLDER,
+    CommitActions,
+    Seen,
+    commit_actions,
+    commit_path,
+    stamp_of,
+)
+from txmq.delta.failures import in_one_line
+from txmq.delta.folder import NOT_FOUND, TableFolder
+from txmq.delta.snapshot import Definition, LiveFile, Marks, Snapshot
+from txmq.errors import StorageError, StoreNotFoundError
+
+# Of one file, or one of several: the version, and for a part its number and how many there are.
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet", re.ASCII)
+_COLUMNS = (
+    "add.path", "add.size", "add.modificationTime", "add.partitionValues", "add.stats",
+    "txn.appId", "txn.version", "metaData", "protocol",
+)  # fmt: skip
+
+
+class BrokenLogError(OSError):
+    """A log that cannot be read as it is now; a writer may be cleaning it."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """The names in a log folder: the versions of its commits, and the files of its checkpoints."""
+
+    commits: set[int] = field(default_factory=set)
+    checkpoints: dict[int, list[list[str]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> _Log:
+        log = cls()
+        parts: dict[tuple[int, int], list[str]] = {}
+        for name in sorted(names):
+            if commit := COMMIT_NAME.fullmatch(name):
+                log.commits.add(int(commit[1]))
+            elif part := _CHECKPOINT.fullmatch(name):
+                parts.setdefault((int(part[1]), int(part[3] or 0)), []).append(name)
+        for (version, count), files in parts.items():
+            if len(files) == max(count, 1):
+                log.checkpoints.setdefault(version, []).append(files)
+        return log
+
+    @property
+    def newest(self) -> int:
+        return max(self.commits, default=max(self.checkpoints, default=-1))
+
+    def bases(self) -> list[int]:
+        """The checkpoints to begin at, the newest first; -1 is the begin of the log."""
+        return [*sorted(self.checkpoints, reverse=True), -1]
+
+    def missing_after(self, base: int) -> int | None:
+        """The first commit after a checkpoint that is not there, although later ones are."""
+        versions = range(base + 1, self.newest + 1)
+        return next((version for version in versions if version not in self.commits), None)
+
+
+def replayed(folder: TableFolder, missing: str) -> Snapshot:
+    """The newest version of a table, by one listing of its log.
+
+    Raises: StoreNotFoundError with the problem `missing` where there is no log; OSError, which may
+        pass while a writer cleans the log; StorageError.
+    """
+    log = _Log.of(folder.log_names())
+    if log.newest < 0:
+        raise StoreNotFoundError(folder.name, missing)
+    base, snapshot = _base(folder, log)
+    for version in range(base + 1, log.newest + 1):
+        content, seen = _commit(folder, version)
+        actions = parsed_commit(folder.name, version, content)
+        snapshot = _first(actions) if snapshot is None else snapshot
+        follow(folder.name, snapshot, seen, actions)
+    assert snapshot is not None  # noqa: S101 - there is a checkpoint, or commit 0
+    return snapshot
+
+
+def _base(folder: TableFolder, log: _Log) -> tuple[int, Snapshot | None]:
+    """The newest checkpoint that can be read and after which no commit is missing."""
+    problem = ""
+    for base in log.bases():
+        missing = log.missing_after(base)
+        if missing is not None:
+            problem = problem or f"{commit_path(missing)} is not there, but later commits are"
+            continue
+        if base < 0:
+            return base, None
+        for names in log.checkpoints[base]:
+            try:
+                return base, _of_checkpoint(folder, base, names)
+            except (OSError, pa.ArrowException, *DAMAGES) as error:
+                problem = problem or f"checkpoint {base}: {in_one_line(error)}"
+    raise BrokenLogError(problem)
+
+
+def _first(actions: CommitActions) -> Snapshot:
+    if actions.metadata is None or actions.protocol is None:
+        raise BrokenLogError(f"{commit_path(0)} has no metaData or no protocol")
+    return Snapshot(Seen(-1), Definition(actions.metadata, actions.protocol), (), Marks())
+
+
+def _commit(folder: TableFolder, version: int) -> tuple[bytes, Seen]:
+    (info,) = folder.commit_infos(version)
+    content = folder.commit_bytes(version)
+    if content is None or info.type is NOT_FOUND:
+        raise FileNotFoundError(commit_path(version))
+    return content, Seen(version, stamp_of(info))
+
+
+def parsed_commit(table: str, version: int, content: bytes) -> CommitActions:
+    """What a commit file says; one that lost its content says nothing, as for other readers.
+
+    Raises: StorageError, which names the file.
+    """
+    if not content.strip():
+        return EMPTY_COMMIT
+    try:
+        return commit_actions(content)
+    except DAMAGES as error:
+        raise _damaged(table, version) from error
+
+
+def follow(table: str, snapshot: Snapshot, seen: Seen, actions: CommitActions) -> None:
+    """Carry a snapshot over a commit. Raises: StorageError, which names the file."""
+    try:
+        snapshot.follow(seen, actions)
+    except DAMAGES as error:
+        raise _damaged(table, seen.version) from error
+
+
+def _damaged(table: str, version: int) -> StorageError:
+    problem = f"{commit_path(version)} is damaged; restore this file"
+    return StorageError(table, f"cannot be read ({problem})")
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+def _of_checkpoint(folder: TableFolder, version: int, names: Sequence[str]) -> Snapshot:
+    (info,) = folder.commit_infos(version)
+    seen = Seen(version, None if info.type is NOT_FOUND else stamp_of(info))
+    parts = [_rows(folder, f"{LOG_FOLDER}/{name}") for name in names]
+    definition = Definition(_only(parts, "metaData"), _only(parts, "protocol"))
+    marks = [_structs(rows, "txn") for rows in parts]
+    files = chain.from_iterable(_files(rows) for rows in parts)
+    return Snapshot(seen, definition, files, _marks(marks))
+
+
+def _marks(parts: Sequence[pa.StructArray]) -> Marks:
+    def column(name: str, kind: pa.DataType) -> pa.Array:
+        arrays = [pc.struct_field(part, name).cast(kind) for part in parts if len(part)]
+        return pa.concat_arrays([pa.array([], kind), *arrays])
+
+    return Marks(column("appId", pa.string()), column("version", pa.int64()))
+
+
+def _rows(folder: TableFolder, path: str) -> pa.Table:
+    with folder.filesystem.open_input_file(path) as source:
+        return pq.ParquetFile(source).read(list(_COLUMNS), use_threads=False)
+
+
+def _structs(rows: pa.Table, kind: str) -> pa.StructArray:
+    """The actions of a kind; a checkpoint may have no column for one."""
+    if kind not in rows.column_names:
+        return pa.array([], pa.struct([]))
+    values = rows[kind].combine_chunks()
+    return values.filter(values.is_valid())
+
+
+def _only(parts: Sequence[pa.Table], kind: str) -> Mapping[str, Any]:
+    """The one action of a kind; its maps are pairs in Arrow."""
+    (action,) = chain.from_iterable(_structs(rows, kind).to_pylist() for rows in parts)
+    return {**action, "configuration": dict(action.get("configuration") or ())}
+
+
+def _files(rows: pa.Table) -> Iterator[LiveFile]:
+    files = _structs(rows, "add")
+    stored = {part.name for part in files.type}
+    if "path" not in stored:
+        return
+    columns = ("path", "size", "modificationTime", "partitionValues", "stats")
+    values = [
+        pc.struct_field(files, name).to_pylist() if name in stored else [None] * len(files)
+        for name in columns
+    ]
+    for path, size, modified_ms, partition, stats in zip(*values, strict=True):
+        action = {
+            "path": path, "size": size, "modificationTime": modified_ms,
+            "partitionValues": dict(partition or ()), "stats": stats,
+        }  # fmt: skip
+        yield LiveFile.of(action)
