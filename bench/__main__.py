@@ -23,9 +23,11 @@ from bench import (
     callers,
     consumers,
     dataframe,
+    growth,
     latency,
     listeners,
     pending,
+    restart,
     thirty_days,
     verify,
 )
@@ -51,6 +53,8 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "consumers": consumers.measure,
     "pending": pending.measure,
     "thirty-days": thirty_days.measure,
+    "growth": growth.measure,
+    "restart": restart.measure,
     "verify": verify.measure,
 }
 

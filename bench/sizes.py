@@ -23,6 +23,9 @@ class Sizes:
     consumed: int = 500_000
     published_rounds: int = 60
     verified: int = 10_000_000
+    history_commits: int = 50_000
+    history_messages: int = 10_000_000
+    topics: int = 1_000
 
     def smaller(self, times: int = 10) -> Sizes:
         """The same with less in it."""
@@ -39,6 +42,9 @@ class Sizes:
             consumed=max(self.commit_rows, self.consumed // times),
             published_rounds=max(5, self.published_rounds // times),
             verified=max(1_000, self.verified // times),
+            history_commits=max(100, self.history_commits // times**2),
+            history_messages=max(10_000, self.history_messages // times**2),
+            topics=max(10, self.topics // times),
         )
 
 

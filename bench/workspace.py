@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
+
+REMOVALS_MAX, PAUSE_S = 100, 0.1
 
 
 def fresh_folder(parent: Path, name: str) -> Path:
     """An empty folder; what an earlier round left there is removed."""
     folder = parent / name
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(REMOVALS_MAX):
+        # A checkpoint may be written beside it still.
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
+        time.sleep(PAUSE_S)
     folder.mkdir(parents=True)
     return folder
 
