@@ -23,6 +23,7 @@ from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import TopicWriter
 from txmq.store.half import half_table
 from txmq.store.store_clock import StoreClock
+from txmq.store.topic import TopicEnd
 
 # What takes the place of an attribute while a mend is out.
 Change = tuple[object, str, Any]
@@ -160,7 +161,8 @@ def _sent_back_after_the_batch() -> Sequence[Change]:
 
 
 def _rebuilt_under_groups() -> Sequence[Change]:
-    return [(RebuiltGroups, "check", lambda _: None)]
+    # Parking a topic that went back closes the hole of this plan too.
+    return [(RebuiltGroups, "check", lambda _: None), (TopicEnd, "is_behind", lambda *_: False)]
 
 
 HOLES = {
