@@ -5,7 +5,7 @@
 # MAGIC the changes to a second topic. Each message of the first topic counts once in the table and
 # MAGIC is published once to the second topic.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
+# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

@@ -5,7 +5,7 @@
 # MAGIC only if the MERGE took place. Nobody has to write a listener: the MERGE carries a marker,
 # MAGIC and the `DeltaListener` looks for it.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
+# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

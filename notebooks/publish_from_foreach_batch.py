@@ -5,7 +5,7 @@
 # MAGIC payment. Whenever the job dies, each micro-batch is booked once and its messages are visible
 # MAGIC once.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
+# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

@@ -4,7 +4,7 @@
 # MAGIC A job changes its own table **and** publishes a message about it. The message becomes
 # MAGIC visible if and only if the change took place.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a volume as the location of the store.
+# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

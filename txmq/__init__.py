@@ -94,6 +94,7 @@ from txmq.errors import (
     TxmqError,
     UnknownCommitError,
     UnreadableFileError,
+    UnsupportedPlaceError,
     UnsupportedTableError,
 )
 from txmq.verify import verify
@@ -369,6 +370,7 @@ __all__ = [
     "TxmqError",
     "UnknownCommitError",
     "UnreadableFileError",
+    "UnsupportedPlaceError",
     "UnsupportedTableError",
     "__version__",
     "attributes_of",

@@ -455,6 +455,10 @@ class StoreFullError(StorageError):
     retryable = True
 
 
+class UnsupportedPlaceError(StorageError):
+    """The file system cannot put a file in place once and for all, so it holds no store."""
+
+
 class ReadOnlyStoreError(StorageError):
     """The store refuses writes."""
 

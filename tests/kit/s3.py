@@ -131,6 +131,11 @@ def _free_port() -> int:
         return int(unused.getsockname()[1])
 
 
+def versitygw_program() -> str:
+    """The server over files, which `make object-store` builds."""
+    return os.environ.get("VERSITYGW") or _command("versitygw")
+
+
 def _command(name: str) -> str:
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)

@@ -26,6 +26,7 @@ from txmq.errors import (
     StorageUnavailableError,
     StoreFullError,
     TxmqError,
+    UnsupportedPlaceError,
     UnsupportedTableError,
 )
 
@@ -101,6 +102,12 @@ _KINDS = (
         StorageUnavailableError,
         "cannot be {verb}: the storage cannot be reached; check its endpoint and the network",
     ),
+)
+_NO_LINKS = _kind(
+    r"function not implemented|os error 38\b|operation not supported|os error 95\b",
+    UnsupportedPlaceError,
+    "cannot be written: this file system has no hard links, so two writers could not be told "
+    "apart; use a folder of a disk, or the URI of an object store (s3://, abfss://, gs://)",
 )
 _READ_ONLY = _kind(
     r"read-only file system|os error 30\b|permission denied|os error 13\b"
@@ -183,13 +190,13 @@ def _refused(table: str, error: CommitFailedError) -> CommitRefusedError:
 
 
 def disk_error(table: str, error: Exception) -> StorageError | None:
-    """StoreFullError or ReadOnlyStoreError for an error of the disk; None for other errors."""
+    """The typed error for an error of the disk: full, read-only, no links; None for others."""
     number = error.errno if isinstance(error, OSError) else None
     if number in _FULL_NUMBERS:
         return StoreFullError(table, _KINDS[0].problem)
     if number in _READ_ONLY_NUMBERS:
         return ReadOnlyStoreError(table, _READ_ONLY.problem)
-    return _of_kind(table, error, (_KINDS[0], _READ_ONLY), "written")
+    return _of_kind(table, error, (_KINDS[0], _NO_LINKS, _READ_ONLY), "written")
 
 
 def _of_kind(

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 1
 SCHEMA_VERSION_PROPERTY = "txmq.schema_version"
-COMMITTER_PROPERTY = "txmq.committer"
 # Files that were written up to this time and are in no commit may be gone (decision 0029).
 SWEPT_PROPERTY = "txmq.swept_ms"
 

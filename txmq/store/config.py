@@ -27,9 +27,10 @@ from txmq.store.config_faults import (
 from txmq.store.setting_values import UNREADABLE, frozen, loaded, plain
 
 PAYLOAD_ENGINES = ("auto", "arrow", "spark")
-COMMITTERS = ("delta-rs",)
 # Keys that a store fixes at its creation; a running process cannot change them.
-FIXED_KEYS = ("committer", "half_queues", "checkpoint_interval")
+FIXED_KEYS = ("half_queues", "checkpoint_interval")
+# Settings of version 0.1 that had one value; stores and files of that time name them.
+RETIRED = {"committer": "delta-rs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +119,9 @@ class Config:
         DEFAULT_LEVELS, "delays that delay_level selects, level 1 first (R97)"
     )
     timer_max_delay_s: float = setting(
-        40 * 86_400.0,
-        "longest delay of a message (RocketMQ timerMaxDelaySec)",
-        at_least=1.0,
-        at_most=float(MAX_DELAY_S),
-    )
+        40 * 86_400.0, "longest delay of a message (RocketMQ timerMaxDelaySec)",
+        at_least=1.0, at_most=float(MAX_DELAY_S),
+    )  # fmt: skip
     delay_trigger_interval_s: float = setting(
         0.1, "time between two searches of the delay service for due messages", at_least=0.001
     )
@@ -130,8 +129,6 @@ class Config:
         3600.0, "the delay service keeps messages in memory that are due within this time",
         at_least=1.0,
     )  # fmt: skip
-    committer: str = setting("delta-rs", "library that writes Delta's log; fixed at creation",
-                             one_of=COMMITTERS)  # fmt: skip
     payload_engine: str = setting(
         "auto", "engine that copies messages: arrow, spark, or auto by size",
         one_of=PAYLOAD_ENGINES,
@@ -270,6 +267,9 @@ class Config:
         """
         if not isinstance(values, Mapping):
             raise ConfigError([f"settings must be a mapping, not {type(values).__name__}"])
+        values = {
+            key: value for key, value in values.items() if (key, value) not in RETIRED.items()
+        }
         names = {spec.name for spec in fields(cls)}
         faults = [unknown_key(key, names) for key in values if key not in names]
         arguments = {key: value for key, value in values.items() if key in names}

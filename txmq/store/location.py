@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from urllib.parse import unquote
 
 from txmq.errors import ConfigError, shown
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
+# Mounts of Databricks: they can neither link nor rename, so no commit can be put there once.
+_MOUNTED = re.compile(r"/(Volumes|dbfs)(/|$)|dbfs:", re.ASCII)
 _CATALOG_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){1,2}", re.ASCII)
 # delta-rs decodes % twice, so that its folder differs from Spark's. The others make it panic.
 _BENDS_PATHS = re.compile(r"[%\\^|\[\]\x00-\x1f\x7f\ud800-\udfff]")
@@ -23,6 +26,12 @@ def plain_location(location: str | os.PathLike[str]) -> str:
     text = os.fspath(unchecked) if isinstance(unchecked, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip():
         raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
+    if _MOUNTED.match(text) and sys.platform != "darwin":
+        problem = (
+            "cannot hold a store: volumes and DBFS have neither links nor renames; use the URI of "
+            "an external location (s3://, abfss://, gs://), or a folder of a disk"
+        )
+        raise ConfigError([f"location {shown(text)} {problem}"])
     if text.lower().startswith("file:"):
         return _absolute(unquote(_path_of_file_uri(text)), text)
     if _CATALOG_NAME.fullmatch(text):

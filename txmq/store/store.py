@@ -89,6 +89,7 @@ class Store:
             StoreExistsError: the location holds a store already; call `open`.
             ConfigError: the location is no path or URI that txmq can use.
             ReadOnlyStoreError: the location refuses writes.
+            UnsupportedPlaceError: its file system has no hard links, as volumes of Databricks.
             StoreFullError: no space is left.
             StorageError: a table cannot be read or written for another reason.
         """

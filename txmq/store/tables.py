@@ -9,7 +9,6 @@ import pyarrow.fs as pa_fs
 from txmq.delta.failures import read_errors
 from txmq.delta.rooted import rooted_filesystem
 from txmq.delta.schemas import (
-    COMMITTER_PROPERTY,
     HALF,
     OP,
     REGISTER,
@@ -200,8 +199,7 @@ class StoreTables:
     def _create(
         self, schema: TableSchema, path: str, properties: Mapping[str, str] | None = None
     ) -> None:
-        extra = {COMMITTER_PROPERTY: self._config.committer, **(properties or {})}
-        self.table(schema, path).create(self._config.checkpoint_interval, extra)
+        self.table(schema, path).create(self._config.checkpoint_interval, properties)
         reached(FailPoint.STORE_TABLE_CREATED)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.endurance.torture.ledger import GROUP, Ledger
 from tests.endurance.torture.orders import FORESEEN, TOPICS, Orders
+from tests.endurance.torture.place import Place
 from tests.endurance.torture.strikes import struck
 from txmq.admin.operator import Operator
 from txmq.broker import Broker, run_until_signal
@@ -39,12 +40,14 @@ class Actor:
         self, folder: str, name: str, round_number: int, *, is_struck: bool = False
     ) -> None:
         """Open the store and the ledger of the folder."""
-        self._is_struck = is_struck
+        self._place = Place.read(Path(folder))
+        # A storage that throttles strikes everybody.
+        self._is_struck = is_struck or self._place.is_remote
         self.folder, self.name = Path(folder), name
         self.topic = f"round-{round_number}"
         if name.startswith("creator"):
             return
-        self.store = Store.open(self.folder / "store")
+        self.store = Store.open(self._place.location)
         self.ledger = Ledger(self.folder / "ledger.sqlite")
 
     def creator(self) -> None:
@@ -107,7 +110,7 @@ class Actor:
     def broker(self) -> None:
         broker = Broker(
             self.store,
-            spark=local_session(for_minutes=True),
+            spark=None if self._place.is_remote else local_session(for_minutes=True),
             listeners={GROUP: self.ledger},
             name=self.name,
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.endurance.torture.actors import operate
 from tests.endurance.torture.ledger import GROUP, PAID, Ledger
+from tests.endurance.torture.place import Place
 from tests.endurance.torture.plan import SERVICES, Round, round_of
 from tests.endurance.torture.processes import POLL_S, Killed, Processes
 from tests.endurance.torture.strikes import ROLES, by_fault, notes, strikes_of
@@ -86,17 +87,23 @@ class Torture:
     ) -> None:
         """Go on where an earlier run in this folder stopped."""
         self._folder, self._with_spark, self._say = folder, with_spark, say
+        self._place = Place.read(folder)
         self._state_path = folder / "state.json"
         if self._state_path.exists():
             self.state = State.read(self._state_path)
         else:
             for name in ("logs", "happened", "stores"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
-            Store.create(folder / "store", Config(**SETTINGS))
+            Store.create(self._place.location, Config(**SETTINGS))
             self.state = State(seed, rounds)
-        self.store = Store.open(folder / "store")
+        self.store = Store.open(self._place.location)
         self.ledger = Ledger(folder / "ledger.sqlite")
         self._processes = Processes(folder, seed, self.state.killed, self.state.faults)
+
+    @property
+    def _has_brokers(self) -> bool:
+        """With Spark; on an object store they work without it."""
+        return self._with_spark or self._place.is_remote
 
     def run(self) -> dict[str, Any]:
         """All rounds that are left, then the end."""
@@ -115,9 +122,9 @@ class Torture:
 
     def _round(self, this: Round) -> None:
         (self._folder / "stop").unlink(missing_ok=True)
-        brokers = this.brokers if self._with_spark else 0
+        brokers = this.brokers if self._has_brokers else 0
         self.state.rounds_with_two_brokers += brokers == 2
-        obstacle = self._folder / "store" / "topics" / this.topic
+        obstacle = Path(self._place.files) / "topics" / this.topic
         if this.has_obstacle:
             obstacle.parent.mkdir(exist_ok=True)
             obstacle.touch()
@@ -172,7 +179,7 @@ class Torture:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def _checkpoints(self) -> Path:
-        return self._folder / "store" / "checkpoints"
+        return Path(self._place.files) / "checkpoints"
 
     def _copied_checkpoints(self) -> Path:
         older = self._folder / "older-checkpoints"
@@ -240,27 +247,25 @@ class Torture:
     def _retired_copies(self) -> list[str]:
         """Retention forgets all that has ended, so it is tortured on a copy each."""
         problems = []
-        original = self._folder / "store"
         for number in range(RETIRED_COPIES):
-            copied = self._folder / f"retired-{number}"
-            shutil.rmtree(copied, ignore_errors=True)
-            copied.mkdir()
+            folder = self._folder / f"retiring-{number}"
+            shutil.rmtree(folder, ignore_errors=True)
             for name in ("logs", "happened"):
-                (copied / name).mkdir()
-            shutil.copytree(
-                original, copied / "store", ignore=shutil.ignore_patterns("checkpoints")
-            )
-            shutil.copy(self.ledger.path, copied / "ledger.sqlite")
-            problems += self._retired(copied, number)
-            shutil.rmtree(copied)
+                (folder / name).mkdir(parents=True)
+            copied = self._place.copied(f"retired-{number}")
+            copied.write(folder)
+            shutil.copy(self.ledger.path, folder / "ledger.sqlite")
+            problems += self._retired(folder, copied, number)
+            copied.forget()
+            shutil.rmtree(folder)
         return problems
 
-    def _retired(self, copied: Path, number: int) -> list[str]:
-        processes = Processes(copied, self.state.seed, self.state.killed, self.state.faults)
+    def _retired(self, folder: Path, copied: Place, number: int) -> list[str]:
+        processes = Processes(folder, self.state.seed, self.state.killed, self.state.faults)
         for armed in (True, False):
             processes.start("retirer", number, armed=armed)
             processes.wait_for("retirer")
-        store = Store.open(copied / "store")
+        store = Store.open(copied.location)
         report = verify(store.location)
         left = sum(file.num_records for file in store.tables.table_at("half").files())
         problems = [

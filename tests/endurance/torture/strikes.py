@@ -15,6 +15,7 @@ from pathlib import Path
 
 from deltalake.exceptions import DeltaError
 
+from tests.endurance.torture.place import Place
 from tests.kit.fault_vocabulary import PASSED_BY, WRITTEN_BY, Fault
 from txmq.errors import ClosedError
 from txmq.fail_points import FailPoint, arm
@@ -139,7 +140,7 @@ def _end_forked(folder: Path) -> None:
     """What a forked process may do: hear that it cannot use the store, and end."""
     outcome = "nothing was refused"
     try:
-        Store.open(folder / "store").topics()
+        Store.open(Place.read(folder).location).topics()
     except ClosedError:
         outcome = ""
     except BaseException as error:  # noqa: BLE001 - a panic is what it must not meet

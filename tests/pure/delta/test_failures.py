@@ -19,6 +19,7 @@ from txmq.errors import (
     StorageError,
     StorageUnavailableError,
     StoreFullError,
+    UnsupportedPlaceError,
     UnsupportedTableError,
 )
 
@@ -35,6 +36,9 @@ NAMES = ("StorageFull", "SlowDown", "AccessDenied", "NoSuchBucket", "conflict", 
          StoreFullError),
         (OSError(errno.EROFS, "x"), ReadOnlyStoreError),
         (OSError("Unable to open file: Permission denied (os error 13)"), ReadOnlyStoreError),
+        (OSError(errno.ENOSYS, "Function not implemented"), UnsupportedPlaceError),
+        (OSError("Unable to link file: Operation not supported (os error 95)"),
+         UnsupportedPlaceError),
         (DeltaError("Client error with status 403 Forbidden: "), AccessDeniedError),
         (DeltaError("error sending request for url (http://x/y)"), StorageUnavailableError),
         (CommitFailedError("This table has unsupported table features: [RowTracking]"),

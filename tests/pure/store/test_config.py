@@ -147,13 +147,13 @@ def test_all_faults_are_listed_at_once() -> None:
         transaction_check_max=0,
         transaction_timeout_s="6",
         reject_transaction_message=1,
-        committer="jvm",
+        payload_engine="jvm",
         transaction_chek_interval_s=3,
         listeners={"a/b": "x"},
     )
 
     text = "\n".join(faults)
-    for key in ("check_max", "timeout_s", "reject_", "committer", "chek_interval", "listeners"):
+    for key in ("check_max", "timeout_s", "reject_", "engine", "chek_interval", "listeners"):
         assert key in text
     assert len(faults) == 7
 
@@ -260,7 +260,7 @@ def test_listener_that_cannot_be_a_class_is_refused(listeners: object) -> None:
 
 
 def test_long_value_is_cut_in_its_fault() -> None:
-    assert len(faults_of(committer="x" * 10_000)[0]) <= 200
+    assert len(faults_of(payload_engine="x" * 10_000)[0]) <= 200
 
 
 # --- groups ----------------------------------------------------------------------------------
@@ -421,3 +421,15 @@ def test_any_file_is_settings_or_a_config_error(
         Config.from_yaml(path)
     except ConfigError as error:
         assert error.faults
+
+
+# --- settings of version 0.1 -----------------------------------------------------------------
+
+
+def test_setting_of_version_0_1_that_had_one_value_is_passed_over() -> None:
+    assert Config.from_dict({"committer": "delta-rs"}) == Config()
+
+
+def test_setting_of_version_0_1_with_another_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="committer"):
+        Config.from_dict({"committer": "spark"})

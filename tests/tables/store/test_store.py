@@ -11,7 +11,6 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.kit.builders import halves, ids, op_row, table_versions, transaction_id
-from txmq.delta.schemas import COMMITTER_PROPERTY
 from txmq.errors import (
     ConfigError,
     InvalidNameError,
@@ -315,10 +314,6 @@ def test_name_of_a_topic_never_leaves_its_folder(store: Store, method: str, name
 
 def test_handles_are_not_shared(store: Store) -> None:
     assert store.tables.op_log().table is not store.tables.op_log().table
-
-
-def test_tables_name_their_committer(store: Store) -> None:
-    assert store.tables.op_log().table.properties()[COMMITTER_PROPERTY] == "delta-rs"
 
 
 def test_checkpoints_are_no_tables_of_the_store(store: Store) -> None:
