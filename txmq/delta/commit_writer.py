@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -100,6 +102,15 @@ class CommitWriter:
         """
         try:
             return self._raced(since, commit)
+        finally:
+            self._turns.give_back()
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Other writers wait while the block computes a commit, or until they lose patience."""
+        self._turns.ask(is_long=True)
+        try:
+            yield
         finally:
             self._turns.give_back()
 

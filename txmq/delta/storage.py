@@ -1,13 +1,12 @@
 """Writes one of txmq's own Delta tables: create, append once, compare-and-swap, rewrite, remove.
 
-delta-rs makes all commits of a store on a path, because it creates a log file only if the file
-does not exist yet. Spark's default log store on a local disk ends in a plain rename, which can
-overwrite the commit of another process.
+txmq puts these commits itself (decision 0045); delta-rs makes the first one of a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
@@ -76,6 +75,10 @@ class Table(ReadTable):
         self.watch: Watch | None = None
 
     # --- making ---------------------------------------------------------------------------
+
+    def in_turn(self) -> AbstractContextManager[None]:
+        """Other writers of the table wait while the block computes a commit, but not for ever."""
+        return self._writer.in_turn()
 
     def create(self, checkpoint_interval: int, extra: Mapping[str, str] | None = None) -> None:
         """Create the table unless it exists (one commit); two processes may do it at once."""

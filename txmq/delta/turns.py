@@ -25,11 +25,14 @@ class _Pace(NamedTuple):
     look_s: float
     poll_s: float
     patience_s: float
+    # For who computes its commit anew in its turn, such as a rebuild.
+    long_patience_s: float
 
 
-_LOCAL = _Pace(look_s=0.01, poll_s=0.002, patience_s=0.5)
+_LOCAL = _Pace(look_s=0.01, poll_s=0.002, patience_s=0.5, long_patience_s=5.0)
 # Each look is a request.
-_REMOTE = _Pace(look_s=1.0, poll_s=0.1, patience_s=5.0)
+_REMOTE = _Pace(look_s=1.0, poll_s=0.1, patience_s=5.0, long_patience_s=15.0)
+_LONG = b"long "
 
 
 class Turns:
@@ -39,15 +42,17 @@ class Turns:
         """Look at nothing yet; `read` gives the content of a file, None where there is none."""
         self._objects, self._read = objects, read
         self._pace = _REMOTE if objects.is_remote else _LOCAL
-        self._own = uuid.uuid4().hex.encode()
+        self._own = b""
         # A turn that took longer than our patience; its owner may be dead.
-        self._ignored = self._own
+        self._ignored = b""
         self._looked_s = -math.inf
         self._is_asked = False
 
-    def ask(self) -> None:
+    def ask(self, *, is_long: bool = False) -> None:
         """Ask the others to wait, unless another writer has its turn."""
         if not self._is_asked:
+            # A new name each time: who lost patience with a turn ignores it for good.
+            self._own = (_LONG if is_long else b"") + uuid.uuid4().hex.encode()
             # Who may not write this file, or has no room for it, goes on without a turn.
             with suppress(Exception):
                 self._is_asked = self._objects.put_new(TURN_FILE, self._own)
@@ -64,7 +69,9 @@ class Turns:
         if self._is_asked or now_s - self._looked_s < self._pace.look_s:
             return
         turn = self._turn()
-        until_s = now_s + self._pace.patience_s
+        is_long = turn is not None and turn.startswith(_LONG)
+        patience_s = self._pace.long_patience_s if is_long else self._pace.patience_s
+        until_s = now_s + patience_s
         while turn is not None and time.monotonic() < until_s:
             time.sleep(self._pace.poll_s)
             after = self._turn()

@@ -15,8 +15,10 @@ from tests.kit.builders import table_versions
 from tests.kit.planted import DEAD, Filled, Vandal, filled
 from tests.kit.reading import topic_rows
 from tests.kit.stores import fresh_store
+from txmq.admin.rebuild_groups import RebuiltGroups
 from txmq.admin.topics import Topics
 from txmq.delta.schemas import TOPIC as SCHEMA
+from txmq.delta.turns import TURN_FILE
 from txmq.errors import PayloadMissingError, ReservedNameError, TopicNotRebuiltError
 from txmq.fail_points import FailPoint
 from txmq.maintenance.retention import Retention
@@ -269,6 +271,30 @@ def test_rebuild_takes_in_what_a_publisher_appends_meanwhile(made: Filled, vanda
 
     assert is_clean(made.location)
     assert not Topics(made.store).rebuild(PAID).is_needed
+
+
+def test_publisher_that_is_faster_each_time_waits_for_the_rebuild_in_the_end(
+    made: Filled, vandal: Vandal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubled(vandal, dict(made.ids))
+    store = Store.open(made.location)
+    check, waits = RebuiltGroups.check, []
+
+    def publish_unless_asked_to_wait(groups: RebuiltGroups) -> None:
+        check(groups)
+        waits.append(Path(store.topic_location(PAID), TURN_FILE).exists())
+        if not waits[-1]:
+            send(store, PAID, 1)
+            Publisher(store).run_once()
+
+    monkeypatch.setattr(RebuiltGroups, "check", publish_unless_asked_to_wait)
+
+    assert Topics(store).rebuild(PAID, apply=True).is_written
+    assert waits[-1]
+    assert not Path(store.topic_location(PAID), TURN_FILE).exists()
+    monkeypatch.undo()
+    Publisher(store).run_once()
+    assert is_clean(made.location)
 
 
 def send(store: Store, topic: str, count: int) -> None:

@@ -274,6 +274,50 @@ def test_turn_of_a_dead_writer_is_waited_for_once(
     assert not Path(table.location, TURN_FILE).exists()
 
 
+def test_turn_in_which_a_commit_is_computed_is_waited_for_longer(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("txmq.delta.turns.time.monotonic", lambda: now[0])
+
+    def sleep(pause_s: float) -> None:
+        now[0] += pause_s
+
+    monkeypatch.setattr("txmq.delta.turns.time.sleep", sleep)
+    waited_s = []
+    for is_long in (False, True):
+        turns_of(table).ask(is_long=is_long)
+        begin_s = now[0]
+        turns_of(table).wait()
+        waited_s.append(now[0] - begin_s)
+
+    assert waited_s[1] > 5 * waited_s[0] > 0
+
+
+def test_who_lost_patience_with_a_turn_waits_for_the_next_one_of_the_same_writer(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    slept: list[float] = []
+    monkeypatch.setattr("txmq.delta.turns.time.monotonic", lambda: now[0])
+
+    def sleep(pause_s: float) -> None:
+        now[0] += pause_s
+        slept.append(pause_s)
+
+    monkeypatch.setattr("txmq.delta.turns.time.sleep", sleep)
+    asking, waiting = turns_of(table), turns_of(table)
+    pauses = []
+    for _ in range(2):
+        asking.ask()
+        waiting.wait()
+        pauses.append(len(slept))
+        asking.give_back()
+        now[0] += 1
+
+    assert pauses[1] > pauses[0] > 0
+
+
 def test_second_writer_in_need_waits_for_the_first(table: Table) -> None:
     first, second = turns_of(table), turns_of(table)
     first.ask()
