@@ -32,6 +32,9 @@ class Proxy(ThreadingHTTPServer):
         self.log = Path(given.log).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self.draw, self.lock = random.Random(given.seed), threading.Lock()
 
+    def handle_error(self, *_: object) -> None:
+        """Clients are killed; that their connections break is no news."""
+
     def fate(self, method: str) -> str:
         """What is done to the next request."""
         with self.lock:
@@ -49,7 +52,11 @@ class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    # An answer goes out at once.
+    wbufsize = -1
+    disable_nagle_algorithm = True
     server: Proxy
+    upstream: http.client.HTTPConnection | None = None
 
     def answer(self) -> None:
         """Forward one request, as its fate is."""
@@ -68,16 +75,27 @@ class Handler(BaseHTTPRequestHandler):
         self._send(status, headers, content)
 
     def _upstream(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        upstream = http.client.HTTPConnection("127.0.0.1", self.server.given.port, timeout=60)
+        """What the server answers; the connection stays, as the client's does."""
+        if self.upstream is None:
+            self.upstream = http.client.HTTPConnection(
+                "127.0.0.1", self.server.given.port, timeout=60
+            )
         try:
-            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
-                upstream.putheader(name, value)
-            upstream.endheaders(body or None)
-            response = upstream.getresponse()
-            return response.status, response.getheaders(), response.read()
-        finally:
-            upstream.close()
+            return self._forwarded(self.upstream, body)
+        except (OSError, http.client.HTTPException):
+            # The server has closed it meanwhile; the next request opens it again.
+            self.upstream.close()
+            return self._forwarded(self.upstream, body)
+
+    def _forwarded(
+        self, upstream: http.client.HTTPConnection, body: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
+        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            upstream.putheader(name, value)
+        upstream.endheaders(body or None)
+        response = upstream.getresponse()
+        return response.status, response.getheaders(), response.read()
 
     def _send(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
         self.send_response_only(status)
@@ -91,6 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+        self.wfile.flush()
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = answer  # noqa: N815 - the names of http.server
 
