@@ -29,7 +29,7 @@ __all__ = ["ManualClock", "main"]
 
 PAUSE_S = 0.02
 ORDERS, THREADS = 120, 8
-MANY_ORDERS, MANY_THREADS = 450, 24
+MANY_THREADS = 24
 REASON = "torture"
 
 
@@ -58,7 +58,7 @@ class Actor:
         self._take(ORDERS, THREADS)
 
     def busy_producer(self) -> None:
-        self._take(MANY_ORDERS, MANY_THREADS)
+        self._take(self._place.orders, MANY_THREADS)
 
     def _take(self, count: int, threads: int) -> None:
         with TransactionProducer(self.store, producer_group=GROUP) as producer:

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,11 +25,15 @@ class Place:
         location: of the store, as users give it.
         files: where the files of the store are on this disk.
         environment: what a process needs in its environment to reach it.
+        orders: how many the busy producer takes in a round.
+        writers: how many other producers take orders at once.
     """
 
     location: str
     files: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    orders: int = 450
+    writers: int = 1
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -53,23 +57,20 @@ class Place:
         shutil.rmtree(files.parent, ignore_errors=True)
         shutil.copytree(self.files, files, ignore=shutil.ignore_patterns("checkpoints"))
         location = f"{self.location.rpartition('/')[0]}/{name}/store"
-        return Place(location, str(files), self.environment)
+        return replace(self, location=location, files=str(files))
 
     def forget(self) -> None:
         """Remove a copy."""
         shutil.rmtree(Path(self.files).parent)
 
 
-@contextmanager
-def disk(folder: Path) -> Iterator[Mapping[str, Any]]:
+def disk(folder: Path) -> None:
     """A folder on this machine."""
-    place = Place(str(folder / "store"), str(folder / "store"))
-    place.write(folder)
-    yield {}
+    Place(str(folder / "store"), str(folder / "store")).write(folder)
 
 
 @contextmanager
-def object_store(folder: Path) -> Iterator[dict[str, Any]]:
+def object_store(folder: Path, orders: int, writers: int) -> Iterator[dict[str, Any]]:
     """An S3 server over files, behind a proxy that throttles and loses answers.
 
     What it yields tells in the end what the proxy did to how many requests.
@@ -81,6 +82,7 @@ def object_store(folder: Path) -> Iterator[dict[str, Any]]:
         s3.proxy(server, requests, **FAULT_RATES) as reached,
     ):
         files = root / s3.BUCKET / "store"
-        Place(f"s3://{s3.BUCKET}/store", str(files), reached.environment).write(folder)
+        location = f"s3://{s3.BUCKET}/store"
+        Place(location, str(files), reached.environment, orders, writers).write(folder)
         yield told
         told |= reached.fates()

@@ -46,7 +46,7 @@ SETTINGS = {
 }
 DRAIN_WAIT_S = 300.0
 OBSTACLE_S = 10.0
-ARMED_PRODUCERS = 3
+ARMED_PRODUCERS = 3  # for each that works at once
 RETIRED_COPIES = 4
 
 
@@ -133,12 +133,12 @@ class Torture:
         crew = ["producer"] if brokers else [*ROLES]
         self._processes.strike(strikes_of(self.state.seed, this.number, crew))
         self._start_producers(this)
-        begin_s, left = time.monotonic(), ARMED_PRODUCERS
+        begin_s, left = time.monotonic(), ARMED_PRODUCERS * self._place.writers
         while self._producing() or left:
             for _ in self._processes.reap():
                 pass
             self._keep_services(this, brokers, is_blocked=obstacle.is_file())
-            if left and not self._processes.alive("producer"):
+            if left and self._processes.alive("producer") < self._place.writers:
                 self._processes.start("producer", this.number, armed=True)
                 left -= 1
             if obstacle.is_file() and time.monotonic() - begin_s > OBSTACLE_S:
