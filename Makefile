@@ -60,6 +60,18 @@ object-store: $(VERSITYGW) ready ## run tests of tables through an S3 server (ne
 $(VERSITYGW): | $(PACKAGES)
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
+SPARK = $$($(BIN)/python -c "from txmq.local_spark.jars import spark_home; print(spark_home())")
+DELTA = $$($(BIN)/python -c "from txmq.local_spark.jars import *; print(jar_folder(cache_folder()))")
+JAVA_FOLDER := txmq/user_data/java
+
+jar: ready ## build the log store for Spark on S3 anew (needs a JDK)
+	rm -rf build/java && mkdir -p build/java
+	javac --release 11 -Xlint:all -Werror -d build/java \
+		-cp "$$(ls $(SPARK)/jars/hadoop-client-api-*.jar):$$(ls $(DELTA)/io.delta_delta-storage-*.jar)" \
+		$(JAVA_FOLDER)/S3ConditionalLogStore.java
+	cp $(JAVA_FOLDER)/S3ConditionalLogStore.java LICENSE build/java
+	jar --create --date=2026-01-01T00:00:00Z --no-manifest --file $(JAVA_FOLDER)/txmq-s3-log-store.jar -C build/java .
+
 wheel: $(PACKAGES) ## build the wheel and try it alone under each Python: import, send, publish, read
 	$(BIN)/python -m tests.wheel
 

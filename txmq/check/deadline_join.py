@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from txmq.clock import AS_IT_IS, AffineClock
+from txmq.delta.object_store import spark_location
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,7 +57,7 @@ def changes(session: SparkSession, location: str, from_version: int) -> DataFram
         .option("readChangeFeed", "true")
         .option("startingVersion", from_version)
         .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
-        .load(location)
+        .load(spark_location(location))
         # Retention appears as deletes.
         .where(sql.col("_change_type") == "insert")
     )

@@ -33,6 +33,11 @@ def is_remote(location: str) -> bool:
     return "://" in location
 
 
+def spark_location(location: str) -> str:
+    """A location as Spark spells it: Hadoop knows S3 as s3a, which all other readers know too."""
+    return f"s3a://{location[5:]}" if location[:5].lower() == "s3://" else location
+
+
 def opened(location: str, options: Mapping[str, str]) -> ObjectStore:
     """The folder; nothing is asked yet."""
     config, client = _split(options)

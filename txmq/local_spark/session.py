@@ -108,7 +108,7 @@ def _started(app_name: str, options: str, settings: Mapping[str, str]) -> SparkS
     java_home = home_for_spark(require_java(), cache)
     if missing_jars(jar_folder(cache)):
         fetch_jars(cache, java_home)
-    jars = ",".join(str(path) for path in jar_paths(cache))
+    jars = ",".join(filter(None, [*map(str, jar_paths(cache)), settings.get("spark.jars")]))
     # By default glibc keeps an arena for each thread, some hundred megabytes in all.
     arenas = os.environ.get("MALLOC_ARENA_MAX", "2")
     with _environment(

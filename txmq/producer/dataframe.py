@@ -10,6 +10,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from txmq.clock import timestamp
+from txmq.delta.object_store import spark_location
 from txmq.delta.parquet import (
     NewFile,
     microsecond_timestamps,
@@ -93,7 +94,7 @@ class DataFrameSend:
         observed = rows.observe(observation, *metrics).drop(_IS_WRONG)
         writer = spark_writer(observed)
         with microsecond_timestamps(self.dataframe.sparkSession):
-            writer.parquet(f"{half.location}/{folder}")
+            writer.parquet(f"{spark_location(half.location)}/{folder}")
         try:
             _refuse(observation.get)
         except InvalidMessageError:

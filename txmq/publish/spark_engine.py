@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from txmq.clock import timestamp
 from txmq.columns import Integers
 from txmq.delta.files import DataFile
+from txmq.delta.object_store import spark_location
 from txmq.delta.parquet import NewFile, spark_writer, staging_folder, written_by_spark
 from txmq.delta.rooted import inside
 from txmq.delta.schemas import HALF, TOPIC
@@ -68,14 +69,14 @@ class SparkEngine:
         # Java needs the memory that planning used; Arrow returns it only on request.
         pa.default_memory_pool().release_unused()
         with _as_storage_error(topic.schema.name):
-            writer.parquet(f"{topic.location}/{folder}")
+            writer.parquet(f"{spark_location(topic.location)}/{folder}")
         return written_by_spark(folder, topic.filesystem, TOPIC.statistics_columns, {})
 
     def _copied(self, half: Table, job: _SparkJob, now_ms: int) -> DataFrame:
         """Join each file with its row of arrays; a row of the file takes its element of each."""
         import pyspark.sql.functions as F  # noqa: N812
 
-        paths = [f"{half.location}/{inside(file.path)}" for file in job.files]
+        paths = [f"{spark_location(half.location)}/{inside(file.path)}" for file in job.files]
         source = self._spark.read.schema(_stored_schema()).parquet(*paths)
         places = {name: F.col(f"_metadata.{name}") for name in ("file_name", "row_index")}
         arrays = F.broadcast(self._spark.createDataFrame(job.arrays))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txmq.clock import Clock, SystemClock
-from txmq.delta.object_store import is_remote
+from txmq.delta.object_store import is_remote, spark_location
 from txmq.errors import (
     CommitRefusedError,
     ConfigError,
@@ -194,6 +194,8 @@ class Store:
     def topic_location(self, topic: str) -> str:
         """The location of a topic's table, which any Delta reader can load; 0 commits.
 
+        On S3 it begins with s3a://, which Spark knows as all others do.
+
         Args:
             topic: the stored name.
 
@@ -208,11 +210,11 @@ class Store:
         if not table.exists():
             problem = "has no table yet; its first committed message makes it"
             raise TopicNotFoundError(topic, problem)
-        return table.location
+        return spark_location(table.location)
 
     def checkpoint_location(self, service: str) -> str:
         """The location for the streaming checkpoint of a reader, by its name; 0 commits."""
-        return f"{self.location}/checkpoints/{service}"
+        return f"{spark_location(self.location)}/checkpoints/{service}"
 
     def _keep_settings(self, settings: Register, now_ms: int) -> None:
         """The last commit of a creation; of several concurrent creators the first wins."""

@@ -31,6 +31,7 @@ from txmq.user_data.delta_marker import (
     marker_settings,
     session_settings,
 )
+from txmq.user_data.s3_log_store import active_session, check_log_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,15 +76,17 @@ class LocalTransaction:
     def delta_options(self, table: str | None) -> dict[str, str]:
         """The options that put the marker on one Spark write.
 
-        Raises: LocalTransactionError if no table is named; UnsupportedTableError, StorageError.
+        Raises: LocalTransactionError if no table is named; UnsupportedTableError,
+            UnsupportedPlaceError, StorageError.
         """
-        self._markable(table)
+        check_log_store(active_session(), self._markable(table).location)
         return marker_options(self._id)
 
     @contextmanager
     def delta_sql(self, spark: SparkSession, table: str | None) -> Iterator[SqlStatement]:
         """Put the marker on one statement; look for it when the block ends without an error."""
         marked = self._markable(table)
+        check_log_store(spark, marked.location)
         problem = (
             "delta_sql runs one statement, because Spark skips a second write with the same "
             "marker; put the marker on the statement that decides"

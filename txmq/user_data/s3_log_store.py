@@ -1,0 +1,83 @@
+"""Settings with which open-source Spark writes Delta tables on S3 and overwrites no other commit.
+
+Spark looks whether a commit file is there and then writes it, so a fence, or a local transaction,
+that comes in between is lost without an error (decision 0012). The log store in the jar beside this
+module puts each commit if absent.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from txmq.errors import UnsupportedPlaceError, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOG_STORE_CLASS = "io.txmq.spark.S3ConditionalLogStore"
+SCHEMES = ("s3", "s3a", "s3n")
+_JAR = Path(__file__).with_name("java") / "txmq-s3-log-store.jar"
+_ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
+
+
+def s3_log_store_jar() -> Path:
+    """The jar for `spark.jars`; it needs Hadoop 3.4.2 or newer and says so where it is older."""
+    return _JAR
+
+
+def s3_log_store_settings() -> dict[str, str]:
+    """The settings of a new Spark session: the jar, and the log store for each scheme of S3.
+
+    Example:
+        >>> spark = local_session(extra=s3_log_store_settings())
+    """
+    return {"spark.jars": str(_JAR), **{_setting(scheme): LOG_STORE_CLASS for scheme in SCHEMES}}
+
+
+def check_log_store(spark: SparkSession | None, location: str) -> None:
+    """Refuse a table whose commits Spark may overwrite; 0 commits.
+
+    Args:
+        spark: the session that writes the table; without one nothing is known, nor refused.
+        location: of the table.
+
+    Raises: UnsupportedPlaceError.
+    """
+    scheme = location.partition("://")[0].lower()
+    if spark is None or scheme not in SCHEMES:
+        return
+    log_stores = {spark.conf.get(_setting(name), None) for name in (scheme, "s3a")}
+    if problem := log_store_problem(log_stores, os.environ):
+        raise UnsupportedPlaceError(f"table {shown(location)}", problem)
+
+
+def active_session() -> SparkSession | None:
+    """The session of this thread; None where Spark was not even loaded."""
+    pyspark = sys.modules.get("pyspark.sql")
+    return None if pyspark is None else pyspark.SparkSession.getActiveSession()
+
+
+def log_store_problem(
+    log_stores: Collection[str | None], environment: Mapping[str, str]
+) -> str | None:
+    """Why a marker or a fence in a table on S3 could be lost; None where it cannot."""
+    if _ON_DATABRICKS in environment:
+        return (
+            "is on S3, where Databricks commits by a service that knows nothing of fences by "
+            "delta-rs; use a listener with a query or a database (QueryListener, JdbcListener)"
+        )
+    if LOG_STORE_CLASS in log_stores:
+        return None
+    return (
+        f"is on S3, where Spark overwrites commits that came first ({_setting('s3a')} is not "
+        f"{LOG_STORE_CLASS}); start the session with s3_log_store_settings(), or write the table "
+        "by delta_rs()"
+    )
+
+
+def _setting(scheme: str) -> str:
+    return f"spark.delta.logStore.{scheme}.impl"
