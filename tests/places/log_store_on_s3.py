@@ -47,11 +47,10 @@ def _put_by_spark(spark: Any, path: str, barrier: Barrier) -> bool:
     log_store = kind.getConstructors()[0].newInstance(_array(spark, configuration))
     actions = jvm.java.util.ArrayList()
     actions.add("spark")
+    place, overwrite = jvm.org.apache.hadoop.fs.Path(path), False
     barrier.wait()
     try:
-        log_store.write(
-            jvm.org.apache.hadoop.fs.Path(path), actions.iterator(), False, configuration
-        )
+        log_store.write(place, actions.iterator(), overwrite, configuration)
     except Py4JJavaError as error:
         if "FileAlreadyExists" in str(error.java_exception.toString()):
             return False

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from tests.oracle.checker import verify_by_spark
 from txmq import (
+    Admin,
     Broker,
     Config,
     DeltaListener,
@@ -56,12 +57,13 @@ def main(lake: str) -> dict[str, object]:
         recheck.run_once()
         Publisher(store, spark=spark).run_once()
     read = Consumer(store, consumer_group="billing").read(TOPIC, spark=spark).count()
-    with Broker(store, spark=spark, listeners={GROUP: listener}).start():
-        with TransactionProducer(store, producer_group=GROUP) as producer:
-            producer.send(Message(TOPIC, b"by the broker"))
-        streamed = _streamed(spark, store, FRAME_ROWS + 2)
+    broker = Broker(store, spark=spark, listeners={GROUP: listener}).start()
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        producer.send(Message(TOPIC, b"by the broker"))
+    streamed = _streamed(spark, store, FRAME_ROWS + 2)
+    broker.stop()
     report = verify_by_spark(store.location.replace("s3://", "s3a://"), spark)
-    states = {one.id: Operator(store).transaction(one.id).state.value for one in (asked, fenced)}
+    states = {one.id: Admin(store).transaction(one.id).state.value for one in (asked, fenced)}
     return {
         "read": read,
         "streamed": streamed,

@@ -209,14 +209,16 @@ class OpenTransactions:
 
 
 def _readable_rows(half: Table) -> pa.Table:
-    """_COLUMNS of all rows; a file that cannot be read is skipped and a warning names it."""
+    """_COLUMNS of all rows of a transaction; a file that cannot be read is named in a warning."""
     tables = [half.read([], _COLUMNS)]
     for file in half.files():
         try:
             tables.append(half.read([file], _COLUMNS))
         except UNREADABLE_ERRORS as error:
             logger.warning("half file %s cannot be read (%s)", file.path, type(error).__name__)
-    return pa.concat_tables(tables)
+    rows = pa.concat_tables(tables)
+    # Written by hand: nobody could end it.
+    return rows.filter(pc.is_valid(rows["transaction_id"]))
 
 
 def _without_ended(rows: pa.Table, ends: pa.Table, claims: pa.Table) -> pa.Table:

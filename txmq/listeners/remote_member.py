@@ -23,6 +23,7 @@ from txmq.listeners.remote_requests import (
     requests_in,
 )
 from txmq.store.store import Store
+from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +57,8 @@ class RemoteMember(ThreadHandle):
         super().__init__(f"remote-{group}", POLL_INTERVAL_S)
         self.client_id = client_id
         self.answered = 0
-        self._group, self._clock = group, clock
+        # Who asks compares signs of life with the store's time.
+        self._group, self._clock = group, StoreClock.of(store, clock)
         self._lease_s = store.config.of_group(group).listener_timeout_s / 2
         self._half = store.tables.half_log()
         self._askers = Askers({group: listener}, store.config, spark)

@@ -226,7 +226,14 @@ class MaintenanceHandle(ThreadHandle):
         self.begin()
 
     def _turn(self) -> None:
-        self.total += self._maintenance.run_once()
+        try:
+            self.total += self._maintenance.run_once()
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
+            # The next round comes after an interval, as after one whose tables all failed.
+            logger.exception("a round of maintenance failed")
+            self.total += MaintenanceResult(failed={"round": str(error)})
         self.rounds += 1
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.kit.builders import halves
-from txmq.check import service
+from txmq.check import triggers
 from txmq.check.recheck import Recheck
 from txmq.check.round import CheckRound
-from txmq.check.service import _StreamTrigger
 from txmq.check.traffic import LogTraffic
+from txmq.check.triggers import StreamTrigger
 from txmq.errors import StorageError
 from txmq.store.store import Store
 from txmq.testing import ManualClock
@@ -53,7 +53,7 @@ class Query:
 def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     passed = Elapsed()
     monkeypatch.setattr("txmq.check.traffic.time.monotonic", lambda: passed.s)
-    monkeypatch.setattr(service, "_Running", Query)
+    monkeypatch.setattr(triggers, "_Running", Query)
     Query.started = 0
     return passed
 
@@ -75,12 +75,12 @@ def trigger(
     clock: ManualClock,
     recheck: Recheck,
     elapsed: Elapsed,  # noqa: ARG001 - its time passes
-) -> _StreamTrigger:
+) -> StreamTrigger:
     spark: Any = object()
-    return _StreamTrigger(spark, store, clock, recheck, lambda *_: None)
+    return StreamTrigger(spark, store, clock, recheck, lambda *_: None)
 
 
-def looked(trigger: _StreamTrigger, elapsed: Elapsed, times: int = 1) -> bool:
+def looked(trigger: StreamTrigger, elapsed: Elapsed, times: int = 1) -> bool:
     """The service's turns, one per interval; whether the last one asks for a recheck."""
     asks = False
     for _ in range(times):
@@ -93,13 +93,13 @@ def commit(store: Store, number: int) -> None:
     store.tables.half_log().table.append(halves(number), app_id="test", number=number)
 
 
-def test_query_starts_with_the_service(trigger: _StreamTrigger) -> None:
+def test_query_starts_with_the_service(trigger: StreamTrigger) -> None:
     assert trigger.keep_running()
     assert Query.started == 1
 
 
 def test_query_stops_when_the_logs_were_quiet_and_a_recheck_follows(
-    trigger: _StreamTrigger, elapsed: Elapsed
+    trigger: StreamTrigger, elapsed: Elapsed
 ) -> None:
     looked(trigger, elapsed, 14)
     assert trigger._running is not None
@@ -109,7 +109,7 @@ def test_query_stops_when_the_logs_were_quiet_and_a_recheck_follows(
 
 
 def test_query_goes_on_while_there_are_commits(
-    store: Store, trigger: _StreamTrigger, elapsed: Elapsed
+    store: Store, trigger: StreamTrigger, elapsed: Elapsed
 ) -> None:
     for number in range(1, 30):
         commit(store, number)
@@ -119,7 +119,7 @@ def test_query_goes_on_while_there_are_commits(
     assert Query.started == 1
 
 
-def resting(trigger: _StreamTrigger, elapsed: Elapsed) -> _StreamTrigger:
+def resting(trigger: StreamTrigger, elapsed: Elapsed) -> StreamTrigger:
     looked(trigger, elapsed, 20)
     assert trigger._is_resting
     return trigger
@@ -129,7 +129,7 @@ def test_what_falls_due_during_a_rest_is_found_by_its_deadline(
     store: Store,
     clock: ManualClock,
     recheck: Recheck,
-    trigger: _StreamTrigger,
+    trigger: StreamTrigger,
     elapsed: Elapsed,
 ) -> None:
     commit(store, 1)
@@ -144,7 +144,7 @@ def test_what_falls_due_during_a_rest_is_found_by_its_deadline(
 
 
 def test_new_half_during_a_rest_is_searched_at_once(
-    store: Store, recheck: Recheck, trigger: _StreamTrigger, elapsed: Elapsed
+    store: Store, recheck: Recheck, trigger: StreamTrigger, elapsed: Elapsed
 ) -> None:
     recheck.run_once()
     resting(trigger, elapsed)
@@ -154,7 +154,7 @@ def test_new_half_during_a_rest_is_searched_at_once(
 
 
 def test_one_transaction_ends_no_rest_and_traffic_does(
-    store: Store, trigger: _StreamTrigger, elapsed: Elapsed
+    store: Store, trigger: StreamTrigger, elapsed: Elapsed
 ) -> None:
     resting(trigger, elapsed)
     commit(store, 1)

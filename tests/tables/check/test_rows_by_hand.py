@@ -150,3 +150,17 @@ def test_half_with_a_strange_immunity_is_asked_about_like_any_other(
 def test_message_with_a_strange_immunity_is_refused(immunity: str) -> None:
     with pytest.raises(InvalidPropertyError, match=IMMUNITY):
         Message("order-paid", b"42", properties={IMMUNITY: immunity})
+
+
+def test_half_without_an_id_holds_up_no_question(tmp_path: Path) -> None:
+    world = CheckWorld(tmp_path)
+    ids = world.prepare(immunity_s=0.1)
+    row = dict.fromkeys(HALF.columns.names) | {"queue_id": 0, "topic": "order-paid"}
+    row["store_date"] = rows_of(f"{world.store.location}/half")[0]["store_date"]
+    append(world.store, "half", pa.Table.from_pylist([row], HALF.columns))
+    listener = world.listener(SAYS_COMMIT)
+    world.clock.advance(60)
+
+    RecheckJob(world.store, listeners={GROUP: listener}, clock=world.clock).run_once()
+
+    assert listener.asked() == ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, UNKNOWN, CheckWorld, wait_until
 from txmq.check.open_transactions import OpenTransactions
+from txmq.check.recheck import Recheck
 from txmq.check.service import CheckHandle, CheckService
 from txmq.errors import StorageError
 from txmq.lifecycle import ClaimKind
@@ -217,3 +219,29 @@ def test_broker_without_spark_does_everything_and_starts_no_java(tmp_path: Path)
 
     assert done.stdout.split() == ["3", "False"], done.stderr
     assert verify(str(tmp_path / "store")).is_clean
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "no answer"), StorageError("op", "gone")])
+def test_look_that_fails_once_does_not_end_the_service(
+    world: CheckWorld,
+    start: Callable[..., CheckHandle],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    may_find_more, failed = Recheck.may_find_more, threading.Event()
+
+    def fails_once(recheck: Recheck) -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise error
+        return may_find_more(recheck)
+
+    monkeypatch.setattr(Recheck, "may_find_more", fails_once)
+    listener = world.listener(COMMIT)
+    handle = start(orders=listener)
+    wait_until(failed.is_set, "the look that fails")
+    ids = world.prepare(immunity_s=0.1)
+    wait_until(lambda: set(listener.asked()) == set(ids), "the questions after it")
+
+    assert handle.is_alive
+    assert handle.last_error is error

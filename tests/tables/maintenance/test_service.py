@@ -10,8 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.kit.reading import wait_until
 from txmq.admin.status import Admin
 from txmq.delta.storage import Table
+from txmq.errors import StorageUnavailableError
 from txmq.maintenance import service as module
 from txmq.maintenance.compaction import Compacted
 from txmq.maintenance.orphans import remove_checkpoints, sweep
@@ -21,6 +23,7 @@ from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store, service_checkpoint_location
+from txmq.store.tables import StoreTables
 from txmq.testing import ManualClock
 from txmq.verify import verify
 
@@ -275,3 +278,24 @@ def test_end_of_the_process_is_no_failure_of_a_table(
 
     with pytest.raises(SystemExit):
         Maintenance(busy).run_once()
+
+
+def test_listing_that_fails_once_does_not_end_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(tmp_path / "store", Config(maintenance_interval_s=0.01))
+    table_paths, failures = StoreTables.table_paths, []
+
+    def fails_once(tables: StoreTables) -> list[str]:
+        if not failures:
+            failures.append(1)
+            raise StorageUnavailableError("store", "cannot be read: too many requests")
+        return table_paths(tables)
+
+    monkeypatch.setattr(StoreTables, "table_paths", fails_once)
+    handle = Maintenance(store).start()
+    wait_until(lambda: handle.rounds >= 2, what="a round after the one that failed")
+    handle.stop()
+
+    assert handle.exception is None
+    assert "too many requests" in handle.total.failed["round"]
