@@ -161,6 +161,6 @@ def test_half_without_an_id_holds_up_no_question(tmp_path: Path) -> None:
     listener = world.listener(SAYS_COMMIT)
     world.clock.advance(60)
 
-    RecheckJob(world.store, listeners={GROUP: listener}, clock=world.clock).run_once()
+    RecheckJob(world.store, listeners={"orders": listener}, clock=world.clock).run_once()
 
     assert listener.asked() == ids
