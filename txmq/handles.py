@@ -36,6 +36,11 @@ def is_survivable(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
+def is_connect(spark: object) -> bool:
+    """Whether a session is one of Spark Connect, which runs no function of this process."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
 @contextmanager
 def batch_of_spark() -> Iterator[None]:
     """Around what Spark calls for a micro-batch: Spark waits for ever if it raises no Exception."""

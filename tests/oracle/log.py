@@ -164,6 +164,8 @@ def _listed(spark: SparkSession, kind: str, pattern: str) -> DataFrame | None:
 
     try:
         found = spark.read.format(kind).schema(_ACTIONS).load(pattern)
+        # Spark Connect looks at the path here, and not before.
+        found.columns  # noqa: B018
     except AnalysisException:
         return None
     return found.selectExpr(

@@ -23,6 +23,7 @@ from txmq.errors import StorageError
 from txmq.handles import (
     LOOK_INTERVAL_S,
     ThreadHandle,
+    is_connect,
     is_survivable,
 )
 from txmq.hooks import Hook, Hooks
@@ -143,7 +144,7 @@ class CheckHandle(ThreadHandle):
         self._recheck = Recheck(store, checks, clock)
         self._trigger: Trigger = (
             LogTrigger(store, self._recheck, self._on_due)
-            if spark is None
+            if spark is None or is_connect(spark)
             else StreamTrigger(spark, store, clock, self._recheck, self._on_due)
         )
         self._needs_recheck = threading.Event()

@@ -123,8 +123,11 @@ class RangeReader:
         """
         ends = {queue: handled.get(queue, start) for queue, start, _ in ranges}
         unhandled = {queue: ends[queue] for queue, _, end in ranges if ends[queue] < end}
-        self._reader.commit(unhandled)
-        self._reader.give_again(unhandled)
+        try:
+            self._reader.commit(unhandled)
+        finally:
+            # Else the next commit would pass over what nobody has handled.
+            self._reader.give_again(unhandled)
 
     def failed_message(
         self, offsets: OffsetRange, reason: str | BaseException

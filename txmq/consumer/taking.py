@@ -96,6 +96,10 @@ class MessageTaking:
                     batch.take(queue, position)
             except UNREADABLE as error:
                 failure = failure or error
+            except BaseException:
+                # What was taken from the queues before is handed out to nobody.
+                self._positions.undo(_first(batch.messages), busy)
+                raise
         handed = batch.messages
         self._positions.bound_ahead(READ_AHEAD_BYTES)
         must_raise = not (self._has_raised and handed)

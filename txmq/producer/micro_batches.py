@@ -7,8 +7,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
-from txmq.errors import LocalTransactionDoneError, LocalTransactionFencedError
-from txmq.handles import batch_of_spark
+from txmq.errors import (
+    EnvironmentProblemError,
+    LocalTransactionDoneError,
+    LocalTransactionFencedError,
+)
+from txmq.handles import batch_of_spark, is_connect
 from txmq.lifecycle import TransactionState
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
@@ -34,7 +38,7 @@ class BatchTransactions:
 
     Commits for each batch: those of `prepare()`, of `change` and of `commit()`.
 
-    It does not work with Spark Connect, whose batches run in another process than the producer.
+    With Spark Connect batches run in another process than the producer: call `run` in a loop there.
 
     Args:
         producer: its listener answers checks about `change`.
@@ -62,7 +66,16 @@ class BatchTransactions:
 
         Give it a checkpoint and a trigger, then start it. Batches without rows are skipped. A batch
         that fails stops the query; start the query again, and Spark replays the batch.
+
+        Raises:
+            EnvironmentProblemError: the stream is one of Spark Connect.
         """
+        if is_connect(stream):
+            problem = "Spark Connect runs batches in another process than the producer"
+            step = (
+                "Read the changes batch by batch, and call run(batch, number, timestamp) for each"
+            )
+            raise EnvironmentProblemError(problem, step)
         import pyspark.sql.functions as F  # noqa: N812
 
         # Spark keeps a batch's current time beside its offsets, so every replay has the same time.

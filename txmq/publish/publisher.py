@@ -21,6 +21,7 @@ from txmq.handles import (
     TurnHandle,
     batch_of_spark,
     forget_checkpoint,
+    is_connect,
 )
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import EngineChoice, PublishResult
@@ -116,7 +117,8 @@ class Publisher:
     def start(self) -> Restarting:
         """Catch up by `run_once()`, then follow the op log until `stop()` of the handle.
 
-        With a session the rounds run in the micro-batches of a streaming query, else in a thread.
+        With a session the rounds run in the micro-batches of a streaming query, else in a thread;
+        in a thread with Spark Connect too, which copies large rounds all the same.
         Commits: as `run_once`. An error that may go away is logged, kept in `last_error`, and tried
         again after a second. A query that breaks is started again. A restored op log, or the end of
         Spark's Java process, ends the service: see `is_alive` and `exception` of the handle.
@@ -129,7 +131,8 @@ class Publisher:
         self._stopping.clear()
         self._final = None
         self.run_once()
-        timer = self._thread_timer if self._spark is None else self._stream_timer
+        has_batches = self._spark is not None and not is_connect(self._spark)
+        timer = self._stream_timer if has_batches else self._thread_timer
         return Restarting(timer, self._stopping, self._is_final)
 
     def _is_final(self, failure: BaseException | None) -> bool:
