@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +30,10 @@ STAGING_PREFIX = "staging-"
 BLOCK_BYTES = 32 * 1024 * 1024
 # A round of the schedule has some tens of due dates, each with a buffer of this size.
 PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
+PARTITIONS_BUFFER_BYTES = 64 * 1024 * 1024
+# A process may have a thousand files open, those of others included.
+OPEN_PARTITIONS_MAX = 32
+_Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,61 +115,83 @@ def write_partitions(
     filesystem: pa_fs.FileSystem,
     statistics: Sequence[str],
 ) -> list[NewFile]:
-    """As `write_file`, with one new file for each partition; each buffers up to 4 MiB of rows."""
-    writers = _PartitionWriters(columns, filesystem, statistics)
-    try:
+    """As `write_file`, with new files for each partition; buffers up to 64 MiB of rows."""
+    with _PartitionWriters(columns, filesystem, statistics) as writers:
         for part in rows:
             writers.add(part)
-    finally:
-        writers.close()
     return writers.described()
 
 
 class _PartitionWriters:
-    """An open file for each partition, and rows that wait until they fill a row group."""
+    """A file for each partition, and rows that wait until they fill a row group.
+
+    With many partitions those that were written to last are open; the others go on in new files.
+    """
 
     def __init__(
         self, columns: Sequence[str], filesystem: pa_fs.FileSystem, statistics: Sequence[str]
     ) -> None:
         self._columns, self._filesystem, self._statistics = columns, filesystem, statistics
-        self._waiting: dict[tuple[Any, ...], list[pa.Table]] = {}
-        self._waiting_bytes: dict[tuple[Any, ...], int] = {}
-        self._writers: dict[tuple[Any, ...], tuple[str, pq.ParquetWriter]] = {}
+        self._waiting: dict[_Key, list[pa.Table]] = {}
+        self._waiting_bytes: Counter[_Key] = Counter()
+        self._open: dict[_Key, pq.ParquetWriter] = {}
+        self._files: list[tuple[str, _Key]] = []
 
     def add(self, rows: pa.Table) -> None:
         for values in rows.group_by(list(self._columns)).aggregate([]).to_pylist():
             part = rows
             for name, value in values.items():
-                part = part.filter(pc.equal(part[name], value))
-            key = tuple(values.values())
-            self._waiting.setdefault(key, []).append(part.drop_columns(list(self._columns)))
-            self._waiting_bytes[key] = self._waiting_bytes.get(key, 0) + part.nbytes
-            if self._waiting_bytes[key] >= PARTITION_BUFFER_BYTES:
-                self._write(key)
+                is_here = pc.is_null(part[name]) if value is None else pc.equal(part[name], value)
+                part = part.filter(is_here)
+            self._take(tuple(values.values()), part.drop_columns(list(self._columns)))
 
-    def close(self) -> None:
-        for key in list(self._waiting):
+    def _take(self, key: _Key, part: pa.Table) -> None:
+        self._waiting.setdefault(key, []).append(part)
+        self._waiting_bytes[key] += part.nbytes
+        if self._waiting_bytes[key] >= PARTITION_BUFFER_BYTES:
             self._write(key)
-        for _, writer in self._writers.values():
-            writer.close()
+        while self._waiting_bytes.total() >= PARTITIONS_BUFFER_BYTES:
+            self._write(self._waiting_bytes.most_common(1)[0][0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                for key in list(self._waiting):
+                    self._write(key)
+        finally:
+            self._close(0)
 
     def described(self) -> list[NewFile]:
         return [
             described(path, self._filesystem, self._statistics, self._texts(key))
-            for key, (path, _) in self._writers.items()
+            for path, key in self._files
         ]
 
-    def _write(self, key: tuple[Any, ...]) -> None:
+    def _write(self, key: _Key) -> None:
         rows = pa.concat_tables(self._waiting.pop(key))
-        self._waiting_bytes.pop(key)
-        if key not in self._writers:
+        del self._waiting_bytes[key]
+        writer = self._open.pop(key, None)
+        if writer is None:
+            self._close(OPEN_PARTITIONS_MAX - 1)
             path = new_file_path()
             writer = parquet_writer(path, rows.schema, self._filesystem, self._statistics)
-            self._writers[key] = (path, writer)
-        self._writers[key][1].write_table(rows)
+            self._files.append((path, key))
+        # The last one is that which was written to last.
+        self._open[key] = writer
+        writer.write_table(rows)
 
-    def _texts(self, key: tuple[Any, ...]) -> dict[str, str | None]:
-        return {name: str(value) for name, value in zip(self._columns, key, strict=True)}
+    def _close(self, left: int) -> None:
+        """Close writers until so many are left; each is closed, whatever becomes of the others."""
+        with ExitStack() as closing:
+            while len(self._open) > left:
+                closing.callback(self._open.pop(next(iter(self._open))).close)
+
+    def _texts(self, key: _Key) -> dict[str, str | None]:
+        pairs = zip(self._columns, key, strict=True)
+        return {name: None if value is None else str(value) for name, value in pairs}
 
 
 def described(
