@@ -255,7 +255,16 @@ def _well_formed(rows: pa.Table) -> pa.Table:
             pc.greater_equal(rows[column], _FIRST_TIME), pc.less_equal(rows[column], _LAST_TIME)
         )
         is_well_formed = pc.and_(is_well_formed, pc.fill_null(is_time, True))  # noqa: FBT003
-    return rows.filter(is_well_formed)
+    return _with_whole_sequences(rows.filter(is_well_formed))
+
+
+def _with_whole_sequences(rows: pa.Table) -> pa.Table:
+    """The rows whose list of messages, where there is one, has no gap."""
+    lists = rows["sequences"].combine_chunks()
+    gaps = pc.list_parent_indices(lists).filter(pc.is_null(pc.list_flatten(lists)))
+    if not len(gaps):
+        return rows
+    return rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), value_set=gaps)))
 
 
 def _claim(row: dict[str, Any], version: int) -> Claim:

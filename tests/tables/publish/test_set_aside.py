@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import time
+from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.kit.reading import bodies, topic_rows
 from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
 from txmq.delta.actions import commit_path
+from txmq.delta.schemas import OP
 from txmq.errors import ClaimWithoutEffectError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.maintenance.retention import Retention
@@ -400,3 +404,39 @@ def test_a_lost_half_commit_before_later_ones_settles_nothing_wrong(store: Store
     half_commit(world, 2).write_bytes(content)
     world.publisher.run_once()
     assert bodies(store, "a") == [b"1", b"2", b"3"]
+
+
+def test_claim_with_a_gap_in_its_messages_stops_nobody(world: World) -> None:
+    waiting, file = world.send(b"waits")
+    world.send(b"fine")
+    content = damage(file, "gone")
+    row = dict.fromkeys(OP.columns.names) | {
+        "transaction_id": waiting, "kind": "COMMIT", "source": "producer",
+        "producer_group": GROUP, "ordinal": 0, "queue_id": 0, "sequences": [0, None],
+        "store_date": date(2026, 1, 1),
+    }  # fmt: skip
+    write_deltalake(
+        f"{world.store.location}/op", pa.Table.from_pylist([row], OP.columns), mode="append"
+    )
+
+    world.publisher.run_once()
+    world.send(b"later")
+    world.later(Publisher(world.store, clock=world.clock))
+    assert sorted(bodies(world.store, "a")) == [b"fine", b"later"]
+    file.write_bytes(content)
+    world.later()
+
+    assert sorted(bodies(world.store, "a")) == [b"fine", b"later", b"waits"]
+
+
+def test_value_that_nobody_could_read_is_not_written(world: World) -> None:
+    _, file = world.send(b"waits")
+    damage(file, "gone")
+    world.publisher.run_once()
+    register = world.store.tables.register("set_aside")
+    seen = register.read()
+
+    with pytest.raises(StorageError, match="nothing was written"):
+        register.swap(seen, {"transactions": {"x": 7}}, 0)
+
+    assert register.read() == seen
