@@ -29,6 +29,8 @@ from txmq.store.store import service_checkpoint_location
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
 
     from txmq.store.store import Store
@@ -175,17 +177,18 @@ class Publisher:
         config = self.store.config
         deadline_s = time.monotonic() + config.publish_drain_s
         while not self._stopping.is_set():
-            self._advance_or_wait()
+            self._try(lambda: self._advance(self._stopping))
             if time.monotonic() >= deadline_s:
                 break
             if self.last_error is None:
-                self._rounds().wait_for_news(self._stopping, deadline_s)
-        self._rounds().keep_progress()
+                self._try(lambda: self._rounds().wait_for_news(self._stopping, deadline_s))
+        if self.last_error is None:
+            self._try(lambda: self._rounds().keep_progress())
 
-    def _advance_or_wait(self) -> None:
+    def _try(self, work: Callable[[], object]) -> None:
         """Log an error that another round may get past; raise an error that ends the query."""
         try:
-            self._advance(self._stopping)
+            work()
             self.last_error = None
         except SourceRestoredError as error:
             self._final = error

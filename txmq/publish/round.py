@@ -21,6 +21,7 @@ from txmq.columns import integers
 from txmq.delta.failures import problem_of
 from txmq.errors import CommitConflictError, CommitRefusedError, SourceRestoredError
 from txmq.fail_points import FailPoint, reached
+from txmq.handles import is_survivable
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.deliveries import reach_deliveries
 from txmq.publish.pauses import RetryPauses
@@ -83,10 +84,9 @@ class PublishRound:
 
     def wait_for_news(self, stopping: threading.Event, deadline_s: float) -> None:
         """Wait for a new commit of the op log, until the deadline, or until `stopping`."""
-        store = self._store
-        busy_s = store.config.publish_poll_interval_s
-        interval_s = store.look_interval_s(busy_s)
-        quiet_s = store.look_interval_s(busy_s * QUIET_FACTOR, is_idle=True)
+        busy_s = self._store.config.publish_poll_interval_s
+        interval_s = self._store.look_interval_s(busy_s)
+        quiet_s = self._store.look_interval_s(busy_s * QUIET_FACTOR, is_idle=True)
         while not self._op.table.has_news() and (now_s := time.monotonic()) < deadline_s:
             is_quiet = now_s - self._news_s >= QUIET_AFTER_S
             if stopping.wait(quiet_s if is_quiet else interval_s):
@@ -271,7 +271,6 @@ class PublishRound:
 
     def _write_topics(self, names: Sequence[str], goal: Goal) -> PublishResult:
         self._topics.expect(names)
-        # Another thread would cost a third of a millisecond.
         submit = self._writers.submit if len(names) > 1 else _called
         tasks = {name: submit(self._topics.write, name, goal) for name in names}
         result = PublishResult(set_aside=len(goal.plan.missing))
@@ -281,7 +280,7 @@ class PublishRound:
                 result += task.result()
             except SourceRestoredError as error:
                 restored = error
-            except Exception as error:  # noqa: BLE001 - one topic must not stop the others
+            except BaseException as error:  # noqa: BLE001 - one topic must not stop the others
                 self._park(name, goal.after, error)
                 result += PublishResult(parked=1)
         if restored is not None:
@@ -290,7 +289,9 @@ class PublishRound:
 
     # --- parked topics ------------------------------------------------------------------------
 
-    def _park(self, name: str, from_version: int, error: Exception) -> None:
+    def _park(self, name: str, from_version: int, error: BaseException) -> None:
+        if not is_survivable(error):
+            raise error
         before, now_ms = self._progress.parked.get(name), self._clock.now_ms()
         parked = ParkedTopic(
             before.from_version if before else from_version,
@@ -323,7 +324,7 @@ class PublishRound:
                 self._progress = self._progress.with_parked(name, parked)
         except SourceRestoredError:
             raise
-        except Exception as error:  # noqa: BLE001 - one topic must not stop the others
+        except BaseException as error:  # noqa: BLE001 - one topic must not stop the others
             self._park(name, parked.from_version, error)
         else:
             self._end_parking(name, mark)
@@ -390,10 +391,10 @@ class PublishRound:
 
 
 def _called(write: Callable[..., PublishResult], *arguments: Any) -> Future[PublishResult]:
-    """What an executor does with a task, in this thread."""
+    """What an executor does, in this thread: another one would cost a third of a millisecond."""
     task: Future[PublishResult] = Future()
     try:
         task.set_result(write(*arguments))
-    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
         task.set_exception(error)
     return task

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import Clock
 from txmq.errors import CommitRefusedError, SourceRestoredError
+from txmq.handles import is_survivable
 from txmq.publish.pauses import RetryPauses
 from txmq.publish.plan import readable_plan
 from txmq.publish.progress import commit_fingerprint
@@ -206,7 +207,9 @@ class WaitingTransactions:
                 result += topics.write_late(name, goal, given_up)
             except SourceRestoredError:
                 raise
-            except Exception as error:  # noqa: BLE001 - one topic must not stop the others
+            except BaseException as error:
+                if not is_survivable(error):
+                    raise
                 kind = type(error).__name__
                 logger.warning("topic %s: set-aside messages cannot be written (%s)", name, kind)
                 waiting.update(owners)
