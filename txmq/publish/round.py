@@ -97,6 +97,7 @@ class PublishRound:
         self._logs.refresh_claims()
         self._progress.check_source(self._op.table)
         check_followed(self._op.table, self._settled)
+        self._settled.check_whole(self._progress.low_water_version)
         latest = self._op.table.version
         if self._op.table.has_news():
             # A newest commit that delta-rs cannot read must not look like the end of the log.
@@ -165,8 +166,7 @@ class PublishRound:
 
     def _pause_after_refusal(self, stopping: threading.Event) -> None:
         """Pause for a random part of the last publish time: a faster publisher is at work."""
-        pause_s = random.random() * min(self._published_s, RIVAL_PAUSE_MAX_S)  # noqa: S311
-        stopping.wait(pause_s)
+        stopping.wait(random.random() * min(self._published_s, RIVAL_PAUSE_MAX_S))  # noqa: S311
 
     def _check_that_mark_moves(self, after: int, refusal: CommitRefusedError) -> None:
         """Raise CommitConflictError after `commit_attempts` refusals without a moved mark.

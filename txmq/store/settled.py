@@ -9,9 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.delta.actions import commit_path
 from txmq.delta.files import DataFile
 from txmq.delta.schemas import SETTLED
 from txmq.delta.storage import Table
+from txmq.errors import StorageError
 from txmq.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
 
 NOTHING = -1
@@ -144,8 +146,46 @@ class SettledLog:
         """SHOWN_COLUMNS of the facts to publish: `between` without some EXPIRED lives.
 
         A life that was DISCARDED before it EXPIRED is left out: its messages are dead letters.
+
+        Raises: StorageError where a commit lost its content that may have held some of them.
         """
+        self.check_whole(after)
         return self._to_show(self.between(after, through, SHOWN_COLUMNS))
+
+    def check_whole(self, after: int) -> None:
+        """Check that no commit lost its content that may hold facts after an op version.
+
+        Settling again what it held would show it twice once the file is restored. Commits: 0.
+
+        Raises: StorageError; it names the file.
+        """
+        for version in self.table.snapshot.empty:
+            if self._may_hold(version, after):
+                cure = "restore this file; until then nothing is published and nothing skipped"
+                raise StorageError("settled", f"{commit_path(version)} lost its content: {cure}")
+
+    def _may_hold(self, lost: int, after: int) -> bool:
+        """Whether a commit that lost its content may have held facts after this op version.
+
+        What it held is at most its own mark, which lies between those of its neighbours.
+        """
+        later = self._mark_in(range(lost + 1, self.table.version + 1))
+        if later is not None and later <= after:
+            return False
+        # `after` was the mark of a commit once: of this one, if it is of neither neighbour.
+        earlier = self._mark_in(range(lost - 1, -1, -1))
+        return earlier is None or earlier >= after
+
+    def _mark_in(self, versions: range) -> int | None:
+        """The mark of the first of these commits that has one; None where nobody knows."""
+        for version in versions:
+            marks = self.table.marks_of(version)
+            if marks is None or version in self.table.snapshot.empty:
+                return None
+            if self.mark_id in marks:
+                return marks[self.mark_id]
+        # The first commit of the table has none.
+        return NOTHING if versions.step < 0 else None
 
     def to_show_of(self, transaction_ids: pa.Array, through: int) -> pa.Table:
         """As `to_show`, of some transactions, however old their facts are."""
