@@ -20,12 +20,14 @@ from txmq.clock import Clock, timestamp
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.waiting import WAITING_COLUMNS, WaitingMessages, chunks, deliver_claims
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store
 from txmq.store.store_clock import StoreClock
+from txmq.store.topic import TopicLog
 
 logger = logging.getLogger(__name__)
 
@@ -179,11 +181,14 @@ class _DelayRound:
         self._store, self._clock = store, clock
         self._logs = store.tables.logs()
         self._op, self._schedule = self._logs.op, self._logs.schedule
-        self._mark_id = mark_id(self._op.table.table_id)
+        self._topic = TopicLog(
+            SCHEDULE_TOPIC, self._schedule.table, mark_id(self._op.table.table_id)
+        )
         self._horizon_ms = round(store.config.delay_horizon_s * 1000)
         self._claims = ClaimWriter(self._op, "delay", store.config.half_queues)
         self._waiting = WaitingMessages()
-        self._seen = NOTHING
+        # The version of the op log and the late writes that the schedule was read up to.
+        self._seen, self._late_writes = NOTHING, 0
         self._is_begun, self._end_ms = False, 0
         self._claimed, self._kept = _Claimed(), _Claimed()
         self._kept_at_s = self._next_look_s = time.monotonic()
@@ -199,10 +204,13 @@ class _DelayRound:
         if not self._is_begun and not self._schedule.refresh().is_there:
             return DelayResult()
         now_ms = self._clock.now_ms()
+        if self._is_begun and (looks_always or self._is_look_due()):
+            self._read_new()
         if not self._is_begun:
             result = self._begin(now_ms)
         else:
-            self._read_new(now_ms, looks_always=looks_always)
+            if now_ms + self._horizon_ms // 2 >= self._end_ms:
+                self._move_horizon(now_ms + self._horizon_ms)
             result = self._deliver(now_ms)
         # Not the latest time so far: what came after a clock that was ahead still waits.
         self._claimed = _Claimed(self._seen, now_ms)
@@ -213,10 +221,11 @@ class _DelayRound:
 
     def _begin(self, now_ms: int) -> DelayResult:
         """Read the schedule up to the horizon; deliver each day before the next one is read."""
-        result = DelayResult()
+        result, self._waiting = DelayResult(), WaitingMessages()
         self._claimed = self._kept = self._kept_progress(now_ms)
         self._is_begun = True
-        self._seen, self._end_ms = self._mark(), now_ms + self._horizon_ms
+        self._seen, self._late_writes = self._topic.mark, self._topic.late_writes
+        self._end_ms = now_ms + self._horizon_ms
         for day in self._days(self._end_ms):
             is_over = day < timestamp(self._claimed.due_ms).date()
             after = self._claimed.op_version if is_over else NOTHING
@@ -226,17 +235,20 @@ class _DelayRound:
             result = result + self._deliver(now_ms)
         return result
 
-    def _read_new(self, now_ms: int, *, looks_always: bool) -> None:
-        """Read new messages that are due within the horizon, and move the horizon."""
-        if (looks_always or self._is_look_due()) and self._schedule.has_news():
-            self._schedule.refresh()
-            after, self._seen = self._seen, self._mark()
-            for day in self._days(self._end_ms):
-                rows = self._read(day, after)
-                rows = rows.filter(pc.greater(rows["op_version"], after))
-                self._waiting.add(self._due_before(rows, self._end_ms))
-        if now_ms + self._horizon_ms // 2 >= self._end_ms:
-            self._move_horizon(now_ms + self._horizon_ms)
+    def _read_new(self) -> None:
+        """Read new messages that are due within the horizon, or have all of them read again."""
+        if not self._schedule.has_news():
+            return
+        self._schedule.refresh()
+        if self._topic.late_writes != self._late_writes:
+            # Messages came whose claims lie before what was seen, so no version tells them.
+            self._is_begun = False
+            return
+        after, self._seen = self._seen, self._topic.mark
+        for day in self._days(self._end_ms):
+            rows = self._read(day, after)
+            rows = rows.filter(pc.greater(rows["op_version"], after))
+            self._waiting.add(self._due_before(rows, self._end_ms))
 
     def _is_look_due(self) -> bool:
         now_s = time.monotonic()
@@ -275,10 +287,6 @@ class _DelayRound:
         open_rows = due.filter(pa.array(~are_ended(due, self._logs.settled)))
         return pa.concat_tables([rows.filter(pc.invert(is_due)), open_rows])
 
-    def _mark(self) -> int:
-        version = self._schedule.table.mark(self._mark_id)
-        return NOTHING if version is None else version
-
     # --- delivering -----------------------------------------------------------------------------
 
     def _deliver(self, now_ms: int) -> DelayResult:
@@ -304,7 +312,9 @@ class _DelayRound:
             return _Claimed()
         # Older versions kept the latest time that any clock had shown.
         is_by_store = value.get("rule") == PROGRESS_RULE and value["due_ms"] <= now_ms
-        return _Claimed(value["op_version"], value["due_ms"]) if is_by_store else _Claimed()
+        # What came late was not there when this was written.
+        is_true = is_by_store and value.get("late_writes") == self._topic.late_writes
+        return _Claimed(value["op_version"], value["due_ms"]) if is_true else _Claimed()
 
     def _keep_progress_sometimes(self) -> None:
         if self._has_new_claims and time.monotonic() - self._kept_at_s >= PROGRESS_INTERVAL_S:
@@ -323,6 +333,7 @@ class _DelayRound:
             "op_version": self._claimed.op_version,
             "due_ms": self._claimed.due_ms,
             "rule": PROGRESS_RULE,
+            "late_writes": self._late_writes,
         }
         try:
             register.swap(register.read(), value, self._clock.now_ms())

@@ -217,7 +217,8 @@ class TopicWriter:
         files = engine.write(topic.table, missing, pa.array(offsets), self._clock.now_ms())
         reached(FailPoint.PAYLOAD_WRITTEN)
         if goal.mark > topic.mark:
-            topic.swap_files(files, goal.mark, next_offsets, goal.fingerprint)
+            is_late = pc.min(missing.rows["op_version"]).as_py() <= topic.mark
+            topic.swap_files(files, goal.mark, next_offsets, goal.fingerprint, is_late=is_late)
         else:
             topic.add_files(files, next_offsets)
         reached(FailPoint.TOPIC_COMMITTED)

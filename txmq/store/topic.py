@@ -16,6 +16,8 @@ from txmq.store.settled import NOTHING, fingerprint_id
 
 OFFSET_MARK = "txmq-offset/"
 REBUILD_MARK = "txmq-rebuild"
+# How often messages were appended whose claims lie before the mark.
+LATE_MARK = "txmq-late"
 UNKNOWN_FINGERPRINT = 0
 
 
@@ -76,6 +78,14 @@ class TopicLog:
         messages = sum(self.table.marks(OFFSET_MARK).values())
         return TopicEnd(rebuilds, self.mark, messages)
 
+    @property
+    def late_writes(self) -> int:
+        """How often messages came that the mark had passed; whoever follows by marks missed them.
+
+        A rebuild counts too.
+        """
+        return (self.table.mark(LATE_MARK) or 0) + (self.table.mark(REBUILD_MARK) or 0)
+
     def swap(self, rows: pa.Table, mark: int, next_offsets: Mapping[int, int]) -> None:
         """Append messages and set mark and offsets, in one commit.
 
@@ -89,16 +99,23 @@ class TopicLog:
         mark: int,
         next_offsets: Mapping[int, int],
         fingerprint: int | None = None,
+        *,
+        is_late: bool = False,
     ) -> None:
-        """As `swap`, for files that are written; `fingerprint` is of the op log at `mark`."""
-        self.table.swap_files(files, self._marks(mark, next_offsets, fingerprint))
+        """As `swap`, for files that are written.
+
+        `fingerprint` is of the op log at `mark`; `is_late` says that claims of these messages lie
+        before the mark that the topic had.
+        """
+        late = self._late_mark() if is_late else {}
+        self.table.swap_files(files, {**self._marks(mark, next_offsets, fingerprint), **late})
 
     def add_files(self, files: Sequence[NewFile], next_offsets: Mapping[int, int]) -> None:
         """Append messages whose claims lie before the mark, which stays, in one commit.
 
         Raises: CommitRefusedError if another publisher wrote to one of these queues.
         """
-        self.table.swap_files(files, _offset_marks(next_offsets))
+        self.table.swap_files(files, {**_offset_marks(next_offsets), **self._late_mark()})
 
     def replace_files(
         self,
@@ -114,6 +131,9 @@ class TopicLog:
         rebuilt = max(self.table.mark(REBUILD_MARK) or 0, rebuilds) + 1
         marks = {**self._marks(mark, next_offsets), REBUILD_MARK: rebuilt}
         self.table.replace_files(files, marks)
+
+    def _late_mark(self) -> dict[str, int]:
+        return {LATE_MARK: (self.table.mark(LATE_MARK) or 0) + 1}
 
     def _marks(
         self, mark: int, next_offsets: Mapping[int, int], fingerprint: int | None = None

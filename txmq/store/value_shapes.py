@@ -208,7 +208,13 @@ _SHAPES: Mapping[str, Shape] = {
         schedule_forgotten_before_date=_later(day),
         topic_begin=_later(mapping(number)),
     ),
-    "delay": record(op_table_id=text, op_version=number, due_ms=number, rule=_later(text)),
+    "delay": record(
+        op_table_id=text,
+        op_version=number,
+        due_ms=number,
+        rule=_later(text),
+        late_writes=_later(number),
+    ),
     "set_aside": _SET_ASIDE,
     "topics": record(settings=_later(mapping(_TOPIC_SETTINGS)), deleted=_later(sequence(text))),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +109,14 @@ class Picture:
 
     def set_aside(self) -> Integers:
         """The numbers of the transactions that are set aside."""
-        ids = pa.chunked_array([pa.array(sorted(self.pinned.set_aside), pa.string())])
+        return self._numbers(self.pinned.set_aside)
+
+    def late(self) -> Integers:
+        """The numbers of those, and of the transactions that were set aside once."""
+        return self._numbers(self.pinned.late)
+
+    def _numbers(self, names: Collection[str]) -> Integers:
+        ids = pa.chunked_array([pa.array(sorted(names), pa.string())])
         numbers: Integers = self.halves.numbers_of(ids)
         known: Integers = numbers[numbers != ABSENT]
         return known

@@ -72,6 +72,8 @@ class PromiseChecks:
         op_version = self._fates.op_version[self._halves.transaction]
         missed = scheduled & (due != UNSAID) & (due <= claimed.due_us)
         missed &= op_version <= claimed.op_version
+        # What was published late is read whatever it says.
+        missed &= ~np.isin(self._halves.transaction, self._picture.late())
         detail = "is claimed, says state/delay, but nobody claimed it"
         self._report("I27", ids_in(self._halves.rows["message_id"]), missed, detail)
 
