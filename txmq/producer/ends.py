@@ -103,7 +103,8 @@ class EndCommits:
         is_own = all(of_caller.since is not None for of_caller in asked)
         self._claims.append_table(rows, OWN_ENDS if is_own else "")
         reached(FailPoint.END_COMMITTED)
-        claimed, doubtful = self._claimed(asked), self._doubtful(asked, now_ms)
+        # Not before the commit: a process that slept until then must know how old its ends are.
+        claimed, doubtful = self._claimed(asked), self._doubtful(asked, self._clock.now_ms())
         resolutions = self.reader.ends_after_claims(ends, claimed, doubtful)
         reached(FailPoint.END_CONFIRMED)
         return resolutions

@@ -18,6 +18,7 @@ from txmq.errors import (
     CommitRefusedError,
     DifferentMessagesError,
     IncompleteTransactionError,
+    InvalidMessageError,
     StorageError,
     TransactionForgottenError,
     TxmqError,
@@ -31,13 +32,17 @@ from txmq.producer.body_watch import BodyWatch, FrameTopic
 from txmq.producer.group_commit import GroupCommitter, Size
 from txmq.producer.once import ScopedHalves
 from txmq.producer.same_messages import new_messages, stored_messages
-from txmq.store.forgotten import may_be_forgotten
+from txmq.store.forgotten import Forgetting, may_be_forgotten
 from txmq.store.half import HalfTransaction, half_table
 from txmq.store.resolution import EndReader
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
+_TOO_LATE = (
+    "is of a day that retention has taken: its transaction may be done and forgotten; "
+    "give the time of newer work"
+)
 _JOINED = (TransactionState.PENDING, TransactionState.COMMITTED)
 
 
@@ -76,6 +81,7 @@ class KeyedHalves:
         """Open nothing yet; the first append starts a thread."""
         self._store, self._group, self._watch = store, producer_group, watch
         self._half = ScopedHalves(store.tables.half_log())
+        self._forgetting = Forgetting(store)
         self._attempts = store.config.commit_attempts
         self._committer: GroupCommitter[KeyedTry, bool | TxmqError] = GroupCommitter(
             self._commit,
@@ -154,17 +160,27 @@ class KeyedHalves:
         frames = {key: tried.frames for key, tried in first.items() if tried.frames}
         halves = [tried.half for tried in first.values()]
         refused, retypings = self._watch.before(halves, frames)
-        appended = self._appended([first[key] for key in first if key not in refused])
+        appended, forgotten = self._appended([first[key] for key in first if key not in refused])
         late = self._watch.after([tried.half for tried in appended], retypings, frames)
-        errors = {**refused, **late}
+        errors = {**refused, **forgotten, **late}
         mine = {id(tried) for tried in appended}
         return [errors.get(tried.transaction_id) or id(tried) in mine for tried in tries]
 
-    def _appended(self, tries: Sequence[KeyedTry]) -> Sequence[KeyedTry]:
-        """Those that no earlier try has appended, once they are durable."""
+    def _appended(
+        self, tries: Sequence[KeyedTry]
+    ) -> tuple[Sequence[KeyedTry], dict[str, TxmqError]]:
+        """Those that no earlier try has appended, once they are durable; those that come too late.
+
+        Retention may have taken what an earlier try did: then nobody can see that it is done.
+        """
         failure: StorageError | None = None
         for attempt in range(self._attempts):
-            new = self._new(tries, failure)
+            new, forgotten = self._new(tries, failure), dict[str, TxmqError]()
+            # After the look at the halves: retention says how far it goes before it takes them.
+            for key in [tried.transaction_id for tried in new]:
+                if self._forgetting.may_have(key):
+                    forgotten[key] = InvalidMessageError("key_timestamp", _TOO_LATE)
+            new = [tried for tried in new if tried.transaction_id not in forgotten]
             if failure is not None and new:
                 raise failure
             try:
@@ -175,7 +191,7 @@ class KeyedHalves:
             except StorageError as error:
                 failure = error
             else:
-                return new
+                return new, forgotten
         raise CommitConflictError("half", f"other writers won {self._attempts} times; try again")
 
     def _new(self, tries: Sequence[KeyedTry], failure: StorageError | None) -> Sequence[KeyedTry]:

@@ -11,22 +11,46 @@ from txmq.message.ids import message_address, transaction_time_ms
 from txmq.store.known import KnownReader
 
 if TYPE_CHECKING:
+    from txmq.store.register import Register
     from txmq.store.store import Store
 
 FORGOTTEN_BEFORE = "forgotten_before_date"
 SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 
 
+class Forgetting:
+    """How far retention has gone. The day is kept before anything is taken, so no clock is needed.
+
+    Not safe for several threads.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Read nothing yet."""
+        self._register = store.tables.register("maintenance")
+        self._begin_ms: int | None = None
+        self._is_read = False
+
+    def may_have(self, transaction_id: str) -> bool:
+        """Whether the halves of a transaction may be gone; one look where there are no news."""
+        if not self._is_read or self._register.table.has_news():
+            day = _day_of(self._register)
+            self._begin_ms, self._is_read = None if day is None else _begin_ms(day), True
+        return self._begin_ms is not None and transaction_time_ms(transaction_id) < self._begin_ms
+
+
 def forgotten_before(store: Store) -> date | None:
     """The day before which transactions may be gone; None if retention has taken nothing yet."""
-    day = store.tables.register("maintenance").read().value.get(FORGOTTEN_BEFORE)
+    return _day_of(store.tables.register("maintenance"))
+
+
+def _day_of(register: Register) -> date | None:
+    day = register.read().value.get(FORGOTTEN_BEFORE)
     return None if day is None else date.fromisoformat(day)
 
 
 def may_be_forgotten(store: Store, transaction_id: str) -> bool:
     """Whether retention may have taken the halves of a transaction; 0 commits."""
-    day = forgotten_before(store)
-    return day is not None and transaction_time_ms(transaction_id) < _begin_ms(day)
+    return Forgetting(store).may_have(transaction_id)
 
 
 def no_transaction(store: Store, transaction_id: str) -> TransactionNotFoundError:
