@@ -165,8 +165,13 @@ def _news(table: TableFolder, versions: Iterable[int]) -> _News:
     news = _News()
     for version in versions:
         content = table.commit_bytes(version)
-        if not content:
+        if content is None:
             raise OtherCheckpointError(f"no commit {version}")
+        if not content.strip():
+            # Behind a checkpoint nobody would look for what it held.
+            problem = "lost its content, so no checkpoint is made behind it; restore this file"
+            way_out = 'where it is lost for good, put the line {"commitInfo":{}} into it'
+            raise StorageError(table.name, f"{commit_path(version)} {problem}; {way_out}")
         try:
             news.take(content)
         except DAMAGES as error:

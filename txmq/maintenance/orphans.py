@@ -13,6 +13,7 @@ from txmq.delta.actions import LOG_FOLDER
 from txmq.delta.log import delete_files, log_files, named_by
 from txmq.delta.rooted import rooted_filesystem
 from txmq.delta.storage import Table
+from txmq.errors import StorageError
 from txmq.store.store import SERVICE_CHECKPOINTS, Store
 from txmq.store.store_clock import CLOCK_FOLDER
 
@@ -62,6 +63,9 @@ def _unnamed(table: Table, written_ms: Mapping[str, int]) -> dict[str, int]:
     if not written_ms:
         return {}
     named = {file.path for file in table.refresh().files()}
+    if lost := table.lost_commits():
+        problem = f"{lost[0]} lost its content, and may have named files that look like leftovers"
+        raise StorageError(table.name, f"{problem}; nothing was removed; restore this file")
     named |= named_by(table, log_files(table).commits_ms)
     return {path: ms for path, ms in written_ms.items() if path not in named}
 
