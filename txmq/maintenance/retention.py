@@ -60,6 +60,9 @@ def is_over(day: date, newest_write_ms: int, now_ms: int, reserved_ms: float) ->
 
     The day alone is not enough: an id may carry a time long before it was written.
     """
+    if day == date.max:
+        # Written by hand; Python has no later day.
+        return False
     end_of_day = datetime.combine(day + timedelta(days=1), time(), UTC)
     return max(milliseconds(end_of_day), newest_write_ms) + reserved_ms <= now_ms
 
@@ -200,9 +203,12 @@ class Retention:
             pc.is_in(facts["state"], value_set=_FINAL), pc.less_equal(facts["op_version"], version)
         )
         done = facts.filter(is_done)["transaction_id"]
-        waiting = pa.array(list(read_set_aside(self._store.tables).transactions), pa.string())
-        done = done.filter(pc.invert(pc.is_in(done, value_set=waiting)))
+        done = done.filter(pc.invert(pc.is_in(done, value_set=self._waiting())))
         return bool(pc.all(pc.is_in(ids, value_set=done), min_count=0).as_py())
+
+    def _waiting(self) -> pa.Array:
+        """The transactions that are set aside: their messages may not be visible yet."""
+        return pa.array(list(read_set_aside(self._store.tables).transactions), pa.string())
 
     def _remove_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
         """Remove due dates whose messages are all delivered or recalled, and published."""
@@ -215,6 +221,8 @@ class Retention:
 
     def _all_delivered(self, files: Sequence[DataFile], version: int) -> bool:
         rows = self._schedule.table.read(files, ("transaction_id", "sequence"))
+        if pc.any(pc.is_in(rows["transaction_id"], value_set=self._waiting()), min_count=0).as_py():
+            return False
         return bool(are_ended(rows, self._logs.settled, version).all())
 
     def _logs_before_settled(self) -> list[Table]:
@@ -257,9 +265,9 @@ class Retention:
 
 
 def _by_day(files: Iterable[DataFile], column: str) -> dict[date, list[DataFile]]:
-    """The files of each day, oldest first."""
+    """The files of each day, oldest first; a file without a day was written by hand, and stays."""
     by_day: dict[date, list[DataFile]] = {}
-    for file in files:
+    for file in (file for file in files if file.partition[column] is not None):
         by_day.setdefault(file.partition[column], []).append(file)
     return dict(sorted(by_day.items()))
 

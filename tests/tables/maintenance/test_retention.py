@@ -331,3 +331,7 @@ def test_parked_topic_that_another_publisher_caught_up_is_not_caught_up_again(
 
     goes_on_without_halves(world, sleeper)
     assert world.store.tables.register("publisher").read().value["parked"] == {}
+
+
+def test_day_of_a_row_by_hand_that_has_no_end_is_never_over() -> None:
+    assert not is_over(date.max, 0, 2**62, 0.0)
