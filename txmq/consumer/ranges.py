@@ -115,6 +115,8 @@ class RangeReader:
     def commit(self, handled: Mapping[TopicQueue, int], ranges: Sequence[OffsetRange]) -> None:
         """Commit the handled part of the ranges, and hand the rest out again: one commit.
 
+        The rest is handed out again also where the commit fails.
+
         Args:
             handled: the end of the handled part of each queue; a queue without one has none.
             ranges: one range a queue, as `take` returned them.
@@ -126,7 +128,7 @@ class RangeReader:
         try:
             self._reader.commit(unhandled)
         finally:
-            # Else the next commit would pass over what nobody has handled.
+            # Else the next commit would pass what nobody has handled.
             self._reader.give_again(unhandled)
 
     def failed_message(

@@ -151,11 +151,11 @@ class TopicReader:
         except StoreNotFoundError:
             self._forget_all()
             return
-        self._version = self._table.version
-        self._parts = sorted(self._table.parts(POSITION_COLUMNS), key=lowest_offset)
-        self._hints = {}
+        parts = sorted(self._table.parts(POSITION_COLUMNS), key=lowest_offset)
         queues = {*range(queue_count(self._table)), *self.ends}
-        self.ends = {queue: end_offset(self._table, queue) for queue in queues}
+        ends = {queue: end_offset(self._table, queue) for queue in queues}
+        # All at once: after an error in between, the log would seem to be followed.
+        self._version, self._parts, self._hints, self.ends = self._table.version, parts, {}, ends
 
     def _forget_all(self) -> None:
         self._table = self._store.tables.table_at(f"topics/{self.topic}")

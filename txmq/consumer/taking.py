@@ -89,6 +89,27 @@ class MessageTaking:
         self, count: int, queues: Queues, busy: Collection[TopicQueue]
     ) -> list[QueueMessage]:
         batch = HandedMessages(count, self._batch_bytes)
+        starts = {queue: position.next_offset for queue, position in queues}
+        try:
+            failure = self._filled(batch, queues)
+            self._positions.bound_ahead(READ_AHEAD_BYTES)
+        except BaseException:
+            # What was taken of the queues before would be committed, and nobody has it.
+            self._positions.undo(starts, busy)
+            raise
+        handed = batch.messages
+        must_raise = failure is not None and not (self._has_raised and handed)
+        # The lease may have ended while files were read.
+        if must_raise or not self._member.may_serve:
+            self._positions.undo(_first(handed), busy)
+            handed = []
+        self._has_raised = must_raise
+        if failure is not None and must_raise:
+            raise failure
+        return handed
+
+    def _filled(self, batch: HandedMessages, queues: Queues) -> TxmqError | None:
+        """Fill the batch, and return the first error of a queue that cannot be read."""
         failure: TxmqError | None = None
         for queue, position in queues:
             try:
@@ -96,21 +117,7 @@ class MessageTaking:
                     batch.take(queue, position)
             except UNREADABLE as error:
                 failure = failure or error
-            except BaseException:
-                # What was taken from the queues before is handed out to nobody.
-                self._positions.undo(_first(batch.messages), busy)
-                raise
-        handed = batch.messages
-        self._positions.bound_ahead(READ_AHEAD_BYTES)
-        must_raise = not (self._has_raised and handed)
-        # The lease may have ended while files were read.
-        if (failure is not None and must_raise) or not self._member.may_serve:
-            self._positions.undo(_first(handed), busy)
-            handed = []
-        self._has_raised = failure is not None and must_raise
-        if failure is not None and must_raise:
-            raise failure
-        return handed
+        return failure
 
     def _has_messages(self, queue: TopicQueue, position: QueuePosition) -> bool:
         """Whether there are messages to hand out; reads ahead where there are none yet."""

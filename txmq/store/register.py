@@ -104,16 +104,16 @@ class Register:
         if (self.table.mark(REVISION_MARK) or 0) != seen.revision:
             problem = "was changed by another process; read it again"
             raise CommitRefusedError(self.table.schema.name, problem)
-        if (shape := problem_of_value(self._place.rpartition("/")[2], value)) is not None:
-            # Who reads it would refuse it.
-            raise StorageError(
-                self._place, f"would be strange: {printable(shape)}; nothing was written"
-            )
         revision = seen.revision + 1
         text = json.dumps(value, sort_keys=True)
         if len(text) > VALUE_BYTES_MAX:
             problem = f"would hold {len(text):,} bytes, the limit is {VALUE_BYTES_MAX:,}"
             raise StorageError(self._place, f"{problem}; nothing was written")
+        strange = problem_of_value(self._place.rpartition("/")[2], json.loads(text))
+        if strange is not None:
+            # Who reads it would refuse it, for ever.
+            problem = f"would be strange: {printable(strange)}; nothing was written"
+            raise StorageError(self._place, problem)
         row = {
             "revision": [revision],
             "value": [text],

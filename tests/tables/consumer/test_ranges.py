@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.ranges import OffsetRange, RangeReader, count_messages, split_in_two
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
-from txmq.errors import QueueNotOwnedError
+from txmq.consumer.spark_batches import SparkBatches
+from txmq.errors import QueueNotOwnedError, StoreFullError
+from txmq.testing import failing_commits
 
 
 @pytest.fixture
@@ -76,6 +79,40 @@ def test_rest_of_a_range_is_handed_out_again(world: ConsumerWorld, reader: Group
 
     assert offsets_of(world)[queue] == 1
     assert ranges.take(100) == [OffsetRange(queue, 1, 3)]
+
+
+def test_rest_of_a_batch_is_handed_out_again_where_a_full_disk_keeps_it_from_being_committed(
+    world: ConsumerWorld, reader: GroupReader
+) -> None:
+    seen: list[OffsetRange] = []
+    poison = {TopicQueue(TOPIC, 2)}
+
+    class Offsets:
+        def dataframe(self, ranges: list[OffsetRange]) -> list[OffsetRange]:
+            return ranges
+
+    def handler(ranges: list[OffsetRange]) -> None:
+        if any(queue in poison for queue, _, _ in ranges):
+            raise ValueError("not now")
+        seen.extend(ranges)
+
+    batches = SparkBatches(RangeReader(reader), Offsets(), handler, 100)  # type: ignore[arg-type]
+    world.sent_back.failing = 1_000
+    with (
+        failing_commits(1_000, error=OSError(errno.ENOSPC, "No space left on device")),
+        pytest.raises(StoreFullError),
+    ):
+        batches.run_batch()
+    world.sent_back.failing = 0
+    poison.clear()
+    world.send_to(0, "later")
+    look_again(reader)
+    batches.run_once()
+
+    handled = {(queue, at) for queue, start, end in seen for at in range(start, end)}
+    assert handled == {
+        (TopicQueue(TOPIC, queue), at) for queue in range(QUEUES) for at in range(3)
+    } | {(TopicQueue(TOPIC, 0), 3)}
 
 
 def test_ranges_that_are_taken_when_the_lease_ends_are_taken_again(
