@@ -50,6 +50,9 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 slices: ready ## run short slices of the long stories, and the state machine with many examples
 	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
+places: ready ## run Spark on S3 and over Spark Connect, as docs/places.md says (6 minutes)
+	$(BIN)/pytest tests/places
+
 # A program of Go; the first build takes some minutes.
 VERSITYGW := $(BIN)/versitygw
 OVER_S3 := $(addprefix tests/tables/, delta store publish consumer check maintenance user_data)
@@ -112,4 +115,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests long quick lint bench slices object-store wheel endurance ready archive clean
+.PHONY: help demo test all-tests long quick lint bench slices places object-store jar wheel endurance ready archive clean

@@ -158,6 +158,7 @@ if TYPE_CHECKING:
     from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
     from txmq.user_data.database_marker import marker_table_ddl
     from txmq.user_data.delta_inbox import DeltaInbox
+    from txmq.user_data.s3_log_store import s3_log_store_jar, s3_log_store_settings
 
 __version__ = "0.1.0"
 
@@ -225,6 +226,8 @@ _MODULES = {
     "DatabaseInbox": "txmq.user_data.database_inbox",
     "inbox_table_ddl": "txmq.user_data.database_inbox",
     "marker_table_ddl": "txmq.user_data.database_marker",
+    "s3_log_store_jar": "txmq.user_data.s3_log_store",
+    "s3_log_store_settings": "txmq.user_data.s3_log_store",
     "DeltaInbox": "txmq.user_data.delta_inbox",
 }
 
@@ -381,6 +384,8 @@ __all__ = [
     "marker_table_ddl",
     "parse_filter",
     "run_until_signal",
+    "s3_log_store_jar",
+    "s3_log_store_settings",
     "verify",
     "with_trace_context",
 ]
