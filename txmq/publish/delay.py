@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from txmq.clock import Clock, timestamp
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
-from txmq.handles import ThreadHandle
+from txmq.handles import ThreadHandle, is_survivable
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.waiting import WAITING_COLUMNS, WaitingMessages, chunks, deliver_claims
@@ -89,7 +89,7 @@ class DelayService:
         """Read nothing yet."""
         self.store = store
         self.total = DelayResult()
-        self.last_error: TxmqError | None = None
+        self.last_error: BaseException | None = None
         self._clock = StoreClock.of(store, clock)
         self._round: _DelayRound | None = None
 
@@ -127,10 +127,12 @@ class DelayService:
         return result
 
     def _tick_or_wait(self) -> float:
-        """Search once and return the pause after it; an error of txmq is logged, not raised."""
+        """Search once and return the pause after it; an error of it is logged, not raised."""
         try:
             self._tick(looks_always=False)
-        except TxmqError as error:
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
             logger.exception("a search of the delay service failed; it tries again")
             self.last_error = error
             return ERROR_PAUSE_S

@@ -261,6 +261,9 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
 
 def _topics_and_times(halves: pa.Table, facts: pa.Table) -> tuple[Any, Any]:
     """The topic of each message, and the due time of each message that goes to the schedule."""
+    if pc.any(pc.equal(halves["real_topic"], SCHEDULE_TOPIC), min_count=0).as_py():
+        # Written by hand; there it would be due at no time.
+        raise ValueError(f"{SCHEDULE_TOPIC} is for delayed messages alone")
     is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES))
     topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
     waits = pc.and_(is_delayed(halves), pc.invert(is_dead))

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from txmq.clock import Clock
 from txmq.errors import CommitRefusedError, SourceRestoredError
 from txmq.handles import is_survivable
+from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.pauses import RetryPauses
-from txmq.publish.plan import readable_plan
+from txmq.publish.plan import Plan, readable_plan
 from txmq.publish.progress import commit_fingerprint
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import Goal, PublishResult, TopicWriter
@@ -190,11 +191,10 @@ class WaitingTransactions:
         parked: Container[str],
     ) -> tuple[PublishResult, Collection[str]]:
         """Append what their topics lack; returns whose messages are not all there yet."""
-        facts = self._facts(entries, low)
         given_up = given_up_by(entries)
-        plan = readable_plan(self._half, facts, self._schedule, given_up)
+        plan, facts, strange = self._plan(entries, self._facts(entries, low))
         fingerprint = commit_fingerprint(self._op.table, low)
-        result, waiting = PublishResult(), set(plan.missing)
+        result, waiting = PublishResult(), {*plan.missing, *strange}
         topics.expect(plan.topics())
         for name in plan.topics():
             part = plan.of_topic(name, NOTHING)
@@ -214,6 +214,26 @@ class WaitingTransactions:
                 logger.warning("topic %s: set-aside messages cannot be written (%s)", name, kind)
                 waiting.update(owners)
         return result, waiting
+
+    def _plan(
+        self, entries: Mapping[str, SetAside], facts: pa.Table
+    ) -> tuple[Plan, pa.Table, Collection[str]]:
+        """The plan, its facts, and the transactions that make planning fail: they go on waiting."""
+        given_up = given_up_by(entries)
+
+        def planned(names: Collection[str]) -> tuple[Plan, pa.Table]:
+            part = facts_about(facts, names)
+            return readable_plan(self._half, part, self._schedule, given_up), part
+
+        try:
+            return *planned(entries), ()
+        except NOBODYS_FAULT:
+            raise
+        except Exception:
+            strange = culprits(list(entries), planned)
+            if not strange:
+                raise
+            return *planned(entries.keys() - strange.keys()), strange
 
     def _facts(self, entries: Mapping[str, SetAside], low: int) -> pa.Table:
         """The facts of these transactions that may not be published yet."""

@@ -11,13 +11,16 @@ from deltalake import write_deltalake
 from tests.kit.builders import GROUP, halves, op_row
 from tests.kit.check_world import COMMIT as SAYS_COMMIT
 from tests.kit.check_world import CheckWorld
+from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import bodies, log_rows, publish, rows_of
 from txmq.check.recheck import RecheckJob
 from txmq.delta.schemas import HALF, OP
 from txmq.errors import InvalidPropertyError
 from txmq.lifecycle import ClaimKind
 from txmq.message.message import Message
+from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer
+from txmq.store.set_aside import read_set_aside
 from txmq.verify import verify
 
 if TYPE_CHECKING:
@@ -164,3 +167,16 @@ def test_half_without_an_id_holds_up_no_question(tmp_path: Path) -> None:
     RecheckJob(world.store, listeners={"orders": listener}, clock=world.clock).run_once()
 
     assert listener.asked() == ids
+
+
+def test_half_for_the_schedule_itself_is_set_aside_and_stops_no_delivery(tmp_path: Path) -> None:
+    world = DelayWorld(tmp_path)
+    append(world.store, "half", changed(halves(1), real_topic=SCHEDULE_TOPIC))
+    claim(world.store, op_row(1))
+    world.send("late", delay_s=5)
+
+    assert list(read_set_aside(world.store.tables).transactions) == [op_row(1).transaction_id]
+    assert world.after(10) == ["late"]
+    # It is tried again, and holds up nobody then either.
+    world.send("later", delay_s=5)
+    assert world.after(100_000) == ["late", "later"]
