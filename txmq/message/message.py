@@ -213,6 +213,11 @@ class Message:
             texts += pair
         return sum(map(_size_bytes, texts))
 
+    @property
+    def size_bytes(self) -> int:
+        """Body and properties together; it counts against `max_transaction_size_bytes`."""
+        return self.body_size_bytes + self.properties_size_bytes
+
     def check_sizes(self, *, max_message_size_bytes: int, max_properties_size_bytes: int) -> None:
         """Check the sizes against the limits of a store (R18, R19).
 

@@ -270,7 +270,7 @@ class AsyncSends:
 
 def _size_bytes(send: PlannedSend) -> int:
     messages = send.messages
-    return sum([message.body_size_bytes + message.properties_size_bytes for message in messages])
+    return sum([message.size_bytes for message in messages])
 
 
 def _tell(call: Callable[[], object]) -> None:

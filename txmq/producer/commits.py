@@ -321,7 +321,7 @@ class ProducerCommits:
 def half_size(halves: Sequence[HalfTransaction]) -> Size:
     """What these halves add to a commit."""
     rows = sum([half.rows for half in halves])
-    return Size(rows, sum([m.body_size_bytes for half in halves for m in half.messages]))
+    return Size(rows, sum([m.size_bytes for half in halves for m in half.messages]))
 
 
 def _frames_of(sends: Sequence[DataFrameSend]) -> list[FrameTopic]:

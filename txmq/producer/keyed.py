@@ -70,8 +70,8 @@ class KeyedTry(NamedTuple):
     @property
     def size(self) -> Size:
         """Without the DataFrames, which are in files."""
-        bodies = sum([message.body_size_bytes for message in self.half.messages])
-        return Size(self.half.rows, bodies)
+        size_bytes = sum([message.size_bytes for message in self.half.messages])
+        return Size(self.half.rows, size_bytes)
 
 
 class KeyedHalves:

@@ -86,12 +86,12 @@ class OrdinaryMessages:
         transaction: list[RoutedMessage] = []
         size_bytes = 0
         for routed in batch:
-            body_bytes = routed.message.body_size_bytes
-            if transaction and size_bytes + body_bytes > limit:
+            message_bytes = routed.message.size_bytes
+            if transaction and size_bytes + message_bytes > limit:
                 yield transaction
                 transaction, size_bytes = [], 0
             transaction.append(routed)
-            size_bytes += body_bytes
+            size_bytes += message_bytes
         yield transaction
 
 

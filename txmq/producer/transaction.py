@@ -390,9 +390,10 @@ class Transaction(MarkedTransaction):
             raise AlreadyPreparedError(self.id)
 
     def _checked_size_bytes(self, message: Message) -> int:
-        """The bytes of all bodies with this message. Raises: BatchTooLargeError."""
+        """The bytes of all messages with this one. Raises: BatchTooLargeError."""
         limit = self._commits.store.config.max_transaction_size_bytes
-        size_bytes = self._size_bytes + message.body_size_bytes
-        if size_bytes > limit:
+        size_bytes = self._size_bytes + message.size_bytes
+        # One message has limits of its own.
+        if size_bytes > limit and self._size_bytes:
             raise BatchTooLargeError("transaction bytes", size_bytes, limit)
         return size_bytes

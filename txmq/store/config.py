@@ -95,7 +95,7 @@ class Config:
         4 * 1024 * 1024, "largest body of one message", at_least=1, at_most=512 * 1024 * 1024
     )
     max_transaction_size_bytes: int = setting(
-        64 * 1024 * 1024, "largest sum of bodies in one transaction", at_least=1
+        64 * 1024 * 1024, "largest sum of bodies and properties in one transaction", at_least=1
     )
     max_properties_size_bytes: int = setting(
         32767, "largest sum of keys, tags and properties of one message", at_least=1, at_most=2**20

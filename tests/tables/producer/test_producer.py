@@ -480,6 +480,21 @@ def test_large_message_is_refused_and_the_transaction_goes_on(store: Store) -> N
     assert bodies(store) == [b"12", b"3"]
 
 
+def test_keys_and_properties_count_for_the_size_of_a_transaction(store: Store) -> None:
+    config = store.config.replace(max_message_size_bytes=100, max_transaction_size_bytes=100)
+    producer = TransactionProducer(Store.open(store.location, config), producer_group=GROUP)
+    transaction = producer.begin_transaction()
+    transaction.send(Message("order-paid", b"1", keys="k" * 200))
+
+    with pytest.raises(BatchTooLargeError):
+        transaction.send(Message("order-paid", b"2"))
+    transaction.prepare()
+    transaction.commit()
+    publish(store)
+
+    assert bodies(store) == [b"1"]
+
+
 def test_what_is_no_message_is_refused(producer: TransactionProducer) -> None:
     with pytest.raises(InvalidMessageTypeError):
         producer.begin_transaction().send(b"42")  # type: ignore[arg-type]
