@@ -139,6 +139,11 @@ class GroupReader:
         return self._member.held.replays
 
     @property
+    def begin_failure(self) -> Exception | None:
+        """Why queues of the member have no offset to begin at yet; None where all have one."""
+        return self._member.begin_failure
+
+    @property
     def may_serve(self) -> bool:
         """Whether the lease is not over: only then may messages be handed out."""
         return self._member.may_serve
@@ -182,7 +187,7 @@ class GroupReader:
             return
         self._looked_s = now_s
         for reader in self._readers.values():
-            reader.look()
+            reader.follow()
         positions = self._positions
         commits = positions.commits() if is_all_handled else positions.idle_commits()
         refused = self._member.keep_up(commits, () if is_all_handled else positions.busy())
@@ -192,14 +197,14 @@ class GroupReader:
         if now_s - self._looked_closely_s > self._lease_s:
             self._looked_closely_s = now_s
             for reader in self._readers.values():
-                reader.look_closely()
+                reader.follow(closely=True)
 
     def _has_news(self, *, is_all_handled: bool) -> bool:
         """Look for the next commit file of each topic; a few times a second, follow all logs."""
         if time.monotonic() - self._looked_s >= self._full_look_s:
             self.keep_up(is_all_handled=is_all_handled)
             return True
-        return any(self._readers[topic].look() for topic in self._subscription.filters)
+        return any(self._readers[topic].follow() for topic in self._subscription.filters)
 
     # --- handing out ------------------------------------------------------------------------
 
@@ -237,10 +242,10 @@ class GroupReader:
 
         They hold at most `consume_batch_bytes` together, but for a single message.
 
-        If a queue cannot be read, the call raises and hands nothing out; the next call serves the
-        other queues, and the call after it raises again.
+        If a queue or a topic cannot be read, the call raises and hands nothing out; the next call
+        serves the other queues, and the call after it raises again.
 
-        Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
+        Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError.
         """
         return self._taking.take(count, self.servable)
 

@@ -16,8 +16,9 @@ from txmq.clock import Clock, affine
 from txmq.consumer.followed import TopicCommit
 from txmq.consumer.group import ConsumerGroup
 from txmq.consumer.leases import LeaseWatch, OwnLease
-from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
+from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, SwapResult, TopicQueue
+from txmq.consumer.starts import GroupStart
 from txmq.errors import TxmqError
 from txmq.handles import ThreadHandle
 from txmq.store.catalog import TopicCatalog
@@ -89,7 +90,8 @@ class GroupMember:
     ) -> None:
         """Nothing is written before `join`."""
         self.member_id, self.settings = member_id, settings
-        self._store, self._group, self._start, self._clock = store, group, start, clock
+        self._store, self._group, self._clock = store, group, clock
+        self._starts = GroupStart(store, start, group.retry_topic)
         self._lease_ms = round(store.config.consumer_lease_s * 1000)
         self._catalog, self._seen_queues = TopicCatalog(store), seen_queues
         self._seen_commits = seen_commits
@@ -122,6 +124,15 @@ class GroupMember:
     def may_serve(self) -> bool:
         """Whether the lease is not over: only then may messages be handed out."""
         return self._lease.left_ms > 0
+
+    @property
+    def begin_failure(self) -> Exception | None:
+        """Why queues of this member have no offset to begin at yet; None where all have one."""
+        failures, held = self._starts.failures, self.held
+        if not failures:
+            return None
+        topics = {queue.topic for queue in held.epochs if queue not in held.offsets}
+        return next((error for topic, error in failures.items() if topic in topics), None)
 
     @property
     def _is_broadcasting(self) -> bool:
@@ -337,30 +348,7 @@ class GroupMember:
         return state.renewed(self._me, self._lease.next_number(state.members[self.member_id]))
 
     def _with_starts(self, state: GroupState) -> GroupState:
-        """Set first offsets for all queues that have none, also for those of other members.
-
-        So a queue begins where the group began, however late a member takes it.
-        """
-        stored = state.offsets_of(self.member_id)
-        missing: dict[str, list[int]] = {}
-        for topic, queue_id in state.all_queues():
-            if TopicQueue(topic, queue_id) not in stored:
-                missing.setdefault(topic, []).append(queue_id)
-        if not (missing and state.is_member(self._me)):
-            return state
-        begun = {queue.topic for queue in stored}
-        starts = {
-            TopicQueue(topic, queue_id): offset
-            for topic, queues in missing.items()
-            for queue_id, offset in self._starts_in(topic, queues, begun).items()
-        }
-        return state.begun(self.member_id, starts)
-
-    def _starts_in(self, topic: str, queues: list[int], begun: Collection[str]) -> dict[int, int]:
-        # New queues of a topic, and retries, are read from their first message.
-        is_whole = topic in begun or topic == self._group.retry_topic
-        start = FROM_THE_BEGINNING if is_whole else self._start
-        return start.offsets_in(self._store, topic, queues)
+        return self._starts.begun(state, self.member_id) if state.is_member(self._me) else state
 
     def _queues(self) -> dict[str, int]:
         seen, declared = self._seen_queues(), self._catalog.queue_count

@@ -14,7 +14,13 @@ from txmq.columns import integers
 from txmq.consumer.rules import ConsumeFromWhere
 from txmq.delta.files import FilePart, FileRange
 from txmq.delta.storage import Table
-from txmq.errors import ConfigError, OffsetOutOfRangeError, shown
+from txmq.errors import (
+    ConfigError,
+    MessagesExpiredError,
+    OffsetOutOfRangeError,
+    StorageError,
+    shown,
+)
 from txmq.message.names import topic_in_namespace
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK
@@ -23,6 +29,8 @@ OffsetsByTopic = Mapping[str, Mapping[int, int]]
 
 POSITION_COLUMNS = ("queue_id", "queue_offset")
 NONE = -1
+# Why a queue or a topic cannot be read; the others are served meanwhile.
+UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError)
 
 
 class TopicOffsets:

@@ -193,9 +193,12 @@ class PartRows:
                 return window
         try:
             return self._decoded(table, part, number)
-        except FileNotFoundError:
+        except BaseException as error:
+            # A cursor that has failed looks like one that is at its end.
             self._cursors.pop(part, None)
-            return None
+            if isinstance(error, FileNotFoundError):
+                return None
+            raise
 
     def _decoded(self, table: Table, part: FilePart, number: int) -> Window | None:
         cursor = self._cursor(table, part, number)

@@ -129,9 +129,9 @@ class PullConsumer:
         Waits for the first message if there is none. Messages that a filter holds back count as
         consumed.
 
-        If a queue cannot be read because retention removed its next message, or its offset is out
-        of range, the call raises and hands nothing out. The next call serves the other queues, and
-        the call after it raises again, until `seek` or a reset of the offsets.
+        If a queue cannot be read because retention removed its next message, its offset is out of
+        range, or a file is damaged, the call raises and hands nothing out. The next call serves the
+        other queues, and the call after it raises again, until the cause is gone, as after `seek`.
 
         Reads: topics. Writes: `state/group_<group>`, to renew the lease. Commits: none, but for
         the renewal of the lease every third of `consumer_lease_s`. A retry after an error loses

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.positions import QueuePosition
 from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage
-from txmq.consumer.taking import UNREADABLE
-from txmq.errors import TxmqError
+from txmq.errors import StorageUnavailableError
 
 # A batch of a handler of DataFrames.
 BATCH_BYTES = 1024 * 1024 * 1024
@@ -67,12 +67,12 @@ class RangeReader:
 
         Commits: at most one, to renew the lease.
 
-        Raises: as `GroupReader.keep_up`; MessagesExpiredError, OffsetOutOfRangeError if there is
-            nothing to take from the other queues.
+        Raises: as `GroupReader.keep_up`; MessagesExpiredError, OffsetOutOfRangeError, StorageError,
+            OSError if there is nothing to take from the other queues.
         """
         self._reader.keep_up()
         ranges: list[OffsetRange] = []
-        failure: TxmqError | None = None
+        failure = self._reader.begin_failure
         for queue, position in self._reader.servable():
             left = max_messages - count_messages(ranges)
             if left <= 0 or max_bytes <= 0:
@@ -81,6 +81,9 @@ class RangeReader:
                 offsets, row_bytes = self._next(queue, position, left, max_bytes, not ranges)
             except UNREADABLE as error:
                 failure = failure or error
+                # The other queues would wait for the storage as long.
+                if isinstance(error, StorageUnavailableError):
+                    break
                 continue
             if offsets.messages:
                 ranges.append(offsets)

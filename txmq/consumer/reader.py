@@ -7,8 +7,11 @@ need to hold back VACUUM, compaction or the clean-up of the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import pyarrow.compute as pc
@@ -19,6 +22,7 @@ from txmq.consumer.followed import TopicCommit, topic_commit
 from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
+    UNREADABLE,
     end_offset,
     live_offsets,
     lowest_offset,
@@ -32,6 +36,8 @@ from txmq.delta.storage import Table
 from txmq.errors import (
     MessagesExpiredError,
     OffsetOutOfRangeError,
+    StorageError,
+    StorageUnavailableError,
     StoreNotFoundError,
     TopicRestoredError,
 )
@@ -42,6 +48,9 @@ from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
 # The reader reads larger files one row group at a time.
 PLACE_COLUMNS = ("message_id", "store_timestamp")
 LARGE_FILE_BYTES = 32 * 1024 * 1024
+# A file that could not be read is not tried again sooner: each queue would wait for it.
+FAILED_PAUSE_S = 1.0
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class TopicReader:
     Attributes:
         topic: the stored name of the topic.
         ends: the next offset of each queue, as far as `look` has followed the log.
+        failure: why `follow` could not follow the log the last time.
     """
 
     def __init__(
@@ -78,12 +88,14 @@ class TopicReader:
         """Open nothing yet; messages show names of `namespace` without it."""
         self.topic = topic
         self.ends: dict[int, int] = {}
+        self.failure: Exception | None = None
         self._store, self._namespace = store, namespace
         self._table: Table = store.tables.table_at(f"topics/{topic}")
         self._version, self._is_surely_absent = NONE, False
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
         self._rows = PartRows(message_filter)
+        self._failed: dict[str, tuple[float, StorageError]] = {}
         self._commit: TopicCommit | None = None
         self._checked: set[TopicCommit] = set()
 
@@ -93,6 +105,23 @@ class TopicReader:
     def queue_count(self) -> int:
         """One more than the highest id of a queue that was seen with messages."""
         return 1 + max((queue for queue, end in self.ends.items() if end), default=NONE)
+
+    def follow(self, *, closely: bool = False) -> bool:
+        """Look, and return whether anything is new; where the topic cannot be read, keep `failure`.
+
+        Raises: StorageUnavailableError: other topics would wait for the storage as long.
+        """
+        had_failed, self.failure = self.failure is not None, None
+        try:
+            if closely:
+                self.look_closely()
+                return had_failed
+            return self.look() or had_failed
+        except StorageUnavailableError:
+            raise
+        except UNREADABLE as error:
+            self.failure = error
+            return True
 
     def look(self) -> bool:
         """Follow the log of the topic, and return whether it has grown.
@@ -174,10 +203,19 @@ class TopicReader:
         if self._version == NONE:
             return None
         if self._commit is None or self._commit.version != self._version:
-            self._commit = topic_commit(self._table, self._version)
+            self._commit = self._newest_commit()
         if self._commit is not None:
             self._checked.add(self._commit)
         return self._commit
+
+    def _newest_commit(self) -> TopicCommit | None:
+        try:
+            return topic_commit(self._table, self._version)
+        except (StorageError, OSError):
+            # Offsets of other topics are committed with those of this one.
+            if self._commit is None:
+                raise
+            return self._commit
 
     def check_follows(self, commit: TopicCommit, queue_id: int, offset: int) -> None:
         """Check that the topic has the commit that an offset is of; once for each commit.
@@ -265,7 +303,7 @@ class TopicReader:
     def _find(self, queue_id: int, offset: int) -> Run | None:
         """The run at an offset; None where it is not there, or a file was removed meanwhile."""
         for part in self._candidates(queue_id, offset):
-            index = self._rows.index_of(self._table, part)
+            index = self._tried(part, partial(self._rows.index_of, self._table, part))
             if index is None:
                 return None
             numbers = index.run(queue_id, offset)
@@ -274,6 +312,20 @@ class TopicReader:
                 self._hints[queue_id] = part
                 return None if window is None else self._run(window, numbers, offset)
         return None
+
+    def _tried(self, part: FilePart, read: Callable[[], Result]) -> Result:
+        """What a read of a file gives, or its last error where that was a moment ago."""
+        path = part.file.path
+        failed = self._failed.get(path)
+        if failed is not None and time.monotonic() - failed[0] < FAILED_PAUSE_S:
+            raise failed[1]
+        try:
+            result = read()
+        except StorageError as error:
+            self._failed[path] = time.monotonic(), error
+            raise
+        self._failed.pop(path, None)
+        return result
 
     def _candidates(self, queue_id: int, offset: int) -> Iterator[FilePart]:
         """The parts that may hold an offset, first the part of the offsets before it."""
@@ -290,7 +342,7 @@ class TopicReader:
         """The row groups of a large file; they replace it in the list of parts."""
         if not _is_to_split(part):
             return (part,)
-        groups = self._table.row_groups(part, POSITION_COLUMNS)
+        groups = self._tried(part, partial(self._table.row_groups, part, POSITION_COLUMNS))
         if groups is None:
             return (part,)
         number = self._parts.index(part)

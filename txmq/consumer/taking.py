@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.positions import (
     HandedMessages,
     QueueMessage,
@@ -18,18 +19,13 @@ from txmq.consumer.positions import (
     first_offsets,
 )
 from txmq.consumer.send_back import PlacedMessage
-from txmq.errors import (
-    MessagesExpiredError,
-    OffsetOutOfRangeError,
-    TxmqError,
-)
+from txmq.errors import StorageUnavailableError
 
 if TYPE_CHECKING:
     from txmq.consumer.member import GroupMember
     from txmq.consumer.reader import TopicReader
     from txmq.consumer.rules import TopicQueue
 
-UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError)
 # What was read ahead of several queues is dropped beyond this.
 READ_AHEAD_BYTES = 64 * 1024 * 1024
 LOOK_MESSAGES = 10_000
@@ -108,15 +104,18 @@ class MessageTaking:
             raise failure
         return handed
 
-    def _filled(self, batch: HandedMessages, queues: Queues) -> TxmqError | None:
+    def _filled(self, batch: HandedMessages, queues: Queues) -> Exception | None:
         """Fill the batch, and return the first error of a queue that cannot be read."""
-        failure: TxmqError | None = None
+        failure = self._member.begin_failure
         for queue, position in queues:
             try:
                 while not batch.is_full and self._has_messages(queue, position):
                     batch.take(queue, position)
             except UNREADABLE as error:
                 failure = failure or error
+                # The other queues would wait for the storage as long.
+                if isinstance(error, StorageUnavailableError):
+                    break
         return failure
 
     def _has_messages(self, queue: TopicQueue, position: QueuePosition) -> bool:
@@ -184,9 +183,11 @@ class MessageTaking:
     def begin(self, queue: TopicQueue, position: QueuePosition) -> None:
         """Look where the topic ends, once, and that it is the one that the group has followed.
 
-        Raises: TopicRestoredError, StorageError.
+        Raises: TopicRestoredError; StorageError, OSError.
         """
         reader = self._readers[queue.topic]
+        if reader.failure is not None:
+            raise reader.failure
         if position.doubt_end is None:
             # Whoever had the queue before may have seen more of the topic.
             reader.look()
