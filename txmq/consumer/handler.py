@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 import logging
+import threading
 from collections.abc import Callable
 
 from txmq.errors import ConfigError, HandlerResultError, shown
@@ -76,6 +77,18 @@ class MessageHandler:
         """Write a failure into the log, and hand it to the hook."""
         logger.log(level, "%r is sent back", message, exc_info=error)
         hand_out(self._on_error, message, error)
+
+    def report_aside(self, message: ReceivedMessage, error: BaseException) -> None:
+        """As `report`, but the hook has a thread of its own, so it may hang or exit."""
+        arguments = (message, error, logging.ERROR)
+        name = "txmq-consumer-on-error"
+        threading.Thread(target=self._report_all, args=arguments, name=name, daemon=True).start()
+
+    def _report_all(self, message: ReceivedMessage, error: BaseException, level: int) -> None:
+        try:
+            self.report(message, error, level)
+        except ENDS:
+            logger.exception("on_error ended its thread for %r", message)
 
 
 def hand_out(on_error: ErrorHook | None, message: ReceivedMessage, error: BaseException) -> None:

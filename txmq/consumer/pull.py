@@ -61,7 +61,7 @@ class PullConsumer:
         consume_timeout_s: a handler that takes longer for one message has failed on it; the
             setting `consume_timeout_s` of the store if it is left out.
         on_error: called with the message and the error where a handler fails: with what it raised,
-            a ConsumeTimeoutError, or a HandlerResultError.
+            a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
 
     Raises:
         InvalidNameError: a name cannot be used.

@@ -17,7 +17,7 @@ from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.handler import MessageHandler
 from txmq.consumer.positions import QueueMessage
 from txmq.errors import ConsumerGroupConflictError, ConsumeTimeoutError, TxmqError
-from txmq.handles import ThreadHandle
+from txmq.handles import ThreadHandle, is_survivable
 from txmq.message.received import ReceivedMessage
 
 logger = logging.getLogger(__name__)
@@ -174,8 +174,10 @@ class MessagePush:
     def _give_up(self, call: _Call) -> None:
         reader, batch = self._reader, call.batch
         if not call.is_failed:
+            error = ConsumeTimeoutError(self._timeout_s)
+            batch.finish(error, reader.is_owned)
             call.is_failed = True
-            batch.finish(self._timed_out(call.message), reader.is_owned)
+            self._handler.report_aside(call.message, error)
         batch.send_back(reader.send_back)
         self._call, batch.is_given_up = None, True
         self._hanging += 1
@@ -184,11 +186,6 @@ class MessagePush:
         finally:
             reader.give_again(batch.unhandled())
             self._given_up(batch.result)
-
-    def _timed_out(self, message: ReceivedMessage) -> ConsumeTimeoutError:
-        error = ConsumeTimeoutError(self._timeout_s)
-        self._handler.report(message, error, logging.ERROR)
-        return error
 
     def _leave(self, _: ConsumeResult) -> None:
         # The thread that hangs is the user's own: only other members can go on.
@@ -210,7 +207,9 @@ class _HangingLook(ThreadHandle):
     def _turn(self) -> None:
         try:
             self._push.give_up_hanging()
-        except Exception:
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
             logger.exception("a message whose handler hangs could not be sent back; trying again")
 
 

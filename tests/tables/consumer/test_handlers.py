@@ -253,9 +253,39 @@ def test_message_whose_handler_hangs_is_sent_back_and_what_is_behind_it_goes_on(
 
     assert handler.seen == ["good", "hangs", "behind it", "and this"]
     assert [body for body, _, _ in world.sent_back.messages] == [b"hangs"]
-    assert told == [ConsumeTimeoutError.__name__]
+    wait_until(lambda: told == [ConsumeTimeoutError.__name__])
     assert (handle.exception, handle.total.consumed, handle.total.sent_back) == (None, 4, 1)
     assert offsets_of(world)[TopicQueue(TOPIC, 0)] == 4
+    handler.go_on.set()
+
+
+@pytest.mark.parametrize("way", ["exits", "hangs"])
+def test_hook_that_exits_or_hangs_after_a_call_was_given_up_holds_up_nobody(
+    world: ConsumerWorld, way: str
+) -> None:
+    world.send_to(0, "hangs", "behind it", "hangs too", "and this")
+    go_on = threading.Event()
+    told: list[bytes] = []
+
+    def hook(message: ReceivedMessage, _: BaseException) -> None:
+        told.append(message.body)
+        if way == "exits":
+            raise SystemExit(3)
+        assert go_on.wait(60)
+
+    handler = Handler(b"hangs", b"hangs too")
+    handle = world.consumer(consume_timeout_s=TIMEOUT_S, on_error=hook).start(handler)
+    assert handler.hangs.wait(30)
+    let_time_pass(world)
+    wait_until(lambda: "hangs too" in handler.seen)
+    let_time_pass(world)
+    wait_until(lambda: "and this" in handler.seen)
+    handle.stop()
+
+    wait_until(lambda: told == [b"hangs", b"hangs too"])
+    assert handle.exception is None
+    assert [body for body, _, _ in world.sent_back.messages] == [b"hangs", b"hangs too"]
+    go_on.set()
     handler.go_on.set()
 
 
