@@ -19,8 +19,8 @@ from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, SwapResult, TopicQueue
 from txmq.consumer.starts import GroupStart
-from txmq.errors import TxmqError
-from txmq.handles import ThreadHandle
+from txmq.delta.failures import in_one_line
+from txmq.handles import ThreadHandle, is_survivable
 from txmq.store.catalog import TopicCatalog
 from txmq.store.store import Store
 
@@ -384,5 +384,7 @@ class LeaseRenewal(ThreadHandle):
     def _turn(self) -> None:
         try:
             self._member.renew_if_late()
-        except (TxmqError, OSError) as error:
-            logger.warning("a lease could not be renewed: %s", error)
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
+            logger.warning("a lease could not be renewed: %s", in_one_line(error))

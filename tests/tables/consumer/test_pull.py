@@ -26,6 +26,7 @@ from tests.kit.reading import commits, wait_until
 from txmq.clock import SystemClock
 from txmq.consumer.group import group_in
 from txmq.consumer.handler import ConsumeStatus
+from txmq.consumer.member import GroupMember, LeaseRenewal
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.consumer.send_back import SendBack
@@ -442,6 +443,28 @@ def test_heart_goes_on_when_a_renewal_fails(tmp_path: Path) -> None:
 
     assert consumer.assignment
     world.close()
+
+
+def test_heart_goes_on_after_a_panic_of_a_library(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = world.consumer()
+    panics: list[BaseException] = []
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(_: GroupMember) -> None:
+        panics.append(PanicException("a panic"))
+        raise panics[-1]
+
+    monkeypatch.setattr(GroupMember, "renew_if_late", panic)
+    renewal = LeaseRenewal(consumer._reader._member, 0.0)
+    renewal.begin()
+    wait_until(lambda: len(panics) > 1)
+    renewal.stop()
+
+    assert renewal.exception is None
 
 
 def test_member_whose_swaps_are_contested_commits_all_the_same(world: ConsumerWorld) -> None:
