@@ -22,6 +22,7 @@ from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,
     DEAD_LETTER_ORIGIN_TOPIC,
     EFFECT_TABLES,
+    FIRST_PLACES,
     ORIGIN_MESSAGE_ID,
     ORIGIN_QUEUE_ID,
     ORIGIN_TOPIC,
@@ -29,6 +30,7 @@ from txmq.message.names import (
     RETRY_PROPERTIES,
     retry_topic,
 )
+from txmq.message.received import first_places, first_places_text, origin_place
 from txmq.producer.once import KeyedMessage, OnceSender
 from txmq.producer.routing import MessageRouter, RoutedMessage
 from txmq.results import plain
@@ -138,7 +140,7 @@ class Replay:
             body=row["body"],
             tags=row["tags"],
             keys=row["keys"],
-            properties=_replayed_properties(properties, self._target),
+            properties=self._replayed_properties(properties),
             sharding_key=row["sharding_key"],
         )
         is_retry = self._target is ReplayTarget.RETRY
@@ -150,6 +152,23 @@ class Replay:
             milliseconds(row["born_timestamp"]),
         )
 
+    def _replayed_properties(self, properties: Mapping[str, str]) -> dict[str, str]:
+        if self._target is ReplayTarget.TOPIC:
+            dropped = RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID, EFFECT_TABLES}
+            kept = {name: value for name, value in properties.items() if name not in dropped}
+            return {**kept, **self._first_places(properties)}
+        dropped = frozenset([DEAD_LETTER_ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_MESSAGE_ID])
+        kept = {name: value for name, value in properties.items() if name not in dropped}
+        # A replayed message starts again with all of its retries.
+        return {**kept, RECONSUME_TIMES: "0"}
+
+    def _first_places(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """Other groups have not had the message there, so the place is this group's alone."""
+        places, origin = first_places(properties), origin_place(properties)
+        if origin is not None:
+            places.setdefault(self._group, origin)
+        return {FIRST_PLACES: first_places_text(places)} if places else {}
+
 
 def _batches_of(rows: pa.Table) -> Iterator[pa.Table]:
     """Rows in their order, cut where one commit would exceed its count or its bytes."""
@@ -159,16 +178,6 @@ def _batches_of(rows: pa.Table) -> Iterator[pa.Table]:
     )
     for number in np.unique(batch):
         yield rows.filter(pa.array(batch == number))
-
-
-def _replayed_properties(properties: Mapping[str, str], target: ReplayTarget) -> dict[str, str]:
-    if target is ReplayTarget.TOPIC:
-        dropped = RETRY_PROPERTIES - {ORIGIN_MESSAGE_ID, EFFECT_TABLES}
-        return {name: value for name, value in properties.items() if name not in dropped}
-    dropped = frozenset([DEAD_LETTER_ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_MESSAGE_ID])
-    kept = {name: value for name, value in properties.items() if name not in dropped}
-    # A replayed message starts again with all of its retries.
-    return {**kept, RECONSUME_TIMES: "0"}
 
 
 def _queue(message: Message, properties: Mapping[str, str], router: MessageRouter) -> int:

@@ -53,6 +53,7 @@ RESERVED_PROPERTIES = frozenset(
         "RECONSUME_TIMES",
         "RECONSUME_REASON",
         "EFFECT_TABLES",
+        "FIRST_PLACES",
         "MSG_REGION",
         "TRACE_ON",
         "UNIQ_KEY",

@@ -21,6 +21,8 @@ RECONSUME_TIMES = "RECONSUME_TIMES"
 RECONSUME_REASON = "RECONSUME_REASON"
 # Where the message took effect by a DeltaInbox before it was sent back.
 EFFECT_TABLES = "EFFECT_TABLES"
+# Where a message that was replayed to its topic was before, for the groups that replayed it.
+FIRST_PLACES = "FIRST_PLACES"
 DEAD_LETTER_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
 DEAD_LETTER_ORIGIN_MESSAGE_ID = "DLQ_ORIGIN_MESSAGE_ID"
 RETRY_PROPERTIES = frozenset(
@@ -32,6 +34,7 @@ RETRY_PROPERTIES = frozenset(
         RECONSUME_TIMES,
         RECONSUME_REASON,
         EFFECT_TABLES,
+        FIRST_PLACES,
         DEAD_LETTER_ORIGIN_TOPIC,
         DEAD_LETTER_ORIGIN_MESSAGE_ID,
     ]

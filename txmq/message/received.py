@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from txmq.columns import python_values
 from txmq.message.names import (
     EFFECT_TABLES,
+    FIRST_PLACES,
     ORIGIN_MESSAGE_ID,
+    ORIGIN_QUEUE_ID,
+    ORIGIN_QUEUE_OFFSET,
     ORIGIN_TOPIC,
     RECONSUME_TIMES,
     unwrapped,
@@ -189,3 +192,24 @@ def effects_of(message: ReceivedMessage) -> frozenset[str]:
     """Where a message, or the one that it is a retry of, took effect: as in `note_effect`."""
     earlier = message.properties.get(EFFECT_TABLES, "").split()
     return message._effects.union(earlier)  # noqa: SLF001 - as `note_effect`
+
+
+def origin_place(properties: Mapping[str, str]) -> tuple[int, int] | None:
+    """Queue and offset of the message that a retry comes from; None if it is no retry."""
+    queue, offset = properties.get(ORIGIN_QUEUE_ID, ""), properties.get(ORIGIN_QUEUE_OFFSET, "")
+    return (int(queue), int(offset)) if queue.isdecimal() and offset.isdecimal() else None
+
+
+def first_places(properties: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """Queue and offset at which each group that replayed a message to its topic had it first."""
+    places = {}
+    for text in properties.get(FIRST_PLACES, "").split():
+        group, *place = text.rsplit("/", 2)
+        if len(place) == 2 and all(part.isdecimal() for part in place):  # noqa: PLR2004 - a pair
+            places[group] = int(place[0]), int(place[1])
+    return places
+
+
+def first_places_text(places: Mapping[str, tuple[int, int]]) -> str:
+    """The property that `first_places` reads."""
+    return " ".join(f"{group}/{queue}/{offset}" for group, (queue, offset) in places.items())

@@ -20,8 +20,14 @@ from txmq.errors import (
     StorageError,
     shown,
 )
-from txmq.message.names import ORIGIN_QUEUE_ID, ORIGIN_QUEUE_OFFSET, stored_group
-from txmq.message.received import ReceivedMessage, effects_of, note_effect
+from txmq.message.names import stored_group
+from txmq.message.received import (
+    ReceivedMessage,
+    effects_of,
+    first_places,
+    note_effect,
+    origin_place,
+)
 from txmq.user_data.delta_marker import (
     APP_ID_OPTION,
     APP_ID_SETTING,
@@ -287,12 +293,12 @@ class DeltaInbox:
         return first is not None and table.names(first)
 
     def _first_of(self, message: ReceivedMessage) -> Place | None:
-        """Where the message that a retry comes from was; None if it is no retry."""
-        properties = message.properties
-        queue, offset = properties.get(ORIGIN_QUEUE_ID, ""), properties.get(ORIGIN_QUEUE_OFFSET, "")
-        if not (queue.isdecimal() and offset.isdecimal()):
+        """Where the message that a retry or a replay comes from was; None if it is neither."""
+        place = first_places(message.properties).get(self.consumer_group)
+        place = place or origin_place(message.properties)
+        if place is None:
             return None
-        return Place(self._queue_mark(message.origin_topic, int(queue)), int(offset))
+        return Place(self._queue_mark(message.origin_topic, place[0]), place[1])
 
     def _names(self, messages: Iterable[ReceivedMessage]) -> str:
         """What a commit says of these messages; a retry stands for the message it comes from."""

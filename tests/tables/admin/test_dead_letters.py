@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
 
 from tests.kit.bodies import ORDER
@@ -33,7 +35,9 @@ from txmq.errors import (
 )
 from txmq.maintenance.service import Maintenance
 from txmq.message import reasons
+from txmq.message.received import ReceivedMessage
 from txmq.testing import failing_commits
+from txmq.user_data.delta_inbox import DeltaInbox
 from txmq.verify import verify
 
 WHY = "asked the shop"
@@ -157,7 +161,8 @@ def test_replay_to_the_topic_goes_to_the_queue_where_it_was(world: DeadWorld) ->
     for row in again:
         properties = dict(row["properties"])
         origin = by_origin[properties.pop("ORIGIN_MESSAGE_ID")]
-        assert properties == {"region": "eu"}
+        place = f"{CONSUMERS}/{origin['queue_id']}/{origin['queue_offset']}"
+        assert properties == {"region": "eu", "FIRST_PLACES": place}
         assert (row["queue_id"], row["body"]) == (origin["queue_id"], origin["body"])
     assert sorted(row["queue_id"] for row in again) == sorted(queues)
     assert is_clean(world)
@@ -172,6 +177,29 @@ def test_replay_to_the_topic_keeps_the_queue_of_its_sharding_key(world: DeadWorl
 
     assert [row["queue_id"] for row in world.rows()] == [first["queue_id"]] * 2
     assert is_clean(world)
+
+
+def test_effect_of_a_call_that_hung_until_its_message_was_dead_is_not_repeated_by_a_replay(
+    world: DeadWorld, tmp_path: Path
+) -> None:
+    write_deltalake(tmp_path / "effects", pa.table({"body": pa.array([], pa.binary())}))
+    world.bury("a")
+    (dead,) = world.received(TOPIC)
+    inbox = DeltaInbox(CONSUMERS, tmp_path / "effects")
+    assert inbox.apply([dead], effects_of) == 1, "its handler has hung until now"
+
+    world.letters.replay(ALL, reason=WHY, to=ReplayTarget.TOPIC, apply=True)
+    world.publisher.run_once()
+    *_, again = world.received(TOPIC)
+    other = DeltaInbox("other", tmp_path / "effects")
+
+    assert again.message_id != dead.message_id
+    assert inbox.apply([again], effects_of) == 0
+    assert other.apply([again], effects_of) == 1, "another group has not had it there"
+
+
+def effects_of(messages: Sequence[ReceivedMessage]) -> pa.Table:
+    return pa.table({"body": pa.array([message.body for message in messages], pa.binary())})
 
 
 def test_each_is_sent_again_once_by_whomever(world: DeadWorld) -> None:
