@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import ClaimKind, ClaimSource
-from txmq.message.ids import transaction_time_ms
 from txmq.producer.routing import PlannedSend
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.forgotten import Forgotten
 from txmq.store.op import end_table
 from txmq.store.passing_claims import OWN_ENDS, PassingClaims
 from txmq.store.resolution import EndReader, Resolution
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from txmq.store.store import Store
 
 Ends = Sequence[tuple[str, ClaimKind]]
-# A clock may be set back by a little between an id and its end.
-_CLOCK_STEP_MS = 60_000
 
 
 class AskedEnds(NamedTuple):
@@ -61,7 +59,7 @@ class EndCommits:
         self._claims = ClaimWriter(op, "producer", store.config.half_queues)
         self._passing = PassingClaims(op.table)
         self._group, self._clock = producer_group, clock
-        self._trusted_ms = trusted_s(store.config.file_reserved_time_h) * 1000
+        self._forgotten = Forgotten(store)
         # Heads carry the session, and halves go to the same queue as their ends.
         self.session, self.queue_id = self._claims.session, self._claims.queue_id
 
@@ -79,8 +77,9 @@ class EndCommits:
     ) -> list[Resolution]:
         """Claim these ends: one commit.
 
-        For an end that is doubtful or old the settled log and the halves are read too: retention
-        may have removed the claim that was first, and the op log alone would then show no other.
+        For an end that is doubtful or forgotten the settled log and the halves are read too:
+        retention may have removed the claim that was first, and the op log alone would then show
+        no other.
 
         Args:
             asked: transactions of this group, each with COMMIT or ROLLBACK.
@@ -93,9 +92,8 @@ class EndCommits:
             look after them failed.
         """
         ends = [end for of_caller in asked for end in of_caller.ends]
-        now_ms = self._clock.now_ms()
         rows = end_table(
-            ends, producer_group=self._group, now_ms=now_ms,
+            ends, producer_group=self._group, now_ms=self._clock.now_ms(),
             source=ClaimSource.OPERATOR if operator_reason else ClaimSource.PRODUCER,
             reason=operator_reason,
         )  # fmt: skip
@@ -103,9 +101,7 @@ class EndCommits:
         is_own = all(of_caller.since is not None for of_caller in asked)
         self._claims.append_table(rows, OWN_ENDS if is_own else "")
         reached(FailPoint.END_COMMITTED)
-        # Not before the commit: a process that slept until then must know how old its ends are.
-        claimed, doubtful = self._claimed(asked), self._doubtful(asked, self._clock.now_ms())
-        resolutions = self.reader.ends_after_claims(ends, claimed, doubtful)
+        resolutions = self.reader.ends_after_claims(ends, self._doubtful(asked))
         reached(FailPoint.END_CONFIRMED)
         return resolutions
 
@@ -123,15 +119,10 @@ class EndCommits:
             if not is_followed or passing.is_claimed(transaction_id, since)
         ]
 
-    def _doubtful(self, asked: Sequence[AskedEnds], now_ms: int) -> list[str]:
-        return [
-            transaction_id
-            for ends, is_doubtful, _ in asked
-            for transaction_id, _ in ends
-            if is_doubtful or self._is_old(transaction_id, now_ms)
-        ]
-
-    def _is_old(self, transaction_id: str, now_ms: int) -> bool:
-        """Whether retention may have begun; an id of the future proves nothing."""
-        age_ms = now_ms - transaction_time_ms(transaction_id)
-        return not -_CLOCK_STEP_MS <= age_ms < self._trusted_ms
+    def _doubtful(self, asked: Sequence[AskedEnds]) -> list[str]:
+        claimed = self._claimed(asked)
+        contested = self.reader.contested(claimed)
+        # After the claims were read, so that those of the others were all there.
+        forgotten = self._forgotten.among(claimed)
+        named = [end[0] for of_caller in asked if of_caller.is_doubtful for end in of_caller.ends]
+        return [*contested, *forgotten, *named]

@@ -28,18 +28,18 @@ from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import TransactionState
 from txmq.message.ids import IdempotencyKey
 from txmq.producer.attempts import attempts_that_count
-from txmq.producer.body_watch import BodyWatch, FrameTopic
+from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
 from txmq.producer.group_commit import GroupCommitter, Size
 from txmq.producer.once import ScopedHalves
 from txmq.producer.same_messages import new_messages, stored_messages
-from txmq.store.forgotten import Forgetting, may_be_forgotten
+from txmq.store.forgotten import Forgotten, may_be_forgotten
 from txmq.store.half import HalfTransaction, half_table
 from txmq.store.resolution import EndReader
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-_TOO_LATE = (
+_TOO_OLD = (
     "is of a day that retention has taken: its transaction may be done and forgotten; "
     "give the time of newer work"
 )
@@ -80,8 +80,7 @@ class KeyedHalves:
     def __init__(self, store: Store, producer_group: str, watch: BodyWatch) -> None:
         """Open nothing yet; the first append starts a thread."""
         self._store, self._group, self._watch = store, producer_group, watch
-        self._half = ScopedHalves(store.tables.half_log())
-        self._forgetting = Forgetting(store)
+        self._half, self._forgotten = ScopedHalves(store.tables.half_log()), Forgotten(store)
         self._attempts = store.config.commit_attempts
         self._committer: GroupCommitter[KeyedTry, bool | TxmqError] = GroupCommitter(
             self._commit,
@@ -104,7 +103,8 @@ class KeyedHalves:
     def append(self, tried: KeyedTry) -> bool:
         """Append the halves unless an earlier try did: one commit, shared; whether this one did.
 
-        Raises: InvalidBodyError, TopicChangedError, CommitConflictError, StorageError.
+        Raises: InvalidMessageError where retention may have taken an earlier try,
+            InvalidBodyError, TopicChangedError, CommitConflictError, StorageError.
         """
         answer = self._committer.submit(tried, tried.size).result()
         if isinstance(answer, TxmqError):
@@ -160,29 +160,25 @@ class KeyedHalves:
         frames = {key: tried.frames for key, tried in first.items() if tried.frames}
         halves = [tried.half for tried in first.values()]
         refused, retypings = self._watch.before(halves, frames)
-        appended, forgotten = self._appended([first[key] for key in first if key not in refused])
+        appended, too_old = self._appended([first[key] for key in first if key not in refused])
         late = self._watch.after([tried.half for tried in appended], retypings, frames)
-        errors = {**refused, **forgotten, **late}
+        errors = {**refused, **too_old, **late}
         mine = {id(tried) for tried in appended}
         return [errors.get(tried.transaction_id) or id(tried) in mine for tried in tries]
 
-    def _appended(
-        self, tries: Sequence[KeyedTry]
-    ) -> tuple[Sequence[KeyedTry], dict[str, TxmqError]]:
-        """Those that no earlier try has appended, once they are durable; those that come too late.
+    def _appended(self, tries: Sequence[KeyedTry]) -> tuple[Sequence[KeyedTry], Refused]:
+        """Those that no earlier try has appended, once they are durable; and those too old for it.
 
-        Retention may have taken what an earlier try did: then nobody can see that it is done.
+        What was appended before this looked is there or forgotten; later appends refuse this one.
         """
         failure: StorageError | None = None
         for attempt in range(self._attempts):
-            new, forgotten = self._new(tries, failure), dict[str, TxmqError]()
-            # After the look at the halves: retention says how far it goes before it takes them.
-            for key in [tried.transaction_id for tried in new]:
-                if self._forgetting.may_have(key):
-                    forgotten[key] = InvalidMessageError("key_timestamp", _TOO_LATE)
-            new = [tried for tried in new if tried.transaction_id not in forgotten]
-            if failure is not None and new:
+            missing = self._missing(tries, failure)
+            if failure is not None and missing:
                 raise failure
+            # After the halves were looked for: an earlier try that is not forgotten was there.
+            too_old = self._too_old(missing)
+            new = [tried for tried in missing if tried.transaction_id not in too_old]
             try:
                 self._append(new)
             except CommitRefusedError:
@@ -191,10 +187,17 @@ class KeyedHalves:
             except StorageError as error:
                 failure = error
             else:
-                return new, forgotten
+                return new, too_old
         raise CommitConflictError("half", f"other writers won {self._attempts} times; try again")
 
-    def _new(self, tries: Sequence[KeyedTry], failure: StorageError | None) -> Sequence[KeyedTry]:
+    def _too_old(self, tries: Sequence[KeyedTry]) -> Refused:
+        """Why those cannot be appended of which retention may have taken an earlier try."""
+        forgotten = self._forgotten.among([tried.transaction_id for tried in tries])
+        return {name: InvalidMessageError("key_timestamp", _TOO_OLD) for name in forgotten}
+
+    def _missing(
+        self, tries: Sequence[KeyedTry], failure: StorageError | None
+    ) -> Sequence[KeyedTry]:
         try:
             self._half.refresh()
             there = self._half.log.halves_of([tried.transaction_id for tried in tries])

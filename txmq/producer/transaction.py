@@ -184,8 +184,9 @@ class Transaction(MarkedTransaction):
         Raises:
             StorageError: assume nothing to be durable; do not run the local transaction.
             SendForbiddenError: a hook refused the send; nothing was written.
-            InvalidMessageError: the transaction has no message, or a DataFrame has rows that cannot
-                be messages; nothing was committed.
+            InvalidMessageError: the transaction has no message, a DataFrame has rows that cannot
+                be messages, or the key is so old that retention may have taken an earlier try;
+                nothing was committed.
             DifferentMessagesError: an earlier try with the same key has other messages, which
                 stand; nothing was written.
             AlreadyResolvedError: an earlier try with the same key has another end than COMMIT.

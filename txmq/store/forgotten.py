@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING
 
@@ -9,48 +10,47 @@ from txmq.clock import milliseconds
 from txmq.errors import MessageNotFoundError, TransactionNotFoundError
 from txmq.message.ids import message_address, transaction_time_ms
 from txmq.store.known import KnownReader
+from txmq.store.register import Registered
 
 if TYPE_CHECKING:
-    from txmq.store.register import Register
     from txmq.store.store import Store
 
 FORGOTTEN_BEFORE = "forgotten_before_date"
 SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 
 
-class Forgetting:
-    """How far retention has gone. The day is kept before anything is taken, so no clock is needed.
+class Forgotten:
+    """What retention may have taken, as one reader follows it. Not safe for several threads.
 
-    Not safe for several threads.
+    Retention says so before it removes rows. So a log that was read before this was asked lacks
+    no row of a transaction that is not forgotten, whatever any machine's clock says.
     """
 
     def __init__(self, store: Store) -> None:
-        """Read nothing yet."""
+        """Open nothing yet."""
         self._register = store.tables.register("maintenance")
-        self._begin_ms: int | None = None
-        self._is_read = False
+        self._seen: Registered | None = None
 
-    def may_have(self, transaction_id: str) -> bool:
-        """Whether the halves of a transaction may be gone; one look where there are no news."""
-        if not self._is_read or self._register.table.has_news():
-            day = _day_of(self._register)
-            self._begin_ms, self._is_read = None if day is None else _begin_ms(day), True
-        return self._begin_ms is not None and transaction_time_ms(transaction_id) < self._begin_ms
+    @property
+    def before(self) -> date | None:
+        """The day before which transactions may be gone; None if retention has taken nothing."""
+        if self._seen is None or self._register.table.has_news():
+            self._seen = self._register.read()
+        day = self._seen.value.get(FORGOTTEN_BEFORE)
+        return None if day is None else date.fromisoformat(day)
 
-
-def forgotten_before(store: Store) -> date | None:
-    """The day before which transactions may be gone; None if retention has taken nothing yet."""
-    return _day_of(store.tables.register("maintenance"))
-
-
-def _day_of(register: Register) -> date | None:
-    day = register.read().value.get(FORGOTTEN_BEFORE)
-    return None if day is None else date.fromisoformat(day)
+    def among(self, transaction_ids: Collection[str]) -> set[str]:
+        """Those whose halves may be gone; 0 commits, and 0 reads without transactions."""
+        day = self.before if transaction_ids else None
+        if day is None:
+            return set()
+        begin_ms = milliseconds(datetime.combine(day, time(), UTC))
+        return {name for name in transaction_ids if transaction_time_ms(name) < begin_ms}
 
 
 def may_be_forgotten(store: Store, transaction_id: str) -> bool:
     """Whether retention may have taken the halves of a transaction; 0 commits."""
-    return Forgetting(store).may_have(transaction_id)
+    return bool(Forgotten(store).among([transaction_id]))
 
 
 def no_transaction(store: Store, transaction_id: str) -> TransactionNotFoundError:
@@ -73,9 +73,5 @@ def _problem(store: Store, transaction_id: str) -> str | None:
         return f"its transaction is {end}, and retention took its messages"
     if not may_be_forgotten(store, transaction_id):
         return None
-    day = forgotten_before(store)
+    day = Forgotten(store).before
     return f"if it was ever there, retention took it: transactions before {day} may be gone"
-
-
-def _begin_ms(day: date) -> int:
-    return milliseconds(datetime.combine(day, time(), UTC))

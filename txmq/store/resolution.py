@@ -84,7 +84,6 @@ class EndReader:
     def ends_after_claims(
         self,
         ends: Sequence[tuple[str, ClaimKind]],
-        claimed: Sequence[str] = (),
         doubtful: Collection[str] = (),
     ) -> list[Resolution]:
         """The end of each transaction for which these claims were appended just now; 0 commits.
@@ -94,14 +93,14 @@ class EndReader:
 
         Args:
             ends: the claims.
-            claimed: transactions that others may have claimed before; the op log is read for them.
-            doubtful: transactions whose other claims may be gone, or whose halves may not be all
-                there; facts, claims and halves are read for these too.
+            doubtful: transactions that are contested, whose other claims may be gone, or whose
+                halves may not be all there; facts, claims and halves are read for these.
         """
-        decided = self.ends_of(list({*self._contested(claimed), *doubtful}))
+        decided = self.ends_of(list({*doubtful}))
         return [decided.get(transaction_id) or _UNCONTESTED[kind] for transaction_id, kind in ends]
 
-    def _contested(self, transaction_ids: Sequence[str]) -> list[str]:
+    def contested(self, transaction_ids: Sequence[str]) -> list[str]:
+        """Those whose claims in the op log name different ends; 0 reads without transactions."""
         if not transaction_ids:
             return []
         self._logs.op.refresh()

@@ -21,6 +21,7 @@ from txmq.producer.transaction import Transaction
 from txmq.publish import delay
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import TopicWriter
+from txmq.store.forgotten import Forgotten
 from txmq.store.half import half_table
 from txmq.store.store_clock import StoreClock
 from txmq.store.topic import TopicEnd
@@ -127,7 +128,7 @@ def _other_messages_join() -> Sequence[Change]:
 
 def _late_ends_believed() -> Sequence[Change]:
     return [
-        (EndCommits, "_is_old", lambda *_: False),
+        (Forgotten, "among", lambda *_: set()),
         (Transaction, "_is_old", False),
     ]
 

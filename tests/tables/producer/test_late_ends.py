@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -16,10 +17,12 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher
+from txmq.store.forgotten import FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
+from txmq.store.resolution import EndReader
 from txmq.store.settled import SettledLog
 from txmq.store.store import Store
-from txmq.testing import ManualClock
+from txmq.testing import ManualClock, before_commit
 from txmq.verify import verify
 
 DAY_S = 86_400.0
@@ -60,6 +63,16 @@ def forgotten(store: Store, days: float = 5.0) -> None:
     assert log_rows(store, "op") == []
 
 
+def retention_took(store: Store, *paths: str) -> None:
+    """These logs lost all days up to now, and the register says so."""
+    register, tomorrow = store.tables.register("maintenance"), datetime.now(UTC) + timedelta(days=1)
+    value = {FORGOTTEN_BEFORE: tomorrow.date().isoformat()}
+    register.swap(register.read(), value, 0)
+    for path in paths:
+        table = store.tables.table_at(path)
+        table.remove(table.files())
+
+
 def test_commit_after_the_rollback_was_forgotten_is_refused(
     store: Store, producer: TransactionProducer, clock: ManualClock
 ) -> None:
@@ -88,15 +101,46 @@ def test_commit_after_the_expiry_was_forgotten_is_refused(
     assert transaction.state is None
 
 
+def test_commit_that_slept_until_the_rollback_was_forgotten_is_refused(
+    store: Store, producer: TransactionProducer
+) -> None:
+    transaction = prepared(producer)
+
+    def meanwhile() -> None:
+        rolled_back_by_the_check(store, transaction.id)
+        forgotten(store)
+
+    with before_commit(meanwhile, table="op"), pytest.raises(TransactionForgottenError):
+        transaction.commit()
+
+    Publisher(store).run_once()
+    assert store.topics() == []
+
+
+def test_commit_that_sleeps_after_it_read_the_claims_hears_what_retention_took(
+    store: Store, producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction = prepared(producer)
+    rolled_back_by_the_check(store, transaction.id)
+    Publisher(store).run_once()
+    contested = EndReader.contested
+
+    def read_late(reader: EndReader, transaction_ids: Sequence[str]) -> list[str]:
+        retention_took(store, "op", "half")
+        return contested(reader, transaction_ids)
+
+    monkeypatch.setattr(EndReader, "contested", read_late)
+    with pytest.raises(AlreadyResolvedError):
+        transaction.commit()
+
+
 def test_commit_where_the_fact_alone_is_left_hears_it(
     store: Store, producer: TransactionProducer, clock: ManualClock
 ) -> None:
     transaction = prepared(producer)
     rolled_back_by_the_check(store, transaction.id)
     Publisher(store).run_once()
-    for path in ("half", "op"):
-        table = store.tables.table_at(path)
-        table.remove(table.files())
+    retention_took(store, "half", "op")
     clock.advance(5 * DAY_S)
 
     with pytest.raises(AlreadyResolvedError) as raised:
