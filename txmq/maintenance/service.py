@@ -132,30 +132,33 @@ class Maintenance:
         return result
 
     def _looked_after(self, path: str, table: Table) -> MaintenanceResult:
-        compacted = self._compacted(table)
-        made = self._checkpointed(table)
-        cleaned = clean_log(table, self._keep_from(path, table))
-        return MaintenanceResult(
-            compacted=compacted,
-            checkpoints=made,
-            commits_cleaned=cleaned.commits,
-            data_files_removed=cleaned.data_files,
-        )
+        """A file that cannot be merged keeps no log from being cleaned."""
+        result = MaintenanceResult()
+        for step in (self._compacted, self._checkpointed, partial(self._log_cleaned, path)):
+            result += self._attempt(path, partial(step, table))
+        return result
 
-    def _compacted(self, table: Table) -> Compacted:
+    def _compacted(self, table: Table) -> MaintenanceResult:
         try:
-            return compact(table, self.store.config.compact_target_bytes)
+            merged = compact(table, self.store.config.compact_target_bytes)
         except CommitRefusedError:
             # Another maintenance was faster.
-            return Compacted()
+            return MaintenanceResult()
+        return MaintenanceResult(compacted=merged)
 
-    def _checkpointed(self, table: Table) -> int:
+    def _checkpointed(self, table: Table) -> MaintenanceResult:
         """Make a checkpoint if it is due: writers make them too, but a killed writer does not."""
         table.refresh()
         if log_files(table).since_checkpoint(table.version) < self.store.config.checkpoint_interval:
-            return 0
+            return MaintenanceResult()
         table.checkpoint()
-        return 1
+        return MaintenanceResult(checkpoints=1)
+
+    def _log_cleaned(self, path: str, table: Table) -> MaintenanceResult:
+        cleaned = clean_log(table, self._keep_from(path, table))
+        return MaintenanceResult(
+            commits_cleaned=cleaned.commits, data_files_removed=cleaned.data_files
+        )
 
     def _keep_from(self, path: str, table: Table) -> int:
         """The oldest commit that a reader may still need."""

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from txmq.clock import Clock, affine, milliseconds
 from txmq.delta.files import DataFile
 from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError
+from txmq.errors import CommitRefusedError, StorageError
 from txmq.fail_points import FailPoint, reached
 from txmq.maintenance.retention import published_up_to
 from txmq.store.store import Store
@@ -109,7 +109,12 @@ class TopicRetention:
 
         Publishers of older versions stamped their own time, which may be wrong.
         """
-        newest = pc.max(table.read([file], ("store_timestamp",))["store_timestamp"]).as_py()
+        try:
+            newest = pc.max(table.read([file], ("store_timestamp",))["store_timestamp"]).as_py()
+        except (StorageError, OSError) as error:
+            # It stays; the files beside it and other topics go on.
+            logger.warning("%s: %s cannot be read (%s)", table.name, file.path, error)
+            return math.inf
         written_ms = table.written_ms([file.path]).get(file.path)
         if newest is None or written_ms is None:
             return math.inf

@@ -299,3 +299,15 @@ def test_listing_that_fails_once_does_not_end_the_service(
 
     assert handle.exception is None
     assert "too many requests" in handle.total.failed["round"]
+
+
+def test_half_file_that_cannot_be_merged_keeps_no_log_from_being_cleaned(busy: Store) -> None:
+    clock = wall_clock()
+    (file, *_) = sorted(Path(busy.location, "half").rglob("part-*.parquet"))
+    file.write_bytes(b"")
+    clock.advance(LATER_S)
+
+    result = Maintenance(busy, clock=clock).run_once()
+
+    assert "half" in result.failed
+    assert len(list(Path(busy.location, "half", "_delta_log").glob("*.json"))) < 40

@@ -206,3 +206,23 @@ def test_verify_misses_nothing_that_went(world: World) -> None:
 
 def faults(store: Store) -> list[InvariantResult]:
     return [one for one in verify(store.location).results if one.violation_count]
+
+
+def test_file_that_cannot_be_read_keeps_no_other_topic_from_its_retention(tmp_path: Path) -> None:
+    clock = ManualClock(now_ms=time.time_ns() // 1_000_000)
+    store = Store.create(tmp_path / "store")
+    publisher = Publisher(store, clock=clock)
+    for name in ("a", "b"):
+        Topics(store, clock=clock).create(name, reserved_time_h=1)
+    for _ in range(2):
+        with TransactionProducer(store, producer_group="orders", clock=clock) as producer:
+            for name in ("a", "b"):
+                producer.send(Message(name, b"x"))
+        publisher.run_once()
+        for file in Path(store.location, "topics", "a").glob("part-*.parquet"):
+            file.write_bytes(b"")
+        clock.advance(86_400)
+
+    result = Maintenance(store, clock=clock).run_once()
+
+    assert result.topic_files_removed >= 1
