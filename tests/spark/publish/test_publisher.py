@@ -535,7 +535,7 @@ def test_publisher_goes_on_after_a_failure_that_passes_without_another_claim(
     assert is_alive
 
 
-def broken_turn(publisher: Publisher) -> None:
+def broken_turn(publisher: Publisher, stopping: threading.Event) -> None:  # noqa: ARG001
     raise ZeroDivisionError(publisher.name)
 
 
@@ -544,7 +544,7 @@ def test_publisher_without_spark_is_started_anew_where_its_thread_breaks(
 ) -> None:
     handle = Publisher(store).start()
     with monkeypatch.context() as broken:
-        broken.setattr(Publisher, "_advance_or_wait", broken_turn)
+        broken.setattr(Publisher, "_advance", broken_turn)
         send(store)
         wait_until(lambda: handle._breaks > 1)
     wait_until(lambda: len(topic_rows(store)) == 1)
