@@ -208,7 +208,8 @@ class Retention:
 
     def _waiting(self) -> pa.Array:
         """The transactions that are set aside: their messages may not be visible yet."""
-        return pa.array(list(read_set_aside(self._store.tables).transactions), pa.string())
+        waiting = read_set_aside(self._store.tables, self._logs.settled.set_aside_count)
+        return pa.array(list(waiting.transactions), pa.string())
 
     def _remove_due_days(self, days: dict[date, list[DataFile]], version: int) -> tuple[date, ...]:
         """Remove due dates whose messages are all delivered or recalled, and published."""

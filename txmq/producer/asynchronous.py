@@ -107,8 +107,10 @@ class AsyncSends:
     def __init__(self, commits: ProducerCommits, limits: AsyncLimits) -> None:
         """Start no thread yet; with `max_waiting` sends in the queue the next caller waits."""
         self._commits = commits
-        self._room = SendRoom(limits.max_bytes_on_the_way)
-        self._halves = self._step(self._prepare, "txmq-async-halves", limits)
+        self._room = SendRoom(limits.max_bytes_on_the_way, self._is_giver)
+        self._halves = self._step(
+            self._prepare, "txmq-async-halves", limits, may_pass=self._is_giver
+        )
         self._local = _LocalTransactions(
             self._executed, self._refuse, limits.threads, limits.max_waiting
         )
@@ -116,7 +118,7 @@ class AsyncSends:
         close_at_exit(self.close)
 
     def _step(
-        self, work: Callable[[list[Any]], None], name: str, limits: AsyncLimits
+        self, work: Callable[[list[Any]], None], name: str, limits: AsyncLimits, **options: Any
     ) -> GroupCommitter[Any, None]:
         return GroupCommitter(
             partial(self._answered, work),
@@ -126,7 +128,13 @@ class AsyncSends:
             max_waiting=limits.max_waiting,
             linger_s=limits.linger_s,
             refuse=self._refuse,
+            **options,
         )
+
+    def _is_giver(self) -> bool:
+        """Whether sends wait for the calling thread: it runs callbacks or local transactions."""
+        steps = (self._halves, self._local, self._ends)
+        return any(step.is_own_thread for step in steps) or self._commits.is_giver()
 
     def send(self, sends: Sequence[PlannedSend]) -> Future[SendResult]:
         """Send ordinary messages: two commits, shared. Raises: SendForbiddenError, ClosedError."""
@@ -152,7 +160,7 @@ class AsyncSends:
         try:
             self._halves.put(sent, size)
         except BaseException as error:
-            self._room.give_up(size.bytes)
+            self._room.leave(size.bytes)
             sending.done(error)
             raise
         return sent.future
@@ -330,6 +338,11 @@ class _LocalTransactions:
                 self._has_room.wait()
             self._durable.extend(chunk)
             self._has_work.notify_all()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is one of these."""
+        return threading.current_thread() in self._threads
 
     def _start(self) -> None:
         while len(self._threads) < self._count:

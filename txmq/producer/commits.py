@@ -74,6 +74,10 @@ class ProducerCommits:
         """The time of the producer's clock."""
         return self._clock.now_ms()
 
+    def is_giver(self) -> bool:
+        """Whether others wait for the calling thread, as it commits and runs callbacks."""
+        return self._logs.is_giver()
+
     def check_open(self) -> None:
         """Raise ClosedError if nothing more can be committed."""
         self._logs.halves.check_usable()

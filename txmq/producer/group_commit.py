@@ -105,6 +105,7 @@ class GroupCommitter(Generic[Item, Answer]):
         max_waiting: int = DEFAULT_MAX_WAITING,
         linger_s: float = 0.0,
         refuse: Callable[[Item, BaseException], None] | None = None,
+        may_pass: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start no thread yet.
 
@@ -117,6 +118,8 @@ class GroupCommitter(Generic[Item, Answer]):
             linger_s: how long items gather before each commit, which costs as much as thousands of
                 rows.
             refuse: answers an item of `put` that no commit will take, because the thread broke.
+            may_pass: whether the calling thread never waits, because room in the queue depends on
+                it; for example it runs callbacks. The committing thread is such a thread.
         """
         self._commit = commit
         self._name = name
@@ -127,7 +130,7 @@ class GroupCommitter(Generic[Item, Answer]):
         self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
         self._thread: threading.Thread | None = None
         self._closed = self._has_ended = False
-        self._refuse = refuse
+        self._refuse, self._may_pass = refuse, may_pass
         self._failure: BaseException | None = None
         # How many calls the last commit served, and how long it took.
         self._last_size, self._last_s = 0, 0.0
@@ -160,12 +163,20 @@ class GroupCommitter(Generic[Item, Answer]):
         """
         # Before any lock: a lock that was held during a fork is never released in the child.
         self._check_process()
-        if len(self._waiting) >= self._max_waiting:
+        if len(self._waiting) >= self._max_waiting and not self._never_waits():
             self._wait_for_room()
         self.check_usable()
         self._waiting.extend(entries)
         if self._is_idle or self._closed or len(self._waiting) >= self._max_waiting:
             self._wake(entries)
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is the one that commits."""
+        return self._thread is threading.current_thread()
+
+    def _never_waits(self) -> bool:
+        return self.is_own_thread or self._may_pass()
 
     def _wait_for_room(self) -> None:
         with self._has_rows:

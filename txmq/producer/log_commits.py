@@ -73,7 +73,12 @@ class LogCommits:
             name=f"{name}-{self._producer_group}",
             max_rows=config.group_commit_max_rows,
             max_bytes=config.group_commit_max_bytes,
+            may_pass=self.is_giver,
         )
+
+    def is_giver(self) -> bool:
+        """Whether the calling thread commits halves or ends, and runs the callbacks of these."""
+        return self.halves.is_own_thread or self.ends.is_own_thread
 
     def close(self) -> None:
         """Wait for running commits and end the threads."""

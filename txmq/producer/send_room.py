@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class SendRoom:
@@ -11,11 +12,15 @@ class SendRoom:
     A send that is larger than the room enters when no other one is in it.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        """All of it is free."""
+    def __init__(self, max_bytes: int, is_giver: Callable[[], bool]) -> None:
+        """All of it is free.
+
+        `is_giver` says whether the calling thread helps to give room back, so that it must never
+        wait for it: a callback of a future may send again.
+        """
         self._max_bytes, self._taken_bytes = max_bytes, 0
+        self._is_giver = is_giver
         self._has_room = threading.Condition(threading.Lock())
-        self._givers: set[int] = set()
 
     @property
     def taken_bytes(self) -> int:
@@ -23,12 +28,9 @@ class SendRoom:
         return self._taken_bytes
 
     def enter(self, size_bytes: int) -> None:
-        """Take room, and wait where there is too little.
-
-        A thread that gives room back never waits: a callback of a future may send again.
-        """
+        """Take room; who is no giver waits where there is too little."""
         with self._has_room:
-            if threading.get_ident() not in self._givers:
+            if not self._is_giver():
                 while self._is_too_much(size_bytes):
                     self._has_room.wait()
             self._taken_bytes += size_bytes
@@ -42,12 +44,7 @@ class SendRoom:
             return True
 
     def leave(self, size_bytes: int) -> None:
-        """Give room back, in a thread that answers sends."""
-        self._givers.add(threading.get_ident())
-        self.give_up(size_bytes)
-
-    def give_up(self, size_bytes: int) -> None:
-        """Give room back for a send that did not begin."""
+        """Give room back."""
         with self._has_room:
             self._taken_bytes -= size_bytes
             self._has_room.notify_all()

@@ -6,11 +6,12 @@ first, such as a DataFrame, runs in one of a few threads.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 from txmq.producer.body_watch import Refused
@@ -35,18 +36,24 @@ class StepFutures:
     def __init__(self, commits: ProducerCommits) -> None:
         """Start no thread yet."""
         max_bytes = commits.store.config.back_pressure_for_async_send_size_bytes
-        self._commits, self._room = commits, SendRoom(max_bytes)
+        self._commits, self._room = commits, SendRoom(max_bytes, self._gives_room)
         self._threads: ThreadPoolExecutor | None = None
         self._lock = Lock()
+        # The threads of these steps, which run callbacks too.
+        self._own: set[int] = set()
 
     def prepare(
         self, transaction_id: str, routed: Sequence[RoutedMessage], done: Done
     ) -> Future[None]:
-        """Append halves; `done` is called before the future is done."""
+        """Append halves; `done` is called before the future is done.
+
+        Where too many bytes are on their way, the caller waits; in an event loop, where nobody may
+        wait, a thread does.
+        """
         send = PlannedSend(transaction_id, routed)
         half = self._commits.half_of(send)
         size = half_size([half])
-        if not self._room.try_enter(size.bytes):
+        if not self._enter(size.bytes):
             return self.in_thread(partial(self._prepare_waiting, send, done))
         left = partial(self._left, size, done)
         try:
@@ -58,21 +65,49 @@ class StepFutures:
         self._submit(step, partial(self._commits.submit_halves, [half], step, size))
         return step.future
 
-    def _submit(self, step: _Step, submit: Callable[[], None]) -> None:
+    def prepare_in_thread(self, work: Callable[[], None], size_bytes: int) -> Future[None]:
+        """As `in_thread`, for work that holds so many bytes: they take room as in `prepare`."""
+        self._commits.check_open()
+        if not self._enter(size_bytes):
+            return self.in_thread(work)
         try:
-            submit()
-        except BaseException as error:
-            step.set_exception(error)
+            return self.in_thread(partial(self._leaving, work, size_bytes))
+        except BaseException:
+            self._room.leave(size_bytes)
             raise
 
+    def _leaving(self, work: Callable[[], None], size_bytes: int) -> None:
+        try:
+            work()
+        finally:
+            self._room.leave(size_bytes)
+
     def _prepare_waiting(self, send: PlannedSend, done: Done) -> None:
-        """Many bytes are on their way, so this one has a thread that waits, of a few."""
+        """The work of one of a few threads, so that few of them are on their way."""
         try:
             self._commits.prepare(send.transaction_id, send.routed)
         except BaseException as error:
             done(error)
             raise
         done(None)
+
+    def _enter(self, size_bytes: int) -> bool:
+        """Take room, and wait for it where the calling thread may; whether it was taken."""
+        if _runs_an_event_loop():
+            return self._room.try_enter(size_bytes)
+        self._room.enter(size_bytes)
+        return True
+
+    def _gives_room(self) -> bool:
+        """Whether room depends on the calling thread, which runs callbacks."""
+        return self._commits.is_giver() or get_ident() in self._own
+
+    def _submit(self, step: _Step, submit: Callable[[], None]) -> None:
+        try:
+            submit()
+        except BaseException as error:
+            step.set_exception(error)
+            raise
 
     def _left(self, size: Size, done: Done, error: BaseException | None) -> None:
         self._room.leave(size.bytes)
@@ -90,7 +125,9 @@ class StepFutures:
         self._commits.check_open()
         with self._lock:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(STEP_THREADS, "txmq-step")
+                self._threads = ThreadPoolExecutor(
+                    STEP_THREADS, "txmq-step", initializer=lambda: self._own.add(get_ident())
+                )
             return self._threads.submit(work)
 
     def close(self) -> None:
@@ -180,3 +217,11 @@ def done() -> Future[None]:
     future: Future[None] = Future()
     future.set_result(None)
     return future
+
+
+def _runs_an_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

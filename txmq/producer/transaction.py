@@ -207,10 +207,10 @@ class Transaction(MarkedTransaction):
     def prepare_async(self) -> Future[None]:
         """As `prepare`, without a thread that waits: the future is done when the halves stand.
 
-        With an idempotency key or DataFrames, or with more than
-        `back_pressure_for_async_send_size_bytes` on their way, a thread of the producer waits.
-        Callbacks of the future run in the committing thread; they must be short. It cannot be
-        cancelled.
+        With an idempotency key or DataFrames a thread of the producer waits. With more than
+        `back_pressure_for_async_send_size_bytes` on their way the caller waits; in an event loop
+        a thread of the producer does, and in a callback nobody. Callbacks run in the committing
+        thread; they must be short. The future cannot be cancelled.
 
         Commits, retry and errors of the future: as `prepare`. Raises: AlreadyPreparedError,
         InvalidMessageError, SendForbiddenError, ClosedError.
@@ -218,7 +218,7 @@ class Transaction(MarkedTransaction):
         self._check_collecting()
         self._check_not_empty()
         if self._attempt is not None or self._dataframes:
-            return self._steps.in_thread(self.prepare)
+            return self._steps.prepare_in_thread(self.prepare, self._size_bytes)
         self._phase = _Phase.PREPARING
         return self._steps.prepare(self.id, self._messages, self._prepared)
 

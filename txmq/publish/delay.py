@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -22,6 +22,7 @@ from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle, is_survivable
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.deliveries import are_ended
+from txmq.publish.unreadable_schedule import UnreadableSchedule
 from txmq.publish.waiting import WAITING_COLUMNS, WaitingMessages, chunks, deliver_claims
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.settled import NOTHING, mark_id
@@ -49,17 +50,18 @@ class DelayResult:
         delivered: messages that DELIVER was claimed for.
         commits: commits to op.
         waiting: messages in memory that are due within `delay_horizon_s`.
+        unreadable_files: files of the schedule that cannot be read; their messages wait.
     """
 
     delivered: int = 0
     commits: int = 0
     waiting: int = 0
+    unreadable_files: int = 0
 
     def __add__(self, other: DelayResult) -> DelayResult:
-        """The sum of two results; `waiting` is that of the later one."""
-        return DelayResult(
-            self.delivered + other.delivered, self.commits + other.commits, other.waiting
-        )
+        """The sum of two results; what is no sum is that of the later one."""
+        counts = (self.delivered + other.delivered, self.commits + other.commits)
+        return DelayResult(*counts, other.waiting, other.unreadable_files)
 
 
 class DelayService:
@@ -193,6 +195,7 @@ class _DelayRound:
         self._seen, self._late_writes = NOTHING, 0
         self._is_begun, self._end_ms = False, 0
         self._claimed, self._kept = _Claimed(), _Claimed()
+        self._unreadable = UnreadableSchedule(store.config.park_retry_interval_s)
         self._kept_at_s = self._next_look_s = time.monotonic()
         self._has_new_claims = False
 
@@ -206,6 +209,10 @@ class _DelayRound:
         if not self._is_begun and not self._schedule.refresh().is_there:
             return DelayResult()
         now_ms = self._clock.now_ms()
+        if self._unreadable.is_due(now_ms):
+            # What became readable is anywhere in the schedule.
+            self._schedule.table.forget_unreadable()
+            self._is_begun = False
         if self._is_begun and (looks_always or self._is_look_due()):
             self._read_new()
         if not self._is_begun:
@@ -214,16 +221,18 @@ class _DelayRound:
             if now_ms + self._horizon_ms // 2 >= self._end_ms:
                 self._move_horizon(now_ms + self._horizon_ms)
             result = self._deliver(now_ms)
-        # Not the latest time so far: what came after a clock that was ahead still waits.
-        self._claimed = _Claimed(self._seen, now_ms)
+        if not self._unreadable:
+            # Not the latest time so far: what came after a clock that was ahead still waits.
+            self._claimed = _Claimed(self._seen, now_ms)
         self._keep_progress_sometimes()
-        return result
+        return replace(result, unreadable_files=len(self._unreadable))
 
     # --- reading --------------------------------------------------------------------------------
 
     def _begin(self, now_ms: int) -> DelayResult:
         """Read the schedule up to the horizon; deliver each day before the next one is read."""
         result, self._waiting = DelayResult(), WaitingMessages()
+        self._unreadable.begin(now_ms)
         self._claimed = self._kept = self._kept_progress(now_ms)
         self._is_begun = True
         self._seen, self._late_writes = self._topic.mark, self._topic.late_writes
@@ -274,7 +283,9 @@ class _DelayRound:
         return sorted(day for day in self._schedule.due_dates() if day <= last)
 
     def _read(self, day: date, after: int) -> pa.Table:
-        return self._schedule.read(day, after, WAITING_COLUMNS)
+        rows, unreadable = self._schedule.readable(day, after, WAITING_COLUMNS)
+        self._unreadable.add(unreadable)
+        return rows
 
     def _due_before(self, rows: pa.Table, end_ms: int) -> pa.Table:
         return rows.filter(pc.less(rows["deliver_timestamp"], _moment(end_ms)))

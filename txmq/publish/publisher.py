@@ -103,7 +103,8 @@ class Publisher:
         Returns: what this call did.
 
         Raises:
-            SourceRestoredError: the op log was restored or made anew.
+            SourceRestoredError: the op log was restored or made anew, or what is set aside went
+                back.
             CommitConflictError: the settled log refuses each commit, and no other publisher
                 makes one.
             PayloadMissingError: more transactions cannot be read than are set aside.
@@ -206,7 +207,7 @@ class Publisher:
 
     def _rounds(self) -> PublishRound:
         if self._round is None:
-            self._round = PublishRound(self.store, self._clock, self._engines(), self.name)
+            self._round = PublishRound(self.store, self._clock, self._engines())
         return self._round
 
     def _engines(self) -> EngineChoice:

@@ -6,11 +6,10 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +23,7 @@ from txmq.fail_points import FailPoint, reached
 from txmq.handles import is_survivable
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.deliveries import reach_deliveries
+from txmq.publish.idle_topics import IdleTopics
 from txmq.publish.pauses import RetryPauses
 from txmq.publish.plan import Plan, readable_plan
 from txmq.publish.progress import (
@@ -57,9 +57,9 @@ QUIET_AFTER_S, QUIET_FACTOR = 30.0, 10
 class PublishRound:
     """The table handles and the progress of one publisher. Not safe for several threads."""
 
-    def __init__(self, store: Store, clock: Clock, engines: EngineChoice, name: str) -> None:
-        """Open the logs and read the progress; `name` is part of the names of its threads."""
-        self._store, self._engines, self._name = store, engines, name
+    def __init__(self, store: Store, clock: Clock, engines: EngineChoice) -> None:
+        """Open the logs and read the progress."""
+        self._store, self._engines = store, engines
         self._clock = StoreClock.of(store, clock)
         self._logs = store.tables.logs()
         self._half, self._op = self._logs.half, self._logs.op
@@ -78,7 +78,7 @@ class PublishRound:
         self._waiting = WaitingTransactions(store, self._logs, clock)
         self._topics = TopicWriter(store, self._op, clock, engines, self._waiting.keep_problems)
         self._topics.ends.update(self._progress.ends)
-        self._writers = ThreadPoolExecutor(store.config.publish_threads, f"txmq-topic-{name}")
+        self._idle_topics = IdleTopics(self._topics, store.look_interval_s(0.0, is_idle=True))
 
     # --- the op log ---------------------------------------------------------------------------
 
@@ -111,6 +111,8 @@ class PublishRound:
                 self._pause_after_refusal(stopping)
             result = result + settled + self._publish()
         self._retry_parked()
+        for name, error in self._idle_topics.behind(self._progress.parked):
+            self._park(name, self._progress.low_water_version, error)
         return result + self._retry_waiting()
 
     def _settle(self, latest: int) -> PublishResult:
@@ -270,9 +272,7 @@ class PublishRound:
             return readable_plan(self._half, facts, self._schedule), facts
 
     def _write_topics(self, names: Sequence[str], goal: Goal) -> PublishResult:
-        self._topics.expect(names)
-        submit = self._writers.submit if len(names) > 1 else _called
-        tasks = {name: submit(self._topics.write, name, goal) for name in names}
+        tasks = self._topics.write_each(names, goal)
         result = PublishResult(set_aside=len(goal.plan.missing))
         restored: SourceRestoredError | None = None
         for name, task in tasks.items():
@@ -388,13 +388,3 @@ class PublishRound:
         self._progress = merged_progress(self._progress, self._kept.value, self._op.table)
         self._topics.ends.update(self._progress.ends)
         return self._progress.low_water_version > low
-
-
-def _called(write: Callable[..., PublishResult], *arguments: Any) -> Future[PublishResult]:
-    """What an executor does, in this thread: another one would cost a third of a millisecond."""
-    task: Future[PublishResult] = Future()
-    try:
-        task.set_result(write(*arguments))
-    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-        task.set_exception(error)
-    return task

@@ -58,7 +58,11 @@ class WaitingTransactions:
         self._given_up: set[str] = set()
         self._lock = threading.Lock()
         self._count = self._settled.set_aside_count
-        self._value = read_set_aside(store.tables)
+        self._value = self._read()
+
+    def _read(self) -> SetAsideTransactions:
+        """The register. Raises: SourceRestoredError if it is older than the settled log."""
+        return read_set_aside(self._store.tables, self._settled.set_aside_count)
 
     @property
     def held(self) -> Collection[str]:
@@ -73,7 +77,7 @@ class WaitingTransactions:
         """
         while self._settled.set_aside_count != self._count:
             count = self._settled.set_aside_count
-            self._value = read_set_aside(self._store.tables)
+            self._value = self._read()
             self._settled.table.refresh()
             self._count = count
 
@@ -82,14 +86,19 @@ class WaitingTransactions:
     def keep(self, settlement: Settlement, after: int) -> int | None:
         """Register the claims that wait, before the commit that leaves them out.
 
-        Returns: the count for that commit; None where no claim waits.
+        Returns: the count for that commit; None where nothing was set aside since the last one.
         """
         if not settlement.undecided.num_rows:
-            return None
+            return self._new_count()
         claims, problems, now_ms = settlement.undecided, settlement.problems, self._clock.now_ms()
         self._change(lambda value: value.with_claims(claims, problems, after, now_ms), now_ms)
         self._tell(problems)
-        return self._settled.set_aside_count + 1
+        return self._new_count()
+
+    def _new_count(self) -> int | None:
+        """The count of the register, where the settled log has not seen it."""
+        count = self._value.count or 0
+        return count if count > self._settled.set_aside_count else None
 
     def keep_problems(self, problems: Mapping[str, str], after: int) -> int:
         """Register transactions whose facts after this version cannot be published now.
@@ -108,11 +117,28 @@ class WaitingTransactions:
         with self._lock:
             before = self._value.transactions.keys()
             register = set_aside_register(self._store.tables, create=True)
-            self._value = register.change(change, now_ms)
+            self._value = register.change(partial(self._changed, change), now_ms)
             if not before:
                 self._pauses.tried(_NAME, now_ms)
                 self._attempts = 1
             return len(self._value.transactions.keys() - before)
+
+    def _changed(
+        self,
+        change: Callable[[SetAsideTransactions], SetAsideTransactions],
+        value: SetAsideTransactions,
+    ) -> SetAsideTransactions:
+        # Where several threads come here, the publisher's own one waits for them.
+        seen = self._settled.set_aside_count
+        after = change(value.check_count(seen))
+        return value if after == value else after.counted(seen)
+
+    def _count_up(self, now_ms: int) -> int:
+        """Count a commit to the settled log before it, so that the register is never behind."""
+        seen = self._settled.set_aside_count
+        register = set_aside_register(self._store.tables)
+        self._value = register.change(lambda value: value.check_count(seen).counted(seen), now_ms)
+        return self._value.count or 0
 
     def _tell(self, problems: Mapping[str, str]) -> None:
         if problems:
@@ -142,7 +168,7 @@ class WaitingTransactions:
         self._pauses.tried(_NAME, self._clock.now_ms())
         self._half.table.forget_unreadable()
         self._schedule.table.forget_unreadable()
-        self._value = read_set_aside(self._store.tables)
+        self._value = self._read()
         entries = dict(self._value.transactions)
         self._given_up |= given_up_by(entries).keys()
         self._half.table.refresh()
@@ -178,7 +204,7 @@ class WaitingTransactions:
         undecided = pc.unique(settlement.undecided["transaction_id"]).to_pylist()
         if not settlement.facts.num_rows:
             return PublishResult(), undecided
-        count = self._settled.set_aside_count + 1
+        count = self._count_up(now_ms)
         self._settled.add(settlement.facts, count)
         self._count = count
         return PublishResult(settled=settlement.facts.num_rows, settled_commits=1), undecided

@@ -33,11 +33,12 @@ class Logs:
         op: OpLog,
         settled_table: Table,
         schedule: ScheduleLog,
-        set_aside: Callable[[], Mapping[str, list[Claim]]] | None = None,
+        set_aside: Callable[[int], Mapping[str, list[Claim]]] | None = None,
     ) -> None:
         """Open nothing yet; each log is opened at its first use.
 
-        `set_aside` reads the claims of transactions that are set aside.
+        `set_aside` reads the claims of transactions that are set aside; it gets the count that the
+        settled log has seen.
         """
         self._set_aside = set_aside
         self.half, self.op, self.schedule = half, op, schedule
@@ -62,9 +63,8 @@ class Logs:
 
     def set_aside(self) -> Mapping[str, list[Claim]]:
         """The claims that wait because their transaction is set aside; 0 commits."""
-        if self._set_aside is None or not self.settled.set_aside_count:
-            return {}
-        return self._set_aside()
+        count = self.settled.set_aside_count
+        return {} if self._set_aside is None or not count else self._set_aside(count)
 
     def refresh(self) -> None:
         """Move to the newest versions, to read the states of given transactions.

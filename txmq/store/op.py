@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ CLAIM_COLUMNS = (
     "transaction_id", "ordinal", "kind", "source", "producer_group", "life", "check_times",
     "next_check_timestamp", "reason", "op_timestamp", "sequences",
 )  # fmt: skip
+SIGNED_COLUMNS = (*CLAIM_COLUMNS, SIGNATURE)
 _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
 # Times that Python can represent; a column may hold others.
 _TIMES = ("op_timestamp", "next_check_timestamp")
@@ -116,7 +118,6 @@ class OpLog:
         """Open nothing yet; `table` is not shared. Claims of groups with `keys` are signed."""
         self.table = table
         self._keys = keys or ClaimKeys({})
-        self._columns = (*CLAIM_COLUMNS, SIGNATURE) if self._keys else CLAIM_COLUMNS
         self._stores_signatures: bool | None = None
 
     def refresh(self) -> OpLog:
@@ -159,14 +160,13 @@ class OpLog:
                 raise StorageError("op", f"{commit_path(version)} {problem}: {cure}")
 
     def between(self, after: int, through: int) -> pa.Table:
-        """CLAIM_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
+        """SIGNED_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
 
         Malformed rows, which txmq does not write, are left out: any program may append to the log,
         and one bad row must not stop all transactions. So are claims in the name of a group with a
         key that this key has not signed.
         """
-        rows = self.table.changes(after + 1, through, self._columns)
-        return self._trusted(rows, warns=True)
+        return self._trusted(partial(self.table.changes, after + 1, through), warns=True)
 
     def claims_between(
         self, after: int, through: int, transaction_ids: Iterable[str]
@@ -180,18 +180,21 @@ class OpLog:
         return claims
 
     def rows_about(self, transaction_ids: pa.Array) -> pa.Table:
-        """CLAIM_COLUMNS of all live rows about these transactions, in no order.
+        """SIGNED_COLUMNS of all live rows about these transactions, in no order.
 
         Malformed rows and those of another hand are left out, as in `between`.
         """
-        rows = self.table.rows_of("transaction_id", transaction_ids, self._columns)
-        return self._trusted(rows)
+        return self._trusted(partial(self.table.rows_of, "transaction_id", transaction_ids))
 
-    def _trusted(self, rows: pa.Table, *, warns: bool = False) -> pa.Table:
-        rows = _well_formed(rows)
-        if not self._keys:
-            return rows
-        return self._keys.trusted(rows, warns=warns).drop_columns([SIGNATURE])
+    def _trusted(
+        self, read: Callable[[Sequence[str]], pa.Table], *, warns: bool = False
+    ) -> pa.Table:
+        if self._has_signatures:
+            return self._keys.trusted(_well_formed(read(SIGNED_COLUMNS)), warns=warns)
+        rows = _well_formed(read(CLAIM_COLUMNS))
+        field = OP.columns.field(SIGNATURE)
+        rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        return self._keys.trusted(rows, warns=warns)
 
     def received_ms(self, versions: Iterable[int], clock: Clock) -> dict[int, int]:
         """When the store received these commits, as `clock` shows it; 0 commits.
@@ -215,12 +218,16 @@ class OpLog:
         one = self._storable(self._keys.signed(_as_one_commit(rows, queue_id)))
         return self.table.append(one, app_id=app_id, number=number, note=note)
 
-    def _storable(self, rows: pa.Table) -> pa.Table:
-        """The columns that the stored table has; an earlier txmq made none for signatures."""
+    @property
+    def _has_signatures(self) -> bool:
         # Looked at once: a pinned version that is newer is another read of the log.
         if self._stores_signatures is None:
             self._stores_signatures = SIGNATURE in self.table.column_names
-        if self._stores_signatures:
+        return self._stores_signatures
+
+    def _storable(self, rows: pa.Table) -> pa.Table:
+        """The columns that the stored table has; an earlier txmq made none for signatures."""
+        if self._has_signatures:
             return rows
         if self._keys:
             problem = "has no column signature, an earlier txmq made it; make a new store"

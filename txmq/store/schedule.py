@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +16,8 @@ from txmq.delta.storage import Table
 from txmq.errors import StorageError
 from txmq.store.half import NO_SEQUENCE, HalfLog
 
+# How often files are listed again that another process, such as retention, takes away meanwhile.
+REPLACED_ATTEMPTS = 5
 MESSAGE_COLUMNS = ("transaction_id", "sequence", "producer_group")
 _NO_MESSAGES = pa.schema([SCHEDULE.columns.field(name) for name in MESSAGE_COLUMNS]).empty_table()
 
@@ -66,16 +69,35 @@ class ScheduleLog:
             return set()
         return {file.partition["due_date"] for file in self._all_files()}
 
-    def read(self, day: date, after: int, columns: Sequence[str]) -> pa.Table:
+    def readable(
+        self, day: date, after: int, columns: Sequence[str]
+    ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         """Columns of the messages of one due date whose claims are beyond op version `after`.
 
-        Rows of earlier claims may be among them, because whole files are read.
+        Rows of earlier claims may be among them, because whole files are read. Files that cannot be
+        read are left out, and returned; a file that another process has replaced is none of them.
         """
+        for _ in range(REPLACED_ATTEMPTS):
+            rows, unreadable = self._readable(day, after, columns)
+            if not unreadable or not self.table.has_replaced(unreadable):
+                break
+        return rows, unreadable
+
+    def _readable(
+        self, day: date, after: int, columns: Sequence[str]
+    ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         is_all = not self.is_there or after < 0
         files = self._all_files() if is_all else self.table.files_beyond("op_version", after)
-        return self.table.read(
-            [file for file in files if file.partition["due_date"] == day], columns
-        )
+        parts, unreadable = [self.table.read([], columns)], []
+        for file in files:
+            if file.partition["due_date"] != day:
+                continue
+            rows, problem = self.table.readable(file, partial(self.table.read, [file], columns))
+            if rows is None:
+                unreadable.append(UnreadableFile(file, None, None, problem))
+            else:
+                parts.append(rows)
+        return pa.concat_tables(parts), tuple(unreadable)
 
     def _all_files(self) -> list[DataFile]:
         if not self.is_there:

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.schemas import OP
-from txmq.errors import PayloadMissingError
+from txmq.errors import PayloadMissingError, SourceRestoredError
 from txmq.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
-from txmq.store.op import CLAIM_COLUMNS, claims_of_table
+from txmq.store.claim_keys import SIGNATURE, ClaimKeys
+from txmq.store.op import SIGNED_COLUMNS, claims_of_table
 from txmq.store.register import Register, SharedValue
 
 REGISTER = "set_aside"
@@ -27,15 +28,21 @@ MAX_TRANSACTIONS = 50_000
 _VERSION = "_commit_version"
 _TIMES = ("op_timestamp", "next_check_timestamp")
 _CLAIMS = pa.schema(
-    [*(OP.columns.field(name) for name in CLAIM_COLUMNS), pa.field(_VERSION, pa.int64())]
+    [*(OP.columns.field(name) for name in SIGNED_COLUMNS), pa.field(_VERSION, pa.int64())]
 )
+_PLAIN_TYPES = {**dict.fromkeys(_TIMES, pa.int64()), SIGNATURE: pa.string()}
 _PLAIN_CLAIMS = pa.schema(
-    [pa.field(column.name, pa.int64()) if column.name in _TIMES else column for column in _CLAIMS]
+    [pa.field(column.name, _PLAIN_TYPES.get(column.name, column.type)) for column in _CLAIMS]
 )
 
 
 class Registers(Protocol):
-    """The registers of a store."""
+    """The registers of a store, and the keys of its groups."""
+
+    @property
+    def claim_keys(self) -> ClaimKeys:
+        """See `StoreTables.claim_keys`."""
+        ...
 
     def register(self, name: str, *, create: bool = False) -> Register:
         """See `StoreTables.register`."""
@@ -81,10 +88,13 @@ class SetAsideTransactions:
     Attributes:
         transactions: those that wait, by id.
         late: those that waited once; their messages may lie behind later ones.
+        count: of the changes; the settled log says which of them it has seen. None in the value of
+            an earlier txmq, which kept none.
     """
 
     transactions: Mapping[str, SetAside] = field(default_factory=dict)
     late: tuple[str, ...] = ()
+    count: int | None = None
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> SetAsideTransactions:
@@ -95,7 +105,19 @@ class SetAsideTransactions:
             )
             for name, entry in value.get("transactions", {}).items()
         }
-        return cls(transactions, tuple(value.get("late", ())))
+        count = value.get("count") if value else 0
+        return cls(transactions, tuple(value.get("late", ())), count)
+
+    def trusted_by(self, keys: ClaimKeys) -> SetAsideTransactions:
+        """Without the claims that the key of their group has not signed: anybody may write them."""
+        if not keys:
+            return self
+        claims = claim_rows(keys.trusted(waiting_claims(self.transactions.values()), warns=True))
+        transactions = {
+            name: replace(entry, claims=claims.get(name, ()))
+            for name, entry in self.transactions.items()
+        }
+        return replace(self, transactions=transactions)
 
     def to_value(self) -> dict[str, Any]:
         """The value for the register."""
@@ -108,7 +130,24 @@ class SetAsideTransactions:
             }
             for name, entry in self.transactions.items()
         }
-        return {"transactions": transactions, "late": list(self.late)}
+        value = {"transactions": transactions, "late": list(self.late)}
+        return value if self.count is None else {**value, "count": self.count}
+
+    def check_count(self, seen: int) -> SetAsideTransactions:
+        """The value itself.
+
+        Raises: SourceRestoredError if the settled log has seen a later one, by its count.
+        """
+        if self.count is not None and self.count < seen:
+            problem = f"has change {self.count}, but the settled log has seen change {seen}"
+            harm = "what was set aside since would be forgotten"
+            cure = "stop, then restore its newest copy, or the whole store from one copy"
+            raise SourceRestoredError(f"state/{REGISTER}", f"{problem}: {harm}; {cure}")
+        return self
+
+    def counted(self, seen: int) -> SetAsideTransactions:
+        """The value after one more change; `seen` is the count that the settled log has seen."""
+        return replace(self, count=max(self.count or 0, seen) + 1)
 
     def with_problems(
         self, problems: Mapping[str, str], from_version: int, now_ms: int
@@ -148,29 +187,37 @@ class SetAsideTransactions:
         gone = {name for name, entry in done.items() if self.transactions.get(name) == entry}
         left = {name: entry for name, entry in self.transactions.items() if name not in gone}
         late = dict.fromkeys([*self.late, *sorted(gone)])
-        return SetAsideTransactions(left, tuple(late)[-MAX_TRANSACTIONS:])
+        return replace(self, transactions=left, late=tuple(late)[-MAX_TRANSACTIONS:])
+
+
+NOTHING_SET_ASIDE = SetAsideTransactions(count=0)
 
 
 def set_aside_register(tables: Registers, *, create: bool = False) -> SharedValue[Any]:
     """The register as a shared value; `create` makes its table if there is none (one commit)."""
+    keys = tables.claim_keys
     return SharedValue(
         tables.register(REGISTER, create=create),
         f"state/{REGISTER}",
-        SetAsideTransactions.from_value,
+        lambda value: SetAsideTransactions.from_value(value).trusted_by(keys),
         SetAsideTransactions.to_value,
     )
 
 
-def read_set_aside(tables: Registers) -> SetAsideTransactions:
-    """The newest value; empty where nothing was ever set aside; 0 commits."""
+def read_set_aside(tables: Registers, seen: int = 0) -> SetAsideTransactions:
+    """The newest value; empty where nothing was ever set aside; 0 commits.
+
+    `seen` is the count that the settled log has seen. Raises: SourceRestoredError if the value is
+    older.
+    """
     register = set_aside_register(tables)
-    value: SetAsideTransactions = register.read() if register.exists else SetAsideTransactions()
-    return value
+    value: SetAsideTransactions = register.read() if register.exists else NOTHING_SET_ASIDE
+    return value.check_count(seen)
 
 
-def claims_set_aside(tables: Registers) -> dict[str, list[Claim]]:
-    """The claims that wait, by transaction; 0 commits."""
-    entries = read_set_aside(tables).transactions
+def claims_set_aside(tables: Registers, seen: int = 0) -> dict[str, list[Claim]]:
+    """The claims that wait, by transaction; 0 commits. `seen`, raises: as `read_set_aside`."""
+    entries = read_set_aside(tables, seen).transactions
     claims: dict[str, list[Claim]] = {name: [] for name in entries}
     for claim in claims_of_table(waiting_claims(entries.values())):
         claims[claim.transaction_id].append(claim)
@@ -185,14 +232,18 @@ def claim_rows(claims: pa.Table) -> dict[str, tuple[str, ...]]:
         plain = plain.set_column(plain.schema.get_field_index(name), name, column)
     rows: dict[str, list[str]] = {}
     for row in plain.to_pylist():
+        row[SIGNATURE] = None if row[SIGNATURE] is None else row[SIGNATURE].hex()
         rows.setdefault(row["transaction_id"], []).append(json.dumps(row, sort_keys=True))
     return {name: tuple(texts) for name, texts in rows.items()}
 
 
 def waiting_claims(entries: Iterable[SetAside]) -> pa.Table:
-    """All claims of these transactions, as CLAIM_COLUMNS and `_commit_version`."""
+    """All claims of these transactions, as SIGNED_COLUMNS and `_commit_version`."""
     rows = [json.loads(text) for entry in entries for text in entry.claims]
-    return pa.Table.from_pylist(rows, schema=_PLAIN_CLAIMS).cast(_CLAIMS)
+    plain = pa.Table.from_pylist(rows, schema=_PLAIN_CLAIMS)
+    signatures = [text and bytes.fromhex(text) for text in plain[SIGNATURE].to_pylist()]
+    place = plain.schema.get_field_index(SIGNATURE)
+    return plain.set_column(place, SIGNATURE, pa.array(signatures, pa.binary())).cast(_CLAIMS)
 
 
 def after_their_facts(claims: pa.Table, facts: pa.Table) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import pyarrow.fs as pa_fs
 
@@ -50,6 +51,9 @@ class StoreTables:
 
     Each call returns a new object with its own table handle, because threads must not share
     handles. A handle opens its table at its first use.
+
+    Attributes:
+        claim_keys: the keys of the groups whose claims are signed.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class StoreTables:
         """Open nothing yet. Raises: ConfigError for a key of claims that is not there."""
         self.location = location
         self._config, self._options = config, dict(storage_options or {})
-        self._claim_keys = ClaimKeys.of(config)
+        self.claim_keys = ClaimKeys.of(config)
 
     # --- logs --------------------------------------------------------------------------------
 
@@ -66,7 +70,7 @@ class StoreTables:
         """Half, op, settled and schedule with the handles of one reader."""
         settled = self.table_at("settled")
         half, op, schedule = self.half_log(), self.op_log(), self.schedule_log()
-        return Logs(half, op, settled, schedule, lambda: claims_set_aside(self))
+        return Logs(half, op, settled, schedule, partial(claims_set_aside, self))
 
     def half_log(self) -> HalfLog:
         """The half log."""
@@ -74,7 +78,7 @@ class StoreTables:
 
     def op_log(self) -> OpLog:
         """The op log."""
-        return OpLog(self.table_at("op"), self._claim_keys)
+        return OpLog(self.table_at("op"), self.claim_keys)
 
     def settled_log(self, op_table_id: str) -> SettledLog:
         """The settled log with its mark for the op log of this id."""

@@ -174,7 +174,7 @@ _CLAIM = record(
     transaction_id=text, ordinal=number, kind=text, source=text, producer_group=text,
     life=optional(number), check_times=optional(number), next_check_timestamp=optional(number),
     reason=optional(text), op_timestamp=optional(number), sequences=optional(sequence(number)),
-    _commit_version=number,
+    signature=_later(optional(text)), _commit_version=number,
 )  # fmt: skip
 _SET_ASIDE = record(
     transactions=mapping(
@@ -183,6 +183,7 @@ _SET_ASIDE = record(
         )
     ),
     late=sequence(text),
+    count=_later(number),
 )
 _REMOTE = record(
     round_id=text,

@@ -311,6 +311,24 @@ def test_callback_that_sends_again_waits_for_nobody(tmp_path: Path) -> None:
     world.producer.close()
 
 
+def test_callbacks_that_send_more_than_the_queue_holds_wait_for_nobody(tmp_path: Path) -> None:
+    world = DelayWorld(tmp_path, back_pressure_for_async_send_num=3)
+    again: list[Future[SendResult]] = []
+    have_all = threading.Event()
+
+    def callback(_: object) -> None:
+        again.extend(world.producer.send_async(Message(TOPIC, b"c")) for _ in range(20))
+        if len(again) == 200:
+            have_all.set()
+
+    for _ in range(10):
+        world.producer.send_async(Message(TOPIC, b"c")).add_done_callback(callback)
+
+    assert have_all.wait(60)
+    assert all(future.result(60) for future in again)
+    world.producer.close()
+
+
 def test_send_that_fails_gives_its_bytes_back(world: DelayWorld) -> None:
     with failing_commits(1, error=OSError("disk"), table="half"):
         future = world.producer.send_async(Message(TOPIC, b"c" * 100))

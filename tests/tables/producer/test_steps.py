@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any
 
@@ -179,6 +180,70 @@ def test_bytes_on_their_way_are_bounded(tmp_path: Any) -> None:
 
     assert taken_bytes <= 1_000_000
     assert room.taken_bytes == 0
+
+
+@pytest.mark.parametrize("is_keyed", [False, True])
+def test_callers_wait_where_too_many_bytes_are_on_their_way(
+    tmp_path: Any, *, is_keyed: bool
+) -> None:
+    config = Config(back_pressure_for_async_send_size_bytes=1_000_000)
+    store = Store.create(tmp_path / "store", config)
+    futures: list[Future[None]] = []
+    most = 0
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+        for number in range(40):
+            key = f"key-{number}" if is_keyed else None
+            now = datetime.now(UTC) if is_keyed else None
+            transaction = producer.begin_transaction(idempotency_key=key, key_timestamp=now)
+            transaction.send(Message("order-paid", bytes(400_000)))
+            futures.append(transaction.prepare_async())
+            most = max(most, sum(not future.done() for future in futures))
+        for future in futures:
+            future.result()
+
+    # Two have room; a future is done a little after its room is free.
+    assert most <= 8
+
+
+def test_callback_that_prepares_more_waits_for_nobody(tmp_path: Any) -> None:
+    config = Config(back_pressure_for_async_send_size_bytes=1_000)
+    store = Store.create(tmp_path / "store", config)
+    more: list[Future[None]] = []
+    have_all = threading.Event()
+    with TransactionProducer(store, producer_group=GROUP) as producer:
+
+        def callback(_: object) -> None:
+            more.extend(begun(producer, bytes(900)).prepare_async() for _ in range(3))
+            if len(more) == 30:
+                have_all.set()
+
+        for _ in range(10):
+            begun(producer, bytes(900)).prepare_async().add_done_callback(callback)
+        have_them = have_all.wait(60)
+        for future in more:
+            future.result(60)
+
+    assert have_them
+
+
+def test_event_loop_never_waits_for_room(tmp_path: Any) -> None:
+    config = Config(back_pressure_for_async_send_size_bytes=1_000)
+    store = Store.create(tmp_path / "store", config)
+
+    async def pay(producer: AsyncTransactionProducer, number: int) -> None:
+        key: dict[str, Any] = {"idempotency_key": f"k{number}", "key_timestamp": datetime.now(UTC)}
+        async with producer.begin_transaction(**(key if number % 2 else {})) as transaction:
+            transaction.send(Message("order-paid", bytes(900)))
+            await transaction.prepare()
+            await transaction.commit()
+
+    async def story() -> None:
+        async with AsyncTransactionProducer(store, producer_group=GROUP) as producer:
+            await asyncio.wait_for(asyncio.gather(*(pay(producer, n) for n in range(20))), 120)
+
+    run(story())
+
+    assert len(published(store)) == 20
 
 
 def test_closed_producer_refuses(store: Store) -> None:

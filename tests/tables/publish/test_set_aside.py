@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from datetime import date
 from pathlib import Path
@@ -17,7 +18,7 @@ from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
 from txmq.delta.actions import commit_path
 from txmq.delta.schemas import OP
-from txmq.errors import ClaimWithoutEffectError, StorageError
+from txmq.errors import ClaimWithoutEffectError, SourceRestoredError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.maintenance.retention import Retention
 from txmq.message.message import Message
@@ -440,3 +441,80 @@ def test_value_that_nobody_could_read_is_not_written(world: World) -> None:
         register.swap(seen, {"transactions": {"x": 7}}, 0)
 
     assert register.read() == seen
+
+
+# --- the register itself ------------------------------------------------------------------------
+
+
+def two_set_aside(world: World, *, goes: str) -> tuple[str, bytes, Path]:
+    """Two transactions wait, then the register goes back to the first one, or is gone."""
+    register = Path(world.store.location, "state", "set_aside")
+    damage(world.send(b"first")[1], "emptied")
+    world.publisher.run_once()
+    copy = shutil.copytree(register, register.with_name("older"))
+    late, file = world.send(b"late")
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    shutil.rmtree(register)
+    if goes == "back":
+        shutil.move(copy, register)
+    else:
+        shutil.rmtree(copy)
+    return late, content, file
+
+
+@pytest.mark.parametrize("goes", ["back", "away"])
+def test_publisher_says_that_what_waits_went_back(world: World, goes: str) -> None:
+    _, content, file = two_set_aside(world, goes=goes)
+    file.write_bytes(content)
+    world.send(b"next")
+
+    for publisher in (Publisher(world.store, clock=world.clock), world.publisher):
+        with pytest.raises(SourceRestoredError, match="state/set_aside"):
+            world.later(publisher)
+
+
+def test_retention_removes_nothing_while_what_waits_is_gone(store: Store) -> None:
+    world = World(store, ManualClock(now_ms=time.time_ns() // 1_000_000))
+    _, file = world.send(b"late")
+    rounds = world.publisher._rounds()
+    rounds._logs.refresh_claims()
+    rounds._settle(rounds._op.table.version)
+    content = damage(file, "emptied")
+    world.publisher.run_once()
+    file.write_bytes(content)
+    world.send(b"next")
+    world.publisher.run_once()
+    shutil.rmtree(Path(world.store.location, "state", "set_aside"))
+    world.clock.advance(86_400 * 30)
+
+    with pytest.raises(SourceRestoredError):
+        Retention(world.store, world.clock).run()
+
+    assert file.exists()
+
+
+@pytest.mark.parametrize("goes", ["back", "away"])
+def test_end_that_waits_is_not_answered_from_an_older_register(world: World, goes: str) -> None:
+    late, _, _ = two_set_aside(world, goes=goes)
+
+    with pytest.raises(SourceRestoredError):
+        EndReader(world.store.tables.logs()).end_of(late)
+
+
+def test_register_of_an_earlier_version_is_taken_as_it_is(world: World) -> None:
+    damage(world.send(b"first")[1], "emptied")
+    world.publisher.run_once()
+    register = world.store.tables.register("set_aside")
+    seen = register.read()
+    register.swap(seen, {name: seen.value[name] for name in ("transactions", "late")}, 0)
+    _, file = world.send(b"second")
+    content = damage(file, "emptied")
+
+    again = Publisher(world.store, clock=world.clock)
+    again.run_once()
+    file.write_bytes(content)
+    world.later(again)
+
+    assert bodies(world.store, "a") == [b"second"]
+    assert read_set_aside(world.store.tables).count is not None
