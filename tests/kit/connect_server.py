@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import time
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.kit.spark_environment import spark_environment
 from txmq.local_spark.jars import (
     cache_folder,
     fetch_jars,
@@ -51,7 +51,7 @@ def connect_server(log: Path) -> Iterator[str]:
         *(text for pair in settings.items() for text in ("--conf", "=".join(pair))),
         "spark-internal",
     ]  # fmt: skip
-    environment = {**os.environ, "JAVA_HOME": str(java_home), "SPARK_HOME": str(spark_home())}
+    environment = spark_environment()
     with (
         log.open("w") as output,
         subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.kit import s3
-from txmq.local_spark.jars import cache_folder, spark_home
-from txmq.local_spark.java import home_for_spark, require_java
+from tests.kit.spark_environment import spark_environment as kit_environment
+from txmq.local_spark.jars import spark_home
 from txmq.user_data.s3_log_store import s3_log_store_jar
 
 PROJECT = Path(__file__).parents[2]
@@ -40,14 +39,8 @@ def lake(server: s3.S3, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def spark_environment() -> dict[str, str]:
-    java_home = home_for_spark(require_java(), cache_folder())
-    return {
-        **os.environ,
-        "JAVA_HOME": str(java_home),
-        "SPARK_HOME": str(spark_home()),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(PROJECT),
-    }
+    python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(PROJECT)}
+    return {**kit_environment(), **python}
 
 
 @pytest.fixture
