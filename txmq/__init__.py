@@ -16,6 +16,7 @@ from txmq.errors import (
     BodySchemaConflictError,
     BodySchemaError,
     BucketNotFoundError,
+    CatalogError,
     CheckpointCorruptError,
     CheckpointMismatchError,
     ClaimWithoutEffectError,
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
     from txmq.admin.status import Admin
     from txmq.admin.topics import Topics
     from txmq.broker import Broker, BrokerHandle, run_until_signal
+    from txmq.catalogs.tables import CatalogTables
     from txmq.check.recheck import RecheckJob
     from txmq.check.service import CheckService
     from txmq.consumer.handler import ConsumeStatus
@@ -173,6 +175,7 @@ _MODULES = {
     "Broker": "txmq.broker",
     "BrokerHandle": "txmq.broker",
     "run_until_signal": "txmq.broker",
+    "CatalogTables": "txmq.catalogs.tables",
     "RecheckJob": "txmq.check.recheck",
     "CheckService": "txmq.check.service",
     "ConsumerLag": "txmq.consumer.lag",
@@ -247,6 +250,8 @@ __all__ = [
     "Broker",
     "BrokerHandle",
     "BucketNotFoundError",
+    "CatalogError",
+    "CatalogTables",
     "CheckForbiddenHook",
     "CheckService",
     "CheckpointCorruptError",

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from txmq.catalogs.tables import CatalogTables
 from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
 from txmq.clock import Clock
+from txmq.errors import ConfigError
 from txmq.handles import ServiceHandle, caused, ended
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.publish.delay import DelayResult, DelayService
@@ -55,6 +57,8 @@ class Broker:
             wrong that clock is (decision 0031).
         name: the name of the publisher in logs and queries; a random one if left out.
         hooks: called with the ends that the check service writes (R89).
+        catalog: a schema of the session's catalog, such as `main.messages`, in which topics and
+            logs get names (see `CatalogTables`); none without it.
 
     Example:
         >>> result = Broker(store).run_once()
@@ -69,14 +73,17 @@ class Broker:
         clock: Clock | None = None,
         name: str | None = None,
         hooks: Iterable[Hook] = (),
+        catalog: str | None = None,
     ) -> None:
         """Build the services; nothing runs yet.
 
         Raises:
             ListenerError: a listener lacks a method, or the settings name one that cannot be made.
             HookError: an object among `hooks` is no hook.
+            ConfigError: `catalog` names no schema, or there is no session for it.
         """
         self.store = store
+        self.catalog_tables = _catalog_tables(store, spark, catalog)
         # One for all, so that they look at the storage once.
         clock = StoreClock.of(store, clock)
         self.publisher = Publisher(store, spark=spark, clock=clock, name=name)
@@ -102,6 +109,7 @@ class Broker:
         Raises:
             SourceRestoredError: the op log was restored to an older version.
             CommitConflictError: other writers won every attempt.
+            CatalogError: the schema of `catalog` is not there.
             StorageError: a table cannot be read or written. A topic that cannot be written is
                 parked and raises nothing; maintenance names its failures in its result.
         """
@@ -112,6 +120,8 @@ class Broker:
         delivered = self.delay_service.run_once()
         third = self.publisher.run_once() if delivered.delivered else PublishResult()
         maintained = self.maintenance.run_once()
+        if self.catalog_tables is not None:
+            self.catalog_tables.run_once()
         return BrokerResult(first + second + third, checked, delivered, maintained)
 
     def start(self) -> BrokerHandle:
@@ -136,10 +146,22 @@ class Broker:
             services["check service"] = self.check_service.start()
             services["delay service"] = self.delay_service.start()
             services["maintenance"] = self.maintenance.start()
+            if self.catalog_tables is not None:
+                services["catalog"] = self.catalog_tables.start()
         except BaseException:
             BrokerHandle(services).stop()
             raise
         return BrokerHandle(services)
+
+
+def _catalog_tables(
+    store: Store, spark: SparkSession | None, catalog: str | None
+) -> CatalogTables | None:
+    if catalog is None:
+        return None
+    if spark is None:
+        raise ConfigError([f"catalog {catalog!r} needs a session of Spark: pass spark="])
+    return CatalogTables(store, spark=spark, catalog=catalog)
 
 
 class BrokerHandle:

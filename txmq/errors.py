@@ -491,6 +491,10 @@ class UnsupportedTableError(StorageError):
         )
 
 
+class CatalogError(StorageError):
+    """A schema or a name in a catalog cannot be used."""
+
+
 class SourceRestoredError(StorageError):
     """The op log was restored or made anew: its history is not the one already settled."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.broker import BrokerHandle, run_until_signal
+from txmq.catalogs.tables import CatalogTables
 from txmq.handles import ServiceHandle
 from txmq.printable import PrintableFormatter
 from txmq.store.opening import open_store
@@ -52,22 +53,44 @@ def run_job(
 
     Raises: TxmqError, so that the scheduler sees a failed job.
     """
-    from pyspark.sql import SparkSession
+    return run_plain_job(name, lambda store: make(store, _session(name)), arguments)
 
-    def with_session(store: Store) -> Service:
-        return make(store, SparkSession.builder.appName(f"txmq-{name}").getOrCreate())
 
-    return run_plain_job(name, with_session, arguments)
+def run_catalog_job(arguments: Sequence[str] | None = None) -> int:
+    """Parse LOCATION CATALOG [--config FILE] [--once] and keep the names in a catalog.
+
+    Args:
+        arguments: those of the command line if left out.
+
+    Returns:
+        The exit code 0.
+
+    Raises: TxmqError, so that the scheduler sees a failed job.
+    """
+    name = "catalog-tables"
+    parser = _service_parser(name)
+    parser.add_argument("catalog", help="a schema, such as messages or main.messages")
+    options = parser.parse_args(arguments)
+    store, catalog = _opened(options), options.catalog
+    service = CatalogTables(store, spark=_session(name), catalog=catalog)
+    return _run(name, service, options)
 
 
 def run_plain_job(
     name: str, make: Callable[[Store], Service], arguments: Sequence[str] | None = None
 ) -> int:
     """As `run_job`, for a service that needs no Spark. Raises: as `run_job`."""
-    parser = _parser(name, f"txmq {name}: runs until SIGTERM")
-    parser.add_argument("--once", action="store_true", help="do what is due, then end")
-    options = parser.parse_args(arguments)
-    service = make(_opened(options))
+    options = _service_parser(name).parse_args(arguments)
+    return _run(name, make(_opened(options)), options)
+
+
+def _session(name: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.appName(f"txmq-{name}").getOrCreate()
+
+
+def _run(name: str, service: Service, options: argparse.Namespace) -> int:
     if options.once:
         logging.getLogger(__name__).info("%s", service.run_once())
     else:
@@ -96,6 +119,12 @@ def _opened(options: argparse.Namespace) -> Store:
     handler.setFormatter(PrintableFormatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     return open_store(options.location, options.config)
+
+
+def _service_parser(name: str) -> argparse.ArgumentParser:
+    parser = _parser(name, f"txmq {name}: runs until SIGTERM")
+    parser.add_argument("--once", action="store_true", help="do what is due, then end")
+    return parser
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:

@@ -1,0 +1,160 @@
+"""The service that registers the tables of a store in a schema of a catalog, as external ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from txmq.catalogs.names import LOG_PREFIX, LOGS, CatalogSchema, names_in_catalog
+from txmq.catalogs.views import view_statements
+from txmq.delta.object_store import spark_location
+from txmq.errors import CatalogError
+from txmq.handles import ThreadHandle, is_survivable
+from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 30.0
+_LOCATION = "Location"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogResult:
+    """What one call registered.
+
+    Attributes:
+        made: the names that are new in the catalog.
+        failed: tables that have no name there, each with the reason.
+    """
+
+    made: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+class CatalogTables:
+    """Registers topics and logs of a store, so that people read `main.messages.order_paid`.
+
+    The tables stay where they are: the catalog gets external tables, and its rights count for who
+    reads by name. Nothing is ever removed from the catalog. Not safe for several threads.
+
+    Args:
+        store: the store; its location must be one that the catalog may name.
+        spark: a session of the catalog; one of Spark Connect too.
+        catalog: a schema that is there, such as `messages` or `main.messages`. It is named by who
+            runs the service and never by the store (decision 0038).
+
+    Example:
+        >>> CatalogTables(store, spark=spark, catalog="main.messages").run_once().failed
+        {}
+    """
+
+    def __init__(self, store: Store, *, spark: SparkSession, catalog: str) -> None:
+        """Read nothing yet. Raises: ConfigError for a name that is no schema."""
+        self.store, self.schema = store, CatalogSchema.parse(catalog)
+        self._spark: Any = spark
+        self._done: set[str] = set()
+        self._told: dict[str, str] = {}
+
+    def run_once(self) -> CatalogResult:
+        """Register each topic and log that has no name yet, and the views.
+
+        Commits: 0; the catalog gets one external table for each topic and log, and a view. Retry:
+        call it again; what is there already stays.
+
+        Raises:
+            CatalogError: the schema is not there.
+            StorageError: the store cannot be listed.
+        """
+        if not self._spark.catalog.databaseExists(str(self.schema)):
+            cure = f"make it first: CREATE SCHEMA {self.schema}"
+            raise CatalogError(str(self.schema), f"is no schema of this session; {cure}")
+        tables, failed = self._tables()
+        made: list[str] = []
+        for name, path in tables.items():
+            if name not in self._done:
+                self._attempt(name, partial(self._register, name, path, made), failed)
+        if made:
+            for name, statement in view_statements(self.schema).items():
+                self._attempt(name, partial(self._spark.sql, statement), failed)
+        self._tell(failed)
+        return CatalogResult(tuple(made), failed)
+
+    def start(self) -> CatalogHandle:
+        """Register new topics every INTERVAL_S in a thread until `stop()`. Retries: as run_once."""
+        return CatalogHandle(self)
+
+    def _tables(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The path in the store of each name, and the problems of topics without one."""
+        names, problems = names_in_catalog(self.store.topics())
+        topics = {name: f"topics/{topic}" for topic, name in names.items()}
+        return {**{LOG_PREFIX + log: log for log in LOGS}, **topics}, dict(problems)
+
+    def _attempt(self, name: str, work: Callable[[], object], failed: dict[str, str]) -> None:
+        """One table must not keep the others out of the catalog."""
+        try:
+            work()
+        except Exception as error:
+            logger.debug("%s was not registered", name, exc_info=True)
+            failed[name] = _first_line(error)
+
+    def _register(self, name: str, path: str, made: list[str]) -> None:
+        whole = self.schema.table(name)
+        location = spark_location(f"{self.store.location}/{path}")
+        if self._spark.catalog.tableExists(whole):
+            self._check_place(whole, location)
+        else:
+            self._spark.catalog.createTable(whole, path=location, source="delta")
+            made.append(name)
+        self._done.add(name)
+
+    def _check_place(self, whole: str, location: str) -> None:
+        """Raise CatalogError if the name is that of another table."""
+        rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {whole}")
+        found = {row["col_name"]: row["data_type"] for row in rows.collect()}.get(_LOCATION, "")
+        if _plain(found) != _plain(location):
+            raise CatalogError(
+                whole, f"is a table at {found}, not at {location}; drop or rename it"
+            )
+
+    def _tell(self, failed: Mapping[str, str]) -> None:
+        for name, problem in failed.items():
+            if self._told.get(name) != problem:
+                logger.warning("%s has no name in %s: %s", name, self.schema, problem)
+        self._told = dict(failed)
+
+
+class CatalogHandle(ThreadHandle):
+    """A thread that registers new topics."""
+
+    def __init__(self, tables: CatalogTables) -> None:
+        """Made by `CatalogTables.start()`."""
+        super().__init__("catalog", INTERVAL_S)
+        self._tables = tables
+        self.last_error: BaseException | None = None
+        self.begin()
+
+    def _turn(self) -> None:
+        try:
+            self._tables.run_once()
+            self.last_error = None
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
+            self.last_error = error
+            logger.exception("the tables were not registered in %s", self._tables.schema)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _plain(location: str) -> str:
+    """A path with and without `file:` is one place."""
+    return location.removeprefix("file://").removeprefix("file:").rstrip("/")
