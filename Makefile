@@ -50,8 +50,11 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 slices: ready ## run short slices of the long stories, and the state machine with many examples
 	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
-places: ready ## run Spark on S3 and over Spark Connect, as docs/places.md says (6 minutes)
+places: ready ## run Spark on S3, over Spark Connect and on a cluster, as docs/places.md says
 	$(BIN)/pytest tests/places
+
+cluster: ready ## run the part of it that has a Spark cluster of its own
+	$(BIN)/pytest tests/places/test_cluster.py
 
 # A program of Go; the first build takes some minutes.
 VERSITYGW := $(BIN)/versitygw
@@ -115,4 +118,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests long quick lint bench slices places object-store jar wheel endurance ready archive clean
+.PHONY: help demo test all-tests long quick lint bench slices places cluster object-store jar wheel endurance ready archive clean
