@@ -52,6 +52,14 @@ slices: ready ## run short slices of the long stories, and the state machine wit
 
 places: ready ## run Spark on S3, over Spark Connect and on a cluster, as docs/places.md says
 	$(BIN)/pytest tests/places
+	$(MAKE) azure
+
+AZURITE := .venv/azurite/node_modules/.bin/azurite-blob
+
+azure: ready ## run the tests of object stores on Azurite, a server of Azure's storage (needs npm; 4 minutes)
+	@command -v npm >/dev/null || echo "skipped  Azurite: npm is not installed"
+	@! command -v npm >/dev/null || npm install --silent --no-fund --prefix .venv/azurite azurite@3.35
+	@! command -v npm >/dev/null || OBJECT_STORE=azure AZURITE=$(CURDIR)/$(AZURITE) $(BIN)/pytest -n 2 tests/process/object_store
 
 cluster: ready ## run the part of it that has a Spark cluster of its own
 	$(BIN)/pytest tests/places/test_cluster.py
@@ -118,4 +126,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests long quick lint bench slices places cluster object-store jar wheel endurance ready archive clean
+.PHONY: help demo test all-tests long quick lint bench slices places cluster azure object-store jar wheel endurance ready archive clean

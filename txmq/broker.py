@@ -7,8 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import FrameType
-from typing import TYPE_CHECKING
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Self
 
 from txmq.catalogs.tables import CatalogTables
 from txmq.check.recheck import RecheckResult
@@ -165,12 +165,25 @@ def _catalog_tables(
 
 
 class BrokerHandle:
-    """The running services of a broker, by name."""
+    """The running services of a broker, by name; the end of a `with` block stops them."""
 
     def __init__(self, services: Mapping[str, ServiceHandle]) -> None:
         """Made by `Broker.start()`."""
         self._services = dict(services)
         self._is_stopping = False
+
+    def __enter__(self) -> Self:
+        """Return the handle itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop all services."""
+        self.stop()
 
     def stop(self) -> None:
         """Stop all services, each between two rounds or micro-batches; returns when none runs.

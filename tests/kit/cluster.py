@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.kit.s3 import free_port
 from tests.kit.spark_environment import spark_environment
 from txmq.local_spark.jars import (
     cache_folder,
@@ -149,7 +149,7 @@ def spark_cluster(
         "PYSPARK_PYTHON": sys.executable,
         **(environment or {}),
     }
-    cluster = Cluster(_free_port(), _free_port(), folder, given)
+    cluster = Cluster(free_port(), free_port(), folder, given)
     ports = ["--port", str(cluster.port), "--webui-port", str(cluster.page_port)]
     master = cluster._run(_MASTER, "--host", HOST, *ports, name="0")
     try:
@@ -169,9 +169,3 @@ def _settings() -> dict[str, str]:
     lines = (PROJECT / "conf" / "spark-defaults.conf").read_text().splitlines()
     pairs = [line.split(None, 1) for line in lines if line and not line.startswith("#")]
     return {key: value.strip() for key, value in pairs if key != "spark.jars.packages"}
-
-
-def _free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind((HOST, 0))
-        return int(unused.getsockname()[1])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.kit.s3 import free_port
 from tests.kit.spark_environment import spark_environment
 from txmq.local_spark.jars import (
     cache_folder,
@@ -39,7 +40,7 @@ def connect_server(log: Path) -> Iterator[str]:
     java_home = home_for_spark(require_java(), cache)
     if missing_jars(jar_folder(cache)):
         fetch_jars(cache, java_home)
-    port = _free_port()
+    port = free_port()
     settings = {
         **_SETTINGS,
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -70,9 +71,3 @@ def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             return
         time.sleep(0.2)
     raise RuntimeError(f"the Connect server does not listen: {log.read_text()[-1000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return int(unused.getsockname()[1])

@@ -26,6 +26,8 @@ class S3:
     """A running server with one bucket."""
 
     port: int
+    address_variable = "AWS_ENDPOINT_URL"
+    secret = SECRET
 
     @property
     def endpoint(self) -> str:
@@ -42,6 +44,11 @@ class S3:
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ALLOW_HTTP": "true",
         }
+
+    @staticmethod
+    def location(bucket: str, folder: str) -> str:
+        """A folder of a bucket."""
+        return f"s3://{bucket}/{folder}"
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,9 @@ class Proxied(S3):
 @contextmanager
 def moto(log: Path) -> Iterator[S3]:
     """A server in memory, with an empty bucket."""
-    port = _free_port()
+    port = free_port()
     command = [_command("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
-    with _running(command, port, log, {}):
+    with running(command, port, log, {}):
         bucket = urllib.request.Request(f"http://127.0.0.1:{port}/{BUCKET}", method="PUT")
         urllib.request.urlopen(bucket, timeout=_START_S).close()  # noqa: S310 - this machine
         yield S3(port)
@@ -73,11 +80,11 @@ def moto(log: Path) -> Iterator[S3]:
 @contextmanager
 def versitygw(program: str, root: Path, log: Path) -> Iterator[S3]:
     """A server over the files of `root`, in which the bucket is a folder."""
-    port = _free_port()
+    port = free_port()
     (root / BUCKET).mkdir(parents=True, exist_ok=True)
     command = [program, "--port", f"127.0.0.1:{port}", "--region", REGION, "posix", str(root)]
     keys = {"ROOT_ACCESS_KEY": KEY_ID, "ROOT_SECRET_KEY": SECRET}
-    with _running(command, port, log, keys):
+    with running(command, port, log, keys):
         yield S3(port)
 
 
@@ -97,9 +104,10 @@ def proxy(server: S3, log: Path, *, seed: int = 1, **rates: float) -> Iterator[P
 
 
 @contextmanager
-def _running(
+def running(
     command: Sequence[str], port: int, log: Path, environment: Mapping[str, str]
 ) -> Iterator[None]:
+    """A server that listens, until the end of the block."""
     with (
         log.open("w") as output,
         subprocess.Popen(
@@ -125,7 +133,8 @@ def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise RuntimeError(f"{process.args!r} does not listen: {log.read_text()[-500:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine where nobody listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return int(unused.getsockname()[1])

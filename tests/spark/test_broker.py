@@ -132,6 +132,14 @@ def test_stopped_broker_leaves_no_query_behind(
     assert rows_of(f"{store.location}/topics/order-paid") == []
 
 
+def test_end_of_a_block_stops_the_services(store: Store) -> None:
+    with Broker(store).start() as handle:
+        is_alive = handle.is_alive
+
+    assert is_alive
+    assert not handle.is_alive
+
+
 def test_wait_ends_when_told_to(handle: BrokerHandle) -> None:
     stopping = threading.Event()
     threading.Timer(0.1, stopping.set).start()

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # The producer group of retries. Users cannot name it, and no listener is asked about its messages.
 RETRY_GROUP = "rmq_sys_retry"
 FIRST_DELAY_LEVEL = 3
-DEAD_LETTER_NOW = -1
 _NO_REASON = "no reason given"
 
 

@@ -68,8 +68,8 @@ def verify(  # noqa: PLR0913 - each is one thing to check by
         StoreNotFoundError: there is no store at `location`.
         StorageError: a table or a marker table cannot be read.
         EnvironmentProblemError: with `business`: a database driver or variable is missing.
-        ConfigError: the location is no path; with `business`: it is no mapping, or names a group
-            that the store does not know.
+        ConfigError: the location is no path, or `claim_keys` has no lists of keys; with `business`:
+            it is no mapping, or names a group that the store does not know.
 
     Example:
         >>> verify(store.location).is_clean

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.kit.stores import HandMadeStore, transaction_id
-from txmq.errors import StorageError
+from txmq.errors import ConfigError, StorageError
+from txmq.verify import verify
 from txmq.verify.plain.id_ranges import IdRange
 from txmq.verify.plain.tables import PinnedTable
 
@@ -75,3 +77,15 @@ def test_file_that_vanishes_while_it_is_read_is_an_error_with_its_next_step(
 
     with pytest.raises(StorageError, match=r"half: lost the file .*, verify again"):
         table.rows(["transaction_id"])
+
+
+@pytest.mark.parametrize(
+    "keys", [{"orders": "secret"}, {"orders": [b"secret"]}, ["secret"], {7: []}]
+)
+def test_text_in_place_of_a_list_of_keys_is_refused_and_not_shown(
+    tmp_path: Path, keys: Any
+) -> None:
+    with pytest.raises(ConfigError, match="a list of keys") as refused:
+        verify(tmp_path, claim_keys=keys)
+
+    assert "secret" not in str(refused.value)

@@ -16,6 +16,7 @@ from txmq.verify.plain.picture import Picture
 from txmq.verify.plain.promises import check_groups, newest_us
 from txmq.verify.plain.queues import QueueChecks
 from txmq.verify.plain.range_checks import RangeChecks
+from txmq.verify.plain.signed_log import checked_keys
 from txmq.verify.plain.store import PinnedStore, checked_location, plain_location
 from txmq.verify.plain.totals import COUNTS, Totals
 from txmq.verify.report import VerifyReport
@@ -34,7 +35,7 @@ def check_store(  # noqa: PLR0913 - those of verify
     start_s = time.monotonic()
     location = checked_location(given)
     place = plain_location(location)
-    pinned = PinnedStore.open(place, storage_options, check_limits, claim_keys)
+    pinned = PinnedStore.open(place, storage_options, check_limits, checked_keys(claim_keys))
     # After the store, so that what it shows as ended has its marker.
     markers = Business(business, pinned) if business else None
     run = _Run(pinned, markers, drained=drained)

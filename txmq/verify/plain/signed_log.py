@@ -6,11 +6,12 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.errors import ConfigError
 from txmq.verify.plain.tables import PinnedTable
 
 SIGNED = (
@@ -18,6 +19,17 @@ SIGNED = (
     "next_check_timestamp", "reason", "op_timestamp",
 )  # fmt: skip
 SIGNATURE = "signature"
+
+
+def checked_keys(keys: object) -> Mapping[str, Sequence[str]]:
+    """The keys of groups as they came. Raises: ConfigError if a text stands for a list of keys."""
+    entries = keys.items() if isinstance(keys, Mapping) else [(None, None)]
+    for group, of_group in entries:
+        is_list = isinstance(of_group, list | tuple) and all(isinstance(k, str) for k in of_group)
+        if not isinstance(group, str) or not is_list:
+            # Nothing of a value is shown: it may be the secret.
+            raise ConfigError(["claim_keys must map a producer group to a list of keys"])
+    return cast("Mapping[str, Sequence[str]]", keys)
 
 
 class SignedLog(PinnedTable):
