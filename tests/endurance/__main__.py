@@ -16,8 +16,10 @@ from tests.endurance.harness import Options, Result, Scale, Story, keep
 from tests.endurance.mix.story import MIX
 from tests.endurance.race.story import RACE
 from tests.endurance.torture.story import REMOTE_TORTURE, TORTURE
+from tests.endurance.writers.story import WRITERS
 
-STORIES = {story.name: story for story in (TORTURE, RACE, MIX, GROUPS, GENERATOR, REMOTE_TORTURE)}
+_STORIES = (TORTURE, RACE, MIX, GROUPS, WRITERS, GENERATOR, REMOTE_TORTURE)
+STORIES = {story.name: story for story in _STORIES}
 # It needs a server that is built by `make places`.
 ALL = [name for name in STORIES if name != REMOTE_TORTURE.name]
 

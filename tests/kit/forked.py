@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PRELOADED = [
     "tests.kit.accidents", "tests.process.check.check_process", "tests.endurance.torture.actors",
     "tests.endurance.race.actors", "tests.endurance.groups.member",
+    "tests.endurance.writers.actors",
 ]  # fmt: skip
 POLL_S = 0.005
 
