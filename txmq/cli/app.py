@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from txmq import __version__
 from txmq.check.recheck import RecheckJob, RecheckResult
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
 from txmq.cli.groups import add_group_commands
 from txmq.cli.messages import add_message_commands
+from txmq.cli.panels import arrange
 from txmq.cli.shared import (
     AsJson,
     ConfigFile,
@@ -59,7 +61,6 @@ class _CleanErrors(TyperGroup):
 
 app = typer.Typer(
     cls=_CleanErrors,
-    add_completion=False,
     no_args_is_help=True,
     # Typer's own tracebacks show local variables, which may hold message bodies.
     pretty_exceptions_enable=False,
@@ -71,9 +72,22 @@ def main() -> None:
     app(prog_name="txmq")
 
 
+def _show_version(*, is_asked: bool) -> None:
+    if is_asked:
+        say(f"txmq {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
-    *, debug: Annotated[bool, typer.Option(help="Show errors with their traceback.")] = False
+    *,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show errors with their traceback.")
+    ] = False,
+    version: Annotated[  # noqa: ARG001 - it ends the program by itself
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+    ] = False,
 ) -> None:
     """Transactional messages for the lakehouse: visible if and only if the change took place."""
     log_to_stderr(logging.DEBUG if debug else logging.WARNING)
@@ -172,6 +186,7 @@ add_group_commands(app)
 add_dead_letter_commands(app)
 add_verify_command(app)
 add_user_table_commands(app)
+arrange(app)
 
 
 # --- views ----------------------------------------------------------------------------------------

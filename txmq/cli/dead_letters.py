@@ -29,6 +29,8 @@ from txmq.cli.shared import (
     rows_view,
 )
 from txmq.clock import SystemClock, timestamp
+from txmq.consumer.group import group_names
+from txmq.errors import ConsumerGroupNotFoundError
 from txmq.message.names import shown_name
 from txmq.store.opening import open_store
 from txmq.store.store import Store
@@ -80,6 +82,9 @@ def list_dead_letters(
         _list_groups(store, as_json=as_json)
         return
     dead_letters = DeadLetters(store, group)
+    if dead_letters.consumer_group not in {*group_names(store), *groups_with_dead_letters(store)}:
+        # A misspelt name would look like a group without dead letters.
+        raise ConsumerGroupNotFoundError(group)
     letters = dead_letters.all(max_count=limit if as_json else limit or SHOWN_LETTERS)
     total = dead_letters.count()
     if as_json:

@@ -12,11 +12,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer import Context
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from tests.kit.builders import table_versions
 from tests.kit.stores import HandMadeStore, halves, transaction_id
+from txmq import __version__
 from txmq.cli.app import app
+from txmq.cli.panels import PANELS
 from txmq.errors import StoreNotFoundError
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
@@ -38,6 +42,38 @@ def assert_one_line(result: Result, text: str) -> None:
     assert text in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert "Traceback" not in result.output
+
+
+# --- the command itself --------------------------------------------------------------------------
+
+
+def test_version_is_shown() -> None:
+    result = run("--version")
+
+    assert result.exit_code == 0
+    assert result.stdout == f"txmq {__version__}\n"
+
+
+def test_each_command_has_its_place_in_the_help() -> None:
+    help_text = run("--help").stdout
+    commands = get_command(app)
+    names = commands.list_commands(Context(commands))  # type: ignore[attr-defined]
+
+    assert sorted(name for names in PANELS.values() for name in names) == sorted(names)
+    for panel in PANELS:
+        assert panel in help_text
+    assert "no-debug" not in help_text
+
+
+def test_shell_completes_commands() -> None:
+    asked = {"_TXMQ_COMPLETE": "complete_bash", "COMP_WORDS": "txmq stat", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "txmq"]
+
+    said = subprocess.run(
+        command, env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+
+    assert said.stdout.split() == ["status"]
 
 
 # --- init -----------------------------------------------------------------------------------------

@@ -184,3 +184,16 @@ def test_reset_is_refused_while_a_member_lives(world: DelayWorld, location: str)
     with PullConsumer(world.store, consumer_group=GROUP, topics=TOPIC):
         assert run(*asked).exit_code == 2
         assert run(*asked, "--force").exit_code == 0
+
+
+def test_dead_letters_of_a_group_that_is_not_there_are_an_error(location: str) -> None:
+    result = run("dead-letters", "list", location, "--group", "typo")
+
+    assert result.exit_code == 2
+    assert "check the name" in result.stderr
+
+
+def test_group_without_dead_letters_has_none(world: DelayWorld, location: str) -> None:
+    PullConsumer(world.store, consumer_group=GROUP, topics=TOPIC).close()
+
+    assert "0 dead letters" in run("dead-letters", "list", location, "--group", GROUP).stdout
