@@ -156,5 +156,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _plain(location: str) -> str:
-    """A path with and without `file:` is one place."""
-    return location.removeprefix("file://").removeprefix("file:").rstrip("/")
+    """A path with and without `file:` is one place; so is a bucket by `s3:` and `s3a:`."""
+    path = location.removeprefix("file://").removeprefix("file:").rstrip("/")
+    return path.replace("s3a://", "s3://", 1)

@@ -16,14 +16,17 @@ logger = logging.getLogger(__name__)
 # A start looks at so many; then one is looked at after each interval, in turns.
 FIRST_TOPICS = 16
 INTERVAL_S = 1.0
+# On an object store a look costs some requests.
+REMOTE_INTERVAL_S = 60.0
 
 
 class IdleTopics:
     """The turns of one publisher. An operator who restores a topic starts a publisher after it."""
 
-    def __init__(self, topics: TopicWriter, interval_s: float) -> None:
-        """Look at once; between two looks at least `interval_s` and INTERVAL_S pass."""
-        self._topics, self._interval_s = topics, max(interval_s, INTERVAL_S)
+    def __init__(self, topics: TopicWriter, *, is_remote: bool) -> None:
+        """Look at once, and after each interval."""
+        self._topics = topics
+        self._interval_s = REMOTE_INTERVAL_S if is_remote else INTERVAL_S
         self._names: deque[str] = deque()
         self._count, self._next_s = FIRST_TOPICS, time.monotonic()
 

@@ -78,7 +78,7 @@ class PublishRound:
         self._waiting = WaitingTransactions(store, self._logs, clock)
         self._topics = TopicWriter(store, self._op, clock, engines, self._waiting.keep_problems)
         self._topics.ends.update(self._progress.ends)
-        self._idle_topics = IdleTopics(self._topics, store.look_interval_s(0.0, is_idle=True))
+        self._idle_topics = IdleTopics(self._topics, is_remote=store.is_remote)
 
     # --- the op log ---------------------------------------------------------------------------
 
