@@ -5,22 +5,28 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from txmq.catalogs.tables import CatalogTables
+from txmq.check.claims import RoundResult
 from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
 from txmq.clock import Clock
 from txmq.errors import ConfigError
 from txmq.handles import ServiceHandle, caused, ended
 from txmq.maintenance.service import Maintenance, MaintenanceResult
+from txmq.message.names import shown_name
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
 from txmq.store.store_clock import StoreClock
+from txmq.watch.counts import BrokerCounts
+from txmq.watch.report import ReportHandle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +48,16 @@ class BrokerResult:
     checked: RecheckResult
     delivered: DelayResult
     maintained: MaintenanceResult
+
+    @property
+    def counts(self) -> BrokerCounts:
+        """The counts of all services in one."""
+        results = (self.published, self.checked.checks, self.delivered, self.maintained)
+        return counts_of(*results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts, and what is still open, for JSON."""
+        return {**self.counts.to_dict(), "open_transactions": self.checked.open_transactions}
 
 
 class Broker:
@@ -141,6 +157,8 @@ class Broker:
             SourceRestoredError, CommitConflictError, StorageError: as `run_once`.
         """
         services: dict[str, ServiceHandle] = {}
+        begun_s = time.monotonic()
+        logger.info("serving %s; %s", self.store.location, _described(self.check_service.listeners))
         try:
             services["publisher"] = self.publisher.start()
             services["check service"] = self.check_service.start()
@@ -148,10 +166,45 @@ class Broker:
             services["maintenance"] = self.maintenance.start()
             if self.catalog_tables is not None:
                 services["catalog"] = self.catalog_tables.start()
+            services["report"] = ReportHandle(partial(self._counts, services))
         except BaseException:
             BrokerHandle(services).stop()
             raise
+        logger.info("ready after %.1f s: %s", time.monotonic() - begun_s, ", ".join(services))
         return BrokerHandle(services)
+
+    def _counts(self, services: Mapping[str, Any]) -> BrokerCounts:
+        """What the running services have done."""
+        return counts_of(
+            self.publisher.total,
+            services["check service"].checked,
+            self.delay_service.total,
+            services["maintenance"].total,
+        )
+
+
+def counts_of(
+    published: PublishResult,
+    checked: RoundResult,
+    delivered: DelayResult,
+    maintained: MaintenanceResult,
+) -> BrokerCounts:
+    """The counts of all services."""
+    return BrokerCounts(
+        settled=published.settled, published=published.published, delivered=delivered.delivered,
+        asked=checked.asked, committed=checked.committed, rolled_back=checked.rolled_back,
+        unknown=checked.unknown, discarded=checked.discarded, set_aside=published.set_aside,
+        refused=published.refused, files_merged=maintained.compacted.files_before,
+        commits_cleaned=maintained.commits_cleaned, failures=len(maintained.failed),
+    )  # fmt: skip
+
+
+def _described(listeners: Mapping[str, object]) -> str:
+    """Who answers for which group, by the names of classes."""
+    if not listeners:
+        return "no listener: nobody can be asked about transactions without an end"
+    pairs = (f"{shown_name(name)}={type(one).__name__}" for name, one in listeners.items())
+    return f"listeners: {', '.join(sorted(pairs))}"
 
 
 def _catalog_tables(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -10,14 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 from txmq.broker import BrokerHandle, run_until_signal
 from txmq.catalogs.tables import CatalogTables
 from txmq.handles import ServiceHandle
-from txmq.printable import PrintableFormatter
+from txmq.results import plain
 from txmq.store.opening import open_store
 from txmq.store.store import Store
+from txmq.watch.logs import LogFormat, LogLevel, log_to_stderr
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class BatchService(Protocol):
@@ -92,7 +92,7 @@ def _session(name: str) -> SparkSession:
 
 def _run(name: str, service: Service, options: argparse.Namespace) -> int:
     if options.once:
-        logging.getLogger(__name__).info("%s", service.run_once())
+        _tell(service.run_once())
     else:
         run_until_signal(lambda: _handle(name, service.start()))
     return 0
@@ -109,15 +109,19 @@ def run_batch_job(
     Raises: TxmqError, so that the scheduler sees a failed job.
     """
     options = _parser(name, f"txmq {name}: does what is due, then ends").parse_args(arguments)
-    result = make(_opened(options)).run_once()
-    logging.getLogger(__name__).info("%s", result)
+    _tell(make(_opened(options)).run_once())
     return 0
 
 
+def _tell(result: object) -> None:
+    """The result as one line of JSON, for who reads the log of a job."""
+    values = result.to_dict() if hasattr(result, "to_dict") else plain(result)
+    name = type(result).__name__
+    logging.getLogger(__name__).info("%s", json.dumps({"result": name, **values}))
+
+
 def _opened(options: argparse.Namespace) -> Store:
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter(LOG_FORMAT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log_to_stderr(LogLevel(options.log_level).number, LogFormat(options.log_format))
     return open_store(options.location, options.config)
 
 
@@ -133,6 +137,12 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config",
         help="settings in place of the store's, as conf/txmq.yaml; TXMQ_… variables come first",
+    )
+    parser.add_argument(
+        "--log-level", default="info", choices=list(LogLevel), help="from where on logs are shown"
+    )
+    parser.add_argument(
+        "--log-format", default="text", choices=list(LogFormat), help="json: an object a line"
     )
     return parser
 

@@ -136,5 +136,5 @@ def test_recheck_job_asks_once_and_ends(
     said, _ = job.communicate(timeout=START_LIMIT_S)
 
     assert job.returncode == 0, said
-    assert "RecheckResult" in said
-    assert "is_complete=True" in said
+    assert '"result": "RecheckResult"' in said
+    assert '"is_complete": true' in said

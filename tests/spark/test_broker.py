@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,17 @@ def test_end_of_a_block_stops_the_services(store: Store) -> None:
 
     assert is_alive
     assert not handle.is_alive
+
+
+def test_log_of_a_broker_says_who_is_asked(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    listeners = {
+        "orders": Answers(LocalTransactionState.COMMIT),
+        "tenant%orders": Answers(LocalTransactionState.COMMIT),
+    }
+    with caplog.at_level(logging.INFO), Broker(store, listeners=listeners).start():
+        pass
+
+    assert "listeners: orders=Answers, tenant%orders=Answers" in caplog.text
 
 
 def test_wait_ends_when_told_to(handle: BrokerHandle) -> None:

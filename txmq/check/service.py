@@ -80,7 +80,7 @@ class CheckService:
         self.store = store
         self._spark = spark
         self._clock = StoreClock.of(store, clock)
-        self._listeners = all_listeners(store.config, listeners)
+        self.listeners = all_listeners(store.config, listeners)
 
     def run_once(self) -> RecheckResult:
         """Run one recheck: ask about every transaction that is due now; start no stream.
@@ -98,7 +98,7 @@ class CheckService:
             ListenerError: a listener cannot be used.
         """
         return RecheckJob(
-            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark,
+            self.store, listeners=self.listeners, clock=self._clock, spark=self._spark,
             hooks=self._hooks,
         ).run_once()  # fmt: skip
 
@@ -121,7 +121,7 @@ class CheckService:
             ListenerError: a listener cannot be used.
         """
         checks = CheckRound(
-            self.store, listeners=self._listeners, clock=self._clock, spark=self._spark,
+            self.store, listeners=self.listeners, clock=self._clock, spark=self._spark,
             hooks=self._hooks,
         )  # fmt: skip
         return CheckHandle(self.store, self._spark, checks, self._clock)

@@ -23,7 +23,6 @@ from txmq.cli.shared import (
     ConfigFile,
     Location,
     console,
-    log_to_stderr,
     print_result,
     say,
     titled_pairs,
@@ -36,9 +35,12 @@ from txmq.cli.verify import add_verify_command
 from txmq.errors import TxmqError
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.store.opening import create_store, open_store
+from txmq.watch.logs import LogFormat, LogLevel, log_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from txmq.broker import BrokerResult
 
 EXIT_ERROR = 2
 SHOWN_INCOMPLETE = 5
@@ -80,17 +82,26 @@ def _show_version(*, is_asked: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     *,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show errors with their traceback.")
     ] = False,
+    log_level: Annotated[
+        LogLevel | None, typer.Option("--log-level", help="From where on logs are shown.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="For people, or an object of JSON a line.")
+    ] = LogFormat.TEXT,
     version: Annotated[  # noqa: ARG001 - it ends the program by itself
         bool,
         typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Transactional messages for the lakehouse: visible if and only if the change took place."""
-    log_to_stderr(logging.DEBUG if debug else logging.WARNING)
+    level = LogLevel.DEBUG if debug else log_level
+    context.obj = level
+    log_to_stderr((level or LogLevel.WARNING).number, log_format)
 
 
 @app.command()
@@ -101,7 +112,8 @@ def init(location: Location, config: ConfigFile = None) -> None:
 
 
 @app.command()
-def serve(
+def serve(  # noqa: PLR0913 - the options of a command
+    context: typer.Context,
     location: Location,
     config: ConfigFile = None,
     *,
@@ -112,16 +124,18 @@ def serve(
             "--spark/--no-spark", help="Without Spark: threads, no Java, a start at once."
         ),
     ] = True,
+    as_json: AsJson = False,
 ) -> None:
     """Run all services of a store until SIGTERM or Ctrl-C."""
     store = open_store(location, config)
     from txmq.broker import Broker, run_until_signal
     from txmq.local_spark.session import local_session
 
-    logging.getLogger("txmq").setLevel(logging.INFO)
+    if context.obj is None:
+        logging.getLogger("txmq").setLevel(logging.INFO)
     broker = Broker(store, spark=local_session("txmq-broker") if with_spark else None)
     if once:
-        say(str(broker.run_once()))
+        print_result(broker.run_once(), _broker_view, as_json=as_json)
         return
     say(f"Serving {store.location}; Ctrl-C stops it.")
     run_until_signal(broker.start)
@@ -190,6 +204,11 @@ arrange(app)
 
 
 # --- views ----------------------------------------------------------------------------------------
+
+
+def _broker_view(result: BrokerResult) -> RenderableType:
+    names = result.to_dict().items()
+    return titled_pairs("broker", {name.replace("_", " "): f"{count:,}" for name, count in names})
 
 
 def _recheck_view(result: RecheckResult) -> RenderableType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -16,10 +15,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from txmq.printable import PrintableFormatter, printable
+from txmq.printable import printable
 
 LOCATION_VARIABLE = "TXMQ_LOCATION"
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 PIPED_WIDTH = 240
 
 
@@ -101,13 +99,6 @@ def list_console() -> Console:
     if not wide.is_terminal:
         wide.width = max(wide.width, PIPED_WIDTH)
     return wide
-
-
-def log_to_stderr(level: int) -> None:
-    """Send the logs to standard error, with nothing in them that commands a terminal."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter(_LOG_FORMAT))
-    logging.basicConfig(level=level, handlers=[handler])
 
 
 # --- parts of views -------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -261,9 +263,6 @@ class FakeBroker:
         self.store, self.spark = store, spark
         FakeBroker.made.append(self)
 
-    def run_once(self) -> str:
-        return "published 3"
-
     def start(self) -> str:
         return "handle"
 
@@ -297,11 +296,57 @@ def test_serve_without_spark_starts_none(store: Store, broker: list[Any]) -> Non
     assert [made.spark for made in FakeBroker.made] == ["session txmq-broker", None]
 
 
-def test_serve_once_ends(store: Store, broker: list[Any]) -> None:
-    result = run("serve", store.location, "--once")
+def committed(store: Store, count: int) -> None:
+    with TransactionProducer(store, producer_group="orders") as producer:
+        for _ in range(count):
+            producer.send(Message("order-paid", b"secret body"))
 
-    assert "published 3" in result.stdout
-    assert broker == []
+
+def test_serve_once_says_what_it_did_and_ends(store: Store) -> None:
+    committed(store, 3)
+
+    shown = run("serve", store.location, "--no-spark", "--once")
+    told = json.loads(run("serve", store.location, "--no-spark", "--once", "--json").stdout)
+
+    assert re.search(r"published +3", shown.stdout)
+    assert "BrokerResult" not in shown.output
+    assert (told["published"], told["open_transactions"]) == (0, 0)
+
+
+def serving(store: Store, *options: str, until: str) -> list[str]:
+    """The lines of a broker in a process of its own, until one of them says `until`."""
+    command = [sys.executable, "-m", "txmq", *options, "serve", store.location, "--no-spark"]
+    lines: list[str] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if until in line:
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == 0
+    return lines
+
+
+def test_serve_says_what_it_serves_with_which_listeners_and_when_it_is_ready(store: Store) -> None:
+    text = "".join(serving(store, until="ready after"))
+
+    assert f"serving {store.location}; no listener" in text
+    assert re.search(r"ready after \d+\.\d s: publisher, check service, delay service", text)
+
+
+def test_log_of_serve_is_json_where_it_is_asked_for(store: Store) -> None:
+    lines = serving(store, "--log-format", "json", until="ready after")
+
+    records = [json.loads(line) for line in lines]
+    assert {record["level"] for record in records} == {"INFO"}
+    assert any(record["message"].startswith("serving ") for record in records)
+
+
+def test_level_of_the_log_is_as_asked_for(store: Store) -> None:
+    lines = serving(store, "--log-level", "debug", until="ready after")
+
+    assert any(" DEBUG " in line or " INFO " in line for line in lines)
+    assert run("--log-level", "loud", "status", store.location).exit_code == 2
 
 
 def test_serve_takes_settings_from_a_file(store: Store, broker: list[Any], tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Tells what the services of a broker do, in the log of their process."""
