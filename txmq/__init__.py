@@ -163,8 +163,6 @@ if TYPE_CHECKING:
     from txmq.user_data.s3_log_store import s3_log_store_jar, s3_log_store_settings
 
 __version__ = "0.1.0"
-
-# What is loaded when it is first asked for, by its module.
 _NAMES = {
     "txmq.admin.consumer_groups": ("ConsumerGroups",),
     "txmq.admin.dead_letters": ("DeadLetters",),
