@@ -116,8 +116,9 @@ def run_batch_job(
 def _tell(result: object) -> None:
     """The result as one line of JSON, for who reads the log of a job."""
     values = result.to_dict() if hasattr(result, "to_dict") else plain(result)
+    told = values if isinstance(values, dict) else {"value": values}
     name = type(result).__name__
-    logging.getLogger(__name__).info("%s", json.dumps({"result": name, **values}))
+    logging.getLogger(__name__).info("%s", json.dumps({"result": name, **told}))
 
 
 def _opened(options: argparse.Namespace) -> Store:

@@ -333,7 +333,7 @@ class StoreMachine(RuleBasedStateMachine):
                 dying.run_once()
             finally:
                 # Its threads die with it: none may commit once the next one runs.
-                dying._rounds()._writers.shutdown()
+                dying._rounds()._topics._threads.shutdown()
 
         self._killed_in(table, run, is_after=is_after)
         self.restart(which)
