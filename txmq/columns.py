@@ -144,6 +144,11 @@ def integers(column: Any, null: int) -> Integers:
     return np.asarray(filled, dtype=np.int64)
 
 
+def times_ms(column: Any) -> Integers:
+    """Times in milliseconds since 1970-01-01 UTC; 0 for null."""
+    return integers(pc.cast(column, pa.int64()), 0) // 1000
+
+
 def flags(column: Any) -> npt.NDArray[np.bool_]:
     """A column of booleans without nulls as numpy."""
     if isinstance(column, pa.ChunkedArray):

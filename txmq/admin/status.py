@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txmq.admin.counting import (
+    Lag,
+    TableSize,
+    counts_by_state,
+    lag_of,
+    members_of,
+    older_than,
+    open_halves,
+    scheduled,
+    states_of,
+    unasked_of,
+)
 from txmq.admin.life import (
     NOT_VISIBLE,
     TransactionLife,
@@ -26,43 +34,19 @@ from txmq.admin.life import (
     topics_of,
 )
 from txmq.check.standing import StandingReader
-from txmq.clock import Clock, SystemClock, milliseconds, timestamp
-from txmq.columns import Groups
+from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.schemas import SETTLED
-from txmq.lifecycle import TransactionState
-from txmq.listeners.outcomes import UNASKED_REASONS
-from txmq.listeners.remote_requests import remote_groups, requests_in
-from txmq.message.ids import check_transaction_id, transaction_time_ms
+from txmq.message.ids import check_transaction_id
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.publish.deliveries import are_ended
-from txmq.publish.settle import settle
 from txmq.results import Plain
 from txmq.store.forgotten import no_transaction
 from txmq.store.known import Known, KnownReader, known_by_message
 from txmq.store.set_aside import read_set_aside
-from txmq.store.settled import NOTHING, SettledLog, last_facts, without_deliveries
+from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
-    from txmq.store.half import HalfLog
     from txmq.store.logs import Logs
-    from txmq.store.op import OpLog
-    from txmq.store.schedule import ScheduleLog
     from txmq.store.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far settle or publish is behind the op log.
-
-    Attributes:
-        op_version: everything up to this version is done; -1 before the first.
-        op_versions: how many commits of the op log are still to do.
-        seconds: how long the oldest claim in them has been waiting.
-    """
-
-    op_version: int
-    op_versions: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +83,10 @@ class Status(Plain):
         messages: how many messages are visible in each topic.
         scheduled: how many committed messages wait for their time.
         oldest_open_half_age_s: None if no transaction is open.
+        older_than: how many transactions are open for longer than some bounds, in seconds.
+        half_messages: how many messages of open transactions wait, by topic.
+        delay_lag_s: how long the delayed message that was due first is overdue; 0 if none is.
+        tables: the sizes of the logs and of the topics, by their paths.
         op_version: the newest commit of the op log.
         settled, published: how far settling and publishing are behind the op log.
         parked: the topics that could not be written.
@@ -120,6 +108,10 @@ class Status(Plain):
     scheduled: int
     dead_letters: int
     oldest_open_half_age_s: float | None
+    older_than: Mapping[int, int]
+    half_messages: Mapping[str, int]
+    delay_lag_s: float
+    tables: Mapping[str, TableSize]
     op_version: int
     settled: Lag
     published: Lag
@@ -159,27 +151,33 @@ class Admin:
         logs.refresh_after_half()
         op, settled = logs.op, logs.settled
         op_version, op_table_id = op.table.version, op.table.table_id
-        states = _states(logs, now_ms)
-        halves, unreadable = _open_halves(logs.half, states)
-        checks = StandingReader(self._store.tables.logs(), self._store.config).of(halves, now_ms)
-        published = progress.get("low_water_version", NOTHING)
+        states = states_of(logs, now_ms)
+        halves = open_halves(logs.half, states)
+        owners, ages_ms = halves.owners, halves.ages_ms(now_ms)
+        checks = StandingReader(self._store.tables.logs(), self._store.config).of(owners, now_ms)
+        waiting = scheduled(logs.schedule, settled, now_ms)
+        topics = self._topic_sizes(op_table_id)
         return Status(
             location=self._store.location,
             at=timestamp(now_ms),
-            open=halves.num_rows,
-            unasked=_unasked(checks),
-            **_counts(states, logs),
-            messages=self._messages(op_table_id),
-            scheduled=_scheduled(logs.schedule, settled),
-            dead_letters=self._row_count(TRANS_CHECK_MAX_TIME_TOPIC, op_table_id),
-            oldest_open_half_age_s=_oldest_age_s(halves["transaction_id"], now_ms),
+            open=owners.num_rows,
+            unasked=unasked_of(checks),
+            **counts_by_state(states, logs),
+            messages={name: size.rows for name, size in topics.items() if name not in NOT_VISIBLE},
+            scheduled=waiting.messages,
+            dead_letters=topics[TRANS_CHECK_MAX_TIME_TOPIC].rows,
+            oldest_open_half_age_s=float(ages_ms.max()) / 1000 if len(ages_ms) else None,
+            older_than=older_than(ages_ms),
+            half_messages=halves.messages,
+            delay_lag_s=waiting.lag_s,
+            tables=_sizes(logs, topics),
             op_version=op_version,
-            settled=_lag(op, settled.mark, now_ms),
-            published=_lag(op, published, now_ms),
+            settled=lag_of(op, settled.mark, now_ms),
+            published=lag_of(op, progress.get("low_water_version", NOTHING), now_ms),
             parked=_parked(progress.get("parked", {})),
             set_aside=_set_aside(self._store),
-            unreadable=unreadable,
-            members=_members(self._store, now_ms),
+            unreadable=halves.unreadable,
+            members=members_of(self._store, now_ms),
         )
 
     def transaction(self, transaction_id: str) -> TransactionLife:
@@ -226,13 +224,13 @@ class Admin:
         rows = {topic: self._rows_in(topic, transaction_id, op_table_id) for topic in topics}
         return {topic: of_topic for topic, of_topic in rows.items() if of_topic.num_rows}
 
-    def _messages(self, op_table_id: str) -> dict[str, int]:
-        topics = [name for name in self._store.topics() if name not in NOT_VISIBLE]
-        return {name: self._row_count(name, op_table_id) for name in topics}
+    def _topic_sizes(self, op_table_id: str) -> dict[str, TableSize]:
+        names = {*self._store.topics(), TRANS_CHECK_MAX_TIME_TOPIC}
+        return {name: self._topic_size(name, op_table_id) for name in sorted(names)}
 
-    def _row_count(self, topic: str, op_table_id: str) -> int:
+    def _topic_size(self, topic: str, op_table_id: str) -> TableSize:
         table = self._store.tables.topic_log(topic, op_table_id).table
-        return sum(file.num_records for file in table.files()) if table.exists() else 0
+        return TableSize.of(table.files() if table.exists() else ())
 
     def _rows_in(self, topic: str, transaction_id: str, op_table_id: str) -> pa.Table:
         table = self._store.tables.topic_log(topic, op_table_id).table
@@ -258,80 +256,10 @@ def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
 # --- status --------------------------------------------------------------------------------------
 
 
-def _states(logs: Logs, now_ms: int) -> pa.Table:
-    """transaction_id and state of all transactions that a claim changed, settled or not."""
-    settled, op = logs.settled, logs.op
-    facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
-    waiting = op.between(settled.mark, op.table.version)
-    columns = ["transaction_id", "state", "op_version", "ordinal"]
-    fresh = settle(waiting, logs.half, settled, now_ms).facts
-    all_facts = pa.concat_tables([facts.select(columns), fresh.select(columns)])
-    return last_facts(without_deliveries(all_facts))
-
-
-def _open_halves(half: HalfLog, states: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
-    """transaction_id and producer_group of the PENDING transactions; the files left out."""
-    columns = ("transaction_id", "producer_group")
-    parts, problems = [half.table.read([], columns)], []
-    for file in half.table.files():
-        rows, problem = half.table.readable(file, partial(half.table.read, [file], columns))
-        if rows is None:
-            problems.append(problem)
-        else:
-            parts.append(rows)
-    rows = pa.concat_tables(parts)
-    is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
-    ended = states.filter(pc.invert(is_pending))["transaction_id"]
-    rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
-    _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
-    return rows.take(pa.array(first)), tuple(problems)
-
-
-def _unasked(standings: pa.Table) -> dict[str, int]:
-    """How many transactions were not asked about in their last check, by the reason."""
-    counted = standings["reason"].value_counts().to_pylist()
-    counts = {row["values"]: row["counts"] for row in counted}
-    return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
-
-
-def _counts(states: pa.Table, logs: Logs) -> dict[str, int]:
-    """The fields of Status that are named after a state; `open` is counted by halves instead."""
-    counts = Counter(states["state"].to_pylist())
-    counts.update(logs.settled.forgotten)
-    ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
-    return {name.lower(): counts[name] for name in ended}
-
-
-def _oldest_age_s(open_ids: pa.ChunkedArray, now_ms: int) -> float | None:
-    # Ids sort by time.
-    oldest = pc.min(open_ids).as_py()
-    return None if oldest is None else max(0.0, (now_ms - transaction_time_ms(oldest)) / 1000)
-
-
-def _scheduled(schedule: ScheduleLog, settled: SettledLog) -> int:
-    """How many messages of the schedule are neither delivered nor recalled."""
-    if not schedule.refresh().is_there:
-        return 0
-    rows = schedule.table.read(schedule.table.files(), ("transaction_id", "sequence"))
-    return int((~are_ended(rows, settled)).sum())
-
-
-def _lag(op: OpLog, done: int, now_ms: int) -> Lag:
-    latest = op.table.version
-    waiting = op.table.changes(done + 1, latest, ("op_timestamp",))
-    oldest = pc.min(waiting["op_timestamp"]).as_py()
-    if oldest is None:
-        # Commits without rows, such as the creation of the table, are no lag.
-        return Lag(done, 0, 0.0)
-    return Lag(done, latest - done, max(0.0, (now_ms - milliseconds(oldest)) / 1000))
-
-
-def _members(store: Store, now_ms: int) -> dict[str, int]:
-    counts = {
-        group: requests_in(store, group).read().member_count(now_ms)
-        for group in remote_groups(store)
-    }
-    return {group: count for group, count in counts.items() if count}
+def _sizes(logs: Logs, topics: Mapping[str, TableSize]) -> dict[str, TableSize]:
+    tables = {"half": logs.half.table, "op": logs.op.table, "settled": logs.settled.table}
+    sizes = {name: TableSize.of(table.files()) for name, table in tables.items()}
+    return sizes | {f"topics/{name}": size for name, size in topics.items() if size.files}
 
 
 def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus, ...]:

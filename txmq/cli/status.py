@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from txmq.admin.status import Admin, Lag, SetAsideStatus, Status
+from txmq.admin.counting import Lag
+from txmq.admin.status import Admin, SetAsideStatus, Status
 from txmq.cli.shared import AsJson, Location, console, moment, print_json, titled_pairs
 from txmq.message.names import shown_name
 from txmq.store.opening import open_store

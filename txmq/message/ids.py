@@ -9,6 +9,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from txmq.clock import milliseconds
 from txmq.errors import InvalidMessageError, InvalidMessageTypeError, TransactionNotFoundError
 from txmq.message.message import MAX_FIELD_BYTES
@@ -23,6 +28,12 @@ _random = random.Random()  # noqa: S311 - ids are no secrets
 os.register_at_fork(after_in_child=_random.seed)
 
 MAX_AHEAD_S = 3600.0
+_ID_BYTES = 36
+# The hexadecimal digits of an id that tell its time.
+_TIME_PLACES = [*range(8), *range(9, 13)]
+_TIME_WEIGHTS = 16 ** np.arange(11, -1, -1, dtype=np.int64)
+_HEX_VALUES = np.zeros(256, np.int64)
+_HEX_VALUES[np.frombuffer(b"0123456789abcdef", np.uint8)] = range(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,16 @@ def check_transaction_id(transaction_id: object) -> str:
 def transaction_time_ms(transaction_id: str) -> int:
     """The time of an id, in milliseconds since 1970-01-01 UTC."""
     return int(transaction_id[:8] + transaction_id[9:13], 16)
+
+
+def transaction_times_ms(transaction_ids: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """`transaction_time_ms` of many ids; 0 for a text that cannot be one."""
+    texts = pc.cast(transaction_ids.combine_chunks(), pa.binary())
+    is_id = pc.equal(pc.binary_length(texts), _ID_BYTES)
+    fixed = pc.cast(pc.if_else(is_id, texts, bytes(_ID_BYTES)), pa.binary(_ID_BYTES))
+    content = np.frombuffer(fixed.buffers()[1], np.uint8, len(fixed) * _ID_BYTES)
+    digits = _HEX_VALUES[content.reshape(-1, _ID_BYTES)[:, _TIME_PLACES]]
+    return digits @ _TIME_WEIGHTS
 
 
 def message_id(transaction_id: str, sequence: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import Clock, timestamp
+from txmq.columns import times_ms
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle, is_survivable
+from txmq.histogram import Histogram
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.unreadable_schedule import UnreadableSchedule
@@ -51,17 +53,20 @@ class DelayResult:
         commits: commits to op.
         waiting: messages in memory that are due within `delay_horizon_s`.
         unreadable_files: files of the schedule that cannot be read; their messages wait.
+        lateness: from the time a message was due to its DELIVER.
     """
 
     delivered: int = 0
     commits: int = 0
     waiting: int = 0
     unreadable_files: int = 0
+    lateness: Histogram = field(default=Histogram(), compare=False, repr=False)
 
     def __add__(self, other: DelayResult) -> DelayResult:
         """The sum of two results; what is no sum is that of the later one."""
         counts = (self.delivered + other.delivered, self.commits + other.commits)
-        return DelayResult(*counts, other.waiting, other.unreadable_files)
+        lateness = self.lateness + other.lateness
+        return DelayResult(*counts, other.waiting, other.unreadable_files, lateness)
 
 
 class DelayService:
@@ -313,7 +318,8 @@ class _DelayRound:
             self._has_new_claims = True
             commits += 1
             reached(FailPoint.DELIVERIES_CLAIMED)
-        return DelayResult(due.num_rows, commits, len(self._waiting))
+        lateness = Histogram.of(now_ms - times_ms(due["deliver_timestamp"]))
+        return DelayResult(due.num_rows, commits, len(self._waiting), lateness=lateness)
 
     # --- progress -------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from txmq.handles import is_survivable
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.deliveries import reach_deliveries
 from txmq.publish.idle_topics import IdleTopics
+from txmq.publish.latencies import end_latency, publish_latency
 from txmq.publish.pauses import RetryPauses
 from txmq.publish.plan import Plan, readable_plan
 from txmq.publish.progress import (
@@ -142,6 +143,7 @@ class PublishRound:
             settled=settlement.facts.num_rows,
             settled_commits=1,
             set_aside=len(settlement.problems),
+            end_latency=end_latency(settlement.facts),
         )
 
     def _decided(self, claims: pa.Table) -> Settlement:
@@ -223,6 +225,7 @@ class PublishRound:
             reached(FailPoint.PLAN_MADE)
             names = [name for name in goal.plan.topics() if name not in self._progress.parked]
             result = self._write_topics(names, goal)
+            result += PublishResult(publish_latency=publish_latency(facts, self._clock.now_ms()))
             self._published_s = time.monotonic() - begun_s
             reached(FailPoint.TOPICS_DONE)
         if facts.num_rows + result.published >= LARGE_ROUND_ROWS:

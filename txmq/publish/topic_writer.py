@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from txmq.errors import (
     UnreadableFileError,
 )
 from txmq.fail_points import FailPoint, reached
+from txmq.histogram import Histogram
 from txmq.publish.arrow_engine import ArrowEngine, batch_bytes_of
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.plan import PayloadEngine, Plan
@@ -61,6 +62,8 @@ class PublishResult(Sum):
         refused: commits that were refused because another publisher was faster.
         parked: topics that could not be written.
         set_aside: transactions that were set aside, because messages of them cannot be read.
+        end_latency: from half messages to their COMMIT or ROLLBACK.
+        publish_latency: from claims to their messages, visible.
     """
 
     settled: int = 0
@@ -70,6 +73,8 @@ class PublishResult(Sum):
     refused: int = 0
     parked: int = 0
     set_aside: int = 0
+    end_latency: Histogram = field(default=Histogram(), compare=False, repr=False)
+    publish_latency: Histogram = field(default=Histogram(), compare=False, repr=False)
 
 
 class EngineChoice:
