@@ -98,6 +98,7 @@ from txmq.errors import (
     UnsupportedPlaceError,
     UnsupportedTableError,
 )
+from txmq.public_names import NAMES
 from txmq.verify import verify
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ if TYPE_CHECKING:
     from txmq.message.message import LocalTransactionState, Message
     from txmq.message.received import ReceivedMessage
     from txmq.message.trace_context import with_trace_context
+    from txmq.metrics.endpoint import MetricsEndpoint
+    from txmq.metrics.service import MetricsService
     from txmq.producer.awaitable import AsyncTransaction, AsyncTransactionProducer
     from txmq.producer.micro_batches import BatchTransactions
     from txmq.producer.producer import TransactionProducer
@@ -163,69 +166,7 @@ if TYPE_CHECKING:
     from txmq.user_data.s3_log_store import s3_log_store_jar, s3_log_store_settings
 
 __version__ = "0.1.0"
-_NAMES = {
-    "txmq.admin.consumer_groups": ("ConsumerGroups",),
-    "txmq.admin.dead_letters": ("DeadLetters",),
-    "txmq.admin.found_message": ("FoundMessage",),
-    "txmq.admin.messages": ("MessageQuery",),
-    "txmq.admin.operator": ("Operator",),
-    "txmq.admin.status": ("Admin",),
-    "txmq.admin.topics": ("Topics",),
-    "txmq.broker": ("Broker", "BrokerHandle", "run_until_signal"),
-    "txmq.catalogs.tables": ("CatalogTables",),
-    "txmq.check.recheck": ("RecheckJob",),
-    "txmq.check.service": ("CheckService",),
-    "txmq.consumer.lag": ("ConsumerLag",),
-    "txmq.consumer.pull": ("PullConsumer",),
-    "txmq.consumer.handler": ("ConsumeStatus",),
-    "txmq.consumer.rules": ("ConsumeFromWhere", "ConsumeMode"),
-    "txmq.consumer.send_back": ("SendBack",),
-    "txmq.consumer.stream": ("Consumer",),
-    "txmq.hooks": (
-        "CheckForbiddenHook",
-        "EndContext",
-        "EndTransactionHook",
-        "SendContext",
-        "SendMessageHook",
-    ),
-    "txmq.lifecycle": ("TransactionState",),
-    "txmq.listeners.database": ("DatabaseListener",),
-    "txmq.listeners.delta": ("DeltaListener",),
-    "txmq.listeners.http": ("HttpListener",),
-    "txmq.listeners.jdbc": ("JdbcListener",),
-    "txmq.listeners.protocol": (
-        "ArrowSetListener",
-        "HalfMessage",
-        "SetListener",
-        "TransactionListener",
-    ),
-    "txmq.listeners.query": ("QueryListener",),
-    "txmq.local_spark.session": ("local_session",),
-    "txmq.maintenance.service": ("Maintenance",),
-    "txmq.message.body_schema": ("BodySchema",),
-    "txmq.message.cloud_events": ("attributes_of", "cloud_event"),
-    "txmq.message.delay_levels": ("DelayLevel",),
-    "txmq.message.filter": ("MessageFilter", "parse_filter"),
-    "txmq.message.message": ("LocalTransactionState", "Message"),
-    "txmq.message.received": ("ReceivedMessage",),
-    "txmq.message.trace_context": ("with_trace_context",),
-    "txmq.producer.micro_batches": ("BatchTransactions",),
-    "txmq.producer.awaitable": ("AsyncTransaction", "AsyncTransactionProducer"),
-    "txmq.producer.producer": ("TransactionProducer",),
-    "txmq.producer.results": ("SendResult", "TransactionSendResult"),
-    "txmq.producer.trace": ("TraceHook",),
-    "txmq.producer.transaction": ("Transaction",),
-    "txmq.publish.delay": ("DelayService",),
-    "txmq.publish.publisher": ("Publisher",),
-    "txmq.store.config": ("Config",),
-    "txmq.store.store": ("Store",),
-    "txmq.store.topic_settings": ("TopicKind", "TopicSettings"),
-    "txmq.user_data.database_inbox": ("DatabaseInbox", "inbox_table_ddl"),
-    "txmq.user_data.database_marker": ("marker_table_ddl",),
-    "txmq.user_data.s3_log_store": ("s3_log_store_jar", "s3_log_store_settings"),
-    "txmq.user_data.delta_inbox": ("DeltaInbox",),
-}
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {name: module for module, names in NAMES.items() for name in names}
 
 __all__ = [
     "AccessDeniedError",
@@ -313,6 +254,8 @@ __all__ = [
     "MessageQuery",
     "MessageTooLargeError",
     "MessagesExpiredError",
+    "MetricsEndpoint",
+    "MetricsService",
     "NotAcceptedError",
     "NotEndedError",
     "NotPreparedError",

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +20,9 @@ from txmq.errors import ConfigError
 from txmq.handles import ServiceHandle, caused, ended
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
+from txmq.metrics.endpoint import MetricsEndpoint
+from txmq.metrics.figures import Latencies
+from txmq.metrics.service import MetricsService
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
@@ -75,6 +77,7 @@ class Broker:
         hooks: called with the ends that the check service writes (R89).
         catalog: a schema of the session's catalog, such as `main.messages`, in which topics and
             logs get names (see `CatalogTables`); none without it.
+        metrics: where figures and health are shown while the broker runs; nowhere without it.
 
     Example:
         >>> result = Broker(store).run_once()
@@ -90,6 +93,7 @@ class Broker:
         name: str | None = None,
         hooks: Iterable[Hook] = (),
         catalog: str | None = None,
+        metrics: MetricsEndpoint | None = None,
     ) -> None:
         """Build the services; nothing runs yet.
 
@@ -100,6 +104,7 @@ class Broker:
         """
         self.store = store
         self.catalog_tables = _catalog_tables(store, spark, catalog)
+        self._metrics = metrics
         # One for all, so that they look at the storage once.
         clock = StoreClock.of(store, clock)
         self.publisher = Publisher(store, spark=spark, clock=clock, name=name)
@@ -108,6 +113,7 @@ class Broker:
         )
         self.delay_service = DelayService(store, clock=clock)
         self.maintenance = Maintenance(store, clock=clock)
+        self._clock = clock
 
     def run_once(self) -> BrokerResult:
         """Do everything that is due once, for schedulers.
@@ -153,34 +159,66 @@ class Broker:
             The handle that stops the services and says why one ended.
 
         Raises:
-            EnvironmentProblemError: Spark's Java process has ended.
+            EnvironmentProblemError: Spark's Java process has ended; the address for metrics cannot
+                be had, or `txmq[metrics]` is not installed.
             SourceRestoredError, CommitConflictError, StorageError: as `run_once`.
         """
         services: dict[str, ServiceHandle] = {}
+        watched = WatchedServices(self, services)
         begun_s = time.monotonic()
         logger.info("serving %s; %s", self.store.location, _described(self.check_service.listeners))
         try:
+            if self._metrics is not None:
+                endpoint, clock = self._metrics, self._clock
+                service = MetricsService(self.store, endpoint, broker=watched, clock=clock)
+                services["metrics"] = service.start()
             services["publisher"] = self.publisher.start()
             services["check service"] = self.check_service.start()
             services["delay service"] = self.delay_service.start()
             services["maintenance"] = self.maintenance.start()
             if self.catalog_tables is not None:
                 services["catalog"] = self.catalog_tables.start()
-            services["report"] = ReportHandle(partial(self._counts, services))
+            services["report"] = ReportHandle(watched.counts)
         except BaseException:
             BrokerHandle(services).stop()
             raise
+        watched.all_run()
         logger.info("ready after %.1f s: %s", time.monotonic() - begun_s, ", ".join(services))
         return BrokerHandle(services)
 
-    def _counts(self, services: Mapping[str, Any]) -> BrokerCounts:
-        """What the running services have done."""
+
+class WatchedServices:
+    """What the running services of a broker have done and measured."""
+
+    def __init__(self, broker: Broker, services: Mapping[str, Any]) -> None:
+        """`services` fills up while they start."""
+        self._broker, self._services, self._is_begun = broker, services, False
+
+    def all_run(self) -> None:
+        """Called once, when the last one has started."""
+        self._is_begun = True
+
+    def counts(self) -> BrokerCounts:
+        """What the services have done."""
+        if "maintenance" not in self._services:
+            return BrokerCounts()
         return counts_of(
-            self.publisher.total,
-            services["check service"].checked,
-            self.delay_service.total,
-            services["maintenance"].total,
+            self._broker.publisher.total,
+            self._services["check service"].checked,
+            self._broker.delay_service.total,
+            self._services["maintenance"].total,
         )
+
+    def latencies(self) -> Latencies:
+        """What the services have measured."""
+        published = self._broker.publisher.total
+        delayed = self._broker.delay_service.total.lateness
+        return Latencies(published.end_latency, published.publish_latency, delayed)
+
+    def services(self) -> Mapping[str, bool]:
+        """Whether each service runs; empty until all have started."""
+        names = list(self._services) if self._is_begun else []
+        return {name: self._services[name].is_alive for name in names}
 
 
 def counts_of(

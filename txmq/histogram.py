@@ -47,3 +47,6 @@ class Histogram(Plain):
         """Both together."""
         pairs = zip(self.counts, other.counts, strict=True)
         return Histogram(tuple(one + two for one, two in pairs), self.sum_s + other.sum_s)
+
+
+NO_DURATIONS = Histogram()

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from txmq.broker import BrokerHandle, run_until_signal
+from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.catalogs.tables import CatalogTables
 from txmq.handles import ServiceHandle
+from txmq.metrics.endpoint import endpoint_of
 from txmq.results import plain
 from txmq.store.opening import open_store
 from txmq.store.store import Store
@@ -74,6 +75,29 @@ def run_catalog_job(arguments: Sequence[str] | None = None) -> int:
     store, catalog = _opened(options), options.catalog
     service = CatalogTables(store, spark=_session(name), catalog=catalog)
     return _run(name, service, options)
+
+
+def run_broker_job(arguments: Sequence[str] | None = None) -> int:
+    """Parse LOCATION [--config FILE] [--once] [--metrics HOST:PORT …] and serve a store on Spark.
+
+    Args:
+        arguments: those of the command line if left out.
+
+    Returns:
+        The exit code 0.
+
+    Raises: TxmqError, so that the scheduler sees a failed job.
+    """
+    name = "broker"
+    parser = _service_parser(name)
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures and health are shown")
+    parser.add_argument("--metrics-certificate", metavar="FILE", help="TLS for them")
+    parser.add_argument("--metrics-key", metavar="FILE", help="its private key")
+    parser.add_argument("--metrics-client-authority", metavar="FILE", help="whose clients may look")
+    options = parser.parse_args(arguments)
+    files = (options.metrics_certificate, options.metrics_key, options.metrics_client_authority)
+    endpoint, store = endpoint_of(options.metrics, *files), _opened(options)
+    return _run(name, Broker(store, spark=_session(name), metrics=endpoint), options)
 
 
 def run_plain_job(

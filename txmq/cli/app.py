@@ -5,7 +5,6 @@ Only `serve` and `demo` import Spark, so the other commands start at once and ru
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from txmq.cli.doctor import add_doctor_command
 from txmq.cli.groups import add_group_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.panels import arrange
+from txmq.cli.serve import add_serve_commands
 from txmq.cli.shared import (
     AsJson,
     ConfigFile,
@@ -39,8 +39,6 @@ from txmq.watch.logs import LogFormat, LogLevel, log_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from txmq.broker import BrokerResult
 
 EXIT_ERROR = 2
 SHOWN_INCOMPLETE = 5
@@ -112,36 +110,6 @@ def init(location: Location, config: ConfigFile = None) -> None:
 
 
 @app.command()
-def serve(  # noqa: PLR0913 - the options of a command
-    context: typer.Context,
-    location: Location,
-    config: ConfigFile = None,
-    *,
-    once: Annotated[bool, typer.Option("--once", help="Do what is due, then end.")] = False,
-    with_spark: Annotated[
-        bool,
-        typer.Option(
-            "--spark/--no-spark", help="Without Spark: threads, no Java, a start at once."
-        ),
-    ] = True,
-    as_json: AsJson = False,
-) -> None:
-    """Run all services of a store until SIGTERM or Ctrl-C."""
-    store = open_store(location, config)
-    from txmq.broker import Broker, run_until_signal
-    from txmq.local_spark.session import local_session
-
-    if context.obj is None:
-        logging.getLogger("txmq").setLevel(logging.INFO)
-    broker = Broker(store, spark=local_session("txmq-broker") if with_spark else None)
-    if once:
-        print_result(broker.run_once(), _broker_view, as_json=as_json)
-        return
-    say(f"Serving {store.location}; Ctrl-C stops it.")
-    run_until_signal(broker.start)
-
-
-@app.command()
 def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
     """Ask the configured listeners about all due transactions, once; for schedulers."""
     store = open_store(location, config)
@@ -191,6 +159,7 @@ def demo(  # noqa: PLR0913 - the options of a command
     raise typer.Exit(code)
 
 
+add_serve_commands(app)
 add_status_command(app)
 add_doctor_command(app)
 add_transaction_commands(app)
@@ -204,11 +173,6 @@ arrange(app)
 
 
 # --- views ----------------------------------------------------------------------------------------
-
-
-def _broker_view(result: BrokerResult) -> RenderableType:
-    names = result.to_dict().items()
-    return titled_pairs("broker", {name.replace("_", " "): f"{count:,}" for name, count in names})
 
 
 def _recheck_view(result: RecheckResult) -> RenderableType:

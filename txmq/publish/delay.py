@@ -21,7 +21,7 @@ from txmq.columns import times_ms
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import ThreadHandle, is_survivable
-from txmq.histogram import Histogram
+from txmq.histogram import NO_DURATIONS, Histogram
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.deliveries import are_ended
 from txmq.publish.unreadable_schedule import UnreadableSchedule
@@ -60,7 +60,7 @@ class DelayResult:
     commits: int = 0
     waiting: int = 0
     unreadable_files: int = 0
-    lateness: Histogram = field(default=Histogram(), compare=False, repr=False)
+    lateness: Histogram = field(default=NO_DURATIONS, compare=False, repr=False)
 
     def __add__(self, other: DelayResult) -> DelayResult:
         """The sum of two results; what is no sum is that of the later one."""

@@ -6,12 +6,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.columns import times_ms
-from txmq.histogram import Histogram
+from txmq.histogram import NO_DURATIONS, Histogram
 from txmq.lifecycle import TransactionState
 from txmq.message.ids import transaction_times_ms
 
 _ENDS = pa.array([TransactionState.COMMITTED.value, TransactionState.ROLLED_BACK.value])
-NOTHING = Histogram()
 
 
 def end_latency(facts: pa.Table) -> Histogram:
@@ -22,7 +21,7 @@ def end_latency(facts: pa.Table) -> Histogram:
     """
     ends = facts.filter(pc.is_in(facts["state"], value_set=_ENDS))
     if not ends.num_rows:
-        return NOTHING
+        return NO_DURATIONS
     return Histogram.of(
         times_ms(ends["op_timestamp"]) - transaction_times_ms(ends["transaction_id"])
     )
@@ -35,4 +34,6 @@ def publish_latency(facts: pa.Table, now_ms: int) -> Histogram:
         facts: op_timestamp of facts whose messages were just shown.
         now_ms: the store's time.
     """
-    return Histogram.of(now_ms - times_ms(facts["op_timestamp"])) if facts.num_rows else NOTHING
+    return (
+        Histogram.of(now_ms - times_ms(facts["op_timestamp"])) if facts.num_rows else NO_DURATIONS
+    )

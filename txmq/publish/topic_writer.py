@@ -27,7 +27,7 @@ from txmq.errors import (
     UnreadableFileError,
 )
 from txmq.fail_points import FailPoint, reached
-from txmq.histogram import Histogram
+from txmq.histogram import NO_DURATIONS, Histogram
 from txmq.publish.arrow_engine import ArrowEngine, batch_bytes_of
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.plan import PayloadEngine, Plan
@@ -73,8 +73,8 @@ class PublishResult(Sum):
     refused: int = 0
     parked: int = 0
     set_aside: int = 0
-    end_latency: Histogram = field(default=Histogram(), compare=False, repr=False)
-    publish_latency: Histogram = field(default=Histogram(), compare=False, repr=False)
+    end_latency: Histogram = field(default=NO_DURATIONS, compare=False, repr=False)
+    publish_latency: Histogram = field(default=NO_DURATIONS, compare=False, repr=False)
 
 
 class EngineChoice:

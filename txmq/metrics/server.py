@@ -1,0 +1,201 @@
+"""Shows figures and health over HTTP: /metrics, /healthz, /readyz."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from txmq.errors import EnvironmentProblemError
+from txmq.handles import ThreadHandle
+from txmq.metrics.endpoint import LOCAL_NAME, MetricsEndpoint
+
+logger = logging.getLogger(__name__)
+
+# Who is slower gives its place to another.
+REQUEST_S = 10.0
+REQUESTS_MAX = 16
+POLL_S = 0.2
+
+Environment = Mapping[str, Any]
+StartResponse = Callable[..., object]
+Answer = tuple[HTTPStatus, str, bytes]
+
+
+class _Handler(WSGIRequestHandler):
+    """One request; each read and write of it has an end."""
+
+    timeout = REQUEST_S
+
+    def setup(self) -> None:
+        """Shake hands here, not where all wait for the next connection."""
+        if isinstance(self.request, ssl.SSLSocket):
+            self.request.settimeout(REQUEST_S)
+            self.request.do_handshake()
+        super().setup()
+
+    def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the library's name
+        """Write to the log of this package."""
+        logger.debug(format, *values)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers a bounded number of requests at once."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, endpoint: MetricsEndpoint) -> None:
+        if ":" in endpoint.host:
+            self.address_family = socket.AF_INET6
+        self._places = threading.BoundedSemaphore(REQUESTS_MAX)
+        super().__init__((endpoint.host, endpoint.port), _Handler)
+        tls = endpoint.tls()
+        if tls is not None:
+            self.socket = tls.wrap_socket(
+                self.socket, server_side=True, do_handshake_on_connect=False
+            )
+
+    def server_bind(self) -> None:
+        """Bind without asking who the host is: that may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Take a place, or refuse."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and give the place back."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+        """A client that goes away, or speaks no TLS, is no failure of ours."""
+        logger.debug("a request of %s failed: %r", client_address, sys.exc_info()[1])
+
+
+class ServerHandle(ThreadHandle):
+    """A thread that answers until it is stopped."""
+
+    def __init__(self, endpoint: MetricsEndpoint, answers: Answers) -> None:
+        """Listen at once.
+
+        Raises: EnvironmentProblemError where the address cannot be had; ConfigError for its files.
+        """
+        super().__init__("metrics endpoint", 0.0)
+        try:
+            self._server = _Server(endpoint)
+        except OSError as error:
+            what = f"metrics: {endpoint.address} cannot be listened on ({error.strerror or error})"
+            raise EnvironmentProblemError(
+                what, "Choose another port, or stop who has it"
+            ) from error
+        self._server.timeout = POLL_S
+        self._server.set_app(answers)
+        self.begin()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_port)
+
+    def _turn(self) -> None:
+        self._server.handle_request()
+
+    def _end(self) -> None:
+        self._server.server_close()
+
+
+class Answers:
+    """What each path shows.
+
+    Args:
+        metrics: the body of /metrics by the headers of the request.
+        health: the services that run (true) or have ended (false).
+        readiness: what is not ready yet; empty where all is.
+        is_local: whether only names of this machine are taken for the host.
+    """
+
+    def __init__(
+        self,
+        metrics: Callable[[Environment, StartResponse], Iterable[bytes]],
+        health: Callable[[], Mapping[str, bool]],
+        readiness: Callable[[], list[str]],
+        *,
+        is_local: bool,
+    ) -> None:
+        """Keep them."""
+        self._metrics, self._is_local = metrics, is_local
+        self._paths: Mapping[str, Callable[[], Answer]] = {
+            "/healthz": lambda: _health(health()),
+            "/readyz": lambda: _readiness(readiness()),
+        }
+
+    def __call__(self, environment: Environment, start: StartResponse) -> Iterable[bytes]:
+        """Answer one request, as WSGI asks for it."""
+        path = environment.get("PATH_INFO", "")
+        if self._is_local and not is_local_host(environment.get("HTTP_HOST", "")):
+            return _sent(start, _refusal(HTTPStatus.MISDIRECTED_REQUEST, "ask for 127.0.0.1"))
+        if environment.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
+            return _sent(start, _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only GET"))
+        if path == "/metrics":
+            return self._metrics(environment, start)
+        answer = self._paths.get(path)
+        if answer is None:
+            known = "/metrics, /healthz, /readyz"
+            return _sent(start, _refusal(HTTPStatus.NOT_FOUND, f"there are {known}"))
+        return _sent(start, answer())
+
+
+def is_local_host(header: str) -> bool:
+    """Whether a Host header names this machine; a page of a foreign name could read along."""
+    host = header if header.endswith("]") else header.rpartition(":")[0] or header
+    try:
+        return host == LOCAL_NAME or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _health(services: Mapping[str, bool]) -> Answer:
+    is_healthy = all(services.values())
+    status = HTTPStatus.OK if is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
+    words = {name: "runs" if is_up else "has ended" for name, is_up in services.items()}
+    return status, "application/json", json.dumps({"services": words}).encode()
+
+
+def _readiness(missing: list[str]) -> Answer:
+    status = HTTPStatus.SERVICE_UNAVAILABLE if missing else HTTPStatus.OK
+    return status, "application/json", json.dumps({"waits_for": missing}).encode()
+
+
+def _refusal(status: HTTPStatus, text: str) -> Answer:
+    return status, "text/plain; charset=utf-8", f"{status.phrase}: {text}\n".encode()
+
+
+def _sent(start: StartResponse, answer: Answer) -> Iterable[bytes]:
+    status, kind, body = answer
+    headers = [
+        ("Content-Type", kind),
+        ("Content-Length", str(len(body))),
+        ("X-Content-Type-Options", "nosniff"),
+    ]
+    start(f"{status.value} {status.phrase}", headers)
+    return [body]
