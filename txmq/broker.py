@@ -22,7 +22,7 @@ from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
 from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.metrics.figures import Latencies
-from txmq.metrics.service import MetricsService
+from txmq.metrics.service import MetricsHandle, MetricsService
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
@@ -306,6 +306,12 @@ class BrokerHandle:
         """The failure of the first service that failed; None where none did."""
         failures = (service.exception for service in self._services.values())
         return next((failure for failure in failures if failure is not None), None)
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the figures and of health; None where they are not shown."""
+        service = self._services.get("metrics")
+        return service.port if isinstance(service, MetricsHandle) else None
 
     def wait(self, stopping: threading.Event | None = None) -> None:
         """Wait until `stopping` is set or a service ends, then stop all services.

@@ -132,6 +132,11 @@ class MeterHandle(ThreadHandle):
         self._count, self._least_s = count, interval_s
         self.begin()
 
+    @property
+    def pause_s(self) -> float:
+        """How long it rests before the next count."""
+        return self._interval_s
+
     def _turn(self) -> None:
         try:
             self._interval_s = max(self._least_s, self._count() / COUNTING_PART)
