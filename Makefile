@@ -50,9 +50,18 @@ lint: $(PACKAGES) ## ruff, mypy --strict, layers
 slices: ready ## run short slices of the long stories, and the state machine with many examples
 	TOKIO_WORKER_THREADS=1 STATE_MACHINE_EXAMPLES=2000 $(BIN)/pytest -n 3 --dist loadgroup tests/endurance $(STATE_MACHINE)
 
-places: ready ## run Spark on S3, over Spark Connect and on a cluster, as docs/places.md says
-	$(BIN)/pytest tests/places
+places: ready prometheus ## run Spark on S3, over Spark Connect and on a cluster, with a Prometheus, as docs/places.md says
+	PROMETHEUS_FOLDER=$(PROMETHEUS)/usr/bin $(BIN)/pytest tests/places
 	$(MAKE) azure
+
+PROMETHEUS := $(CURDIR)/.venv/prometheus
+
+# The package of Debian, unpacked and not installed: an installed one would start a service.
+prometheus: $(PACKAGES)
+	@test -x $(PROMETHEUS)/usr/bin/prometheus || command -v prometheus >/dev/null || { \
+	  mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && \
+	  { apt-get update -qq; apt-get download -qq prometheus && dpkg -x prometheus_*.deb .; } >/dev/null 2>&1; } || \
+	  echo "skipped  Prometheus: apt-get could not fetch it"
 
 AZURITE := .venv/azurite/node_modules/.bin/azurite-blob
 
@@ -126,4 +135,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests long quick lint bench slices places cluster azure object-store jar wheel endurance ready archive clean
+.PHONY: help demo test all-tests long quick lint bench slices places prometheus cluster azure object-store jar wheel endurance ready archive clean

@@ -6,12 +6,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError
 
 from txmq.broker import Broker
 from txmq.errors import TxmqError
@@ -23,6 +24,7 @@ TOPIC, GROUP = "numbers", "writers"
 # A number names its producer and its place there.
 NUMBERS_EACH = 1_000_000_000
 PAUSE_S = 0.2
+LISTINGS_MAX = 5
 Read = Callable[[str], "np.ndarray[Any, Any]"]
 
 
@@ -68,11 +70,19 @@ def by_delta_rs(location: str, folder: Path, name: str) -> None:
     """Reads by delta-rs's own engine."""
 
     def read(path: str) -> np.ndarray[Any, Any]:
-        builder = QueryBuilder().register("messages", DeltaTable(path))
+        builder = QueryBuilder().register("messages", _opened(path))
         rows = builder.execute("SELECT CAST(CAST(body AS VARCHAR) AS BIGINT) AS n FROM messages")
         return np.array(rows.read_all()["n"].to_pylist(), np.int64)
 
     _read_on(read, location, folder, name)
+
+
+def _opened(path: str) -> DeltaTable:
+    """The table; a listing of a local folder may miss a file that is older than one it has."""
+    for _ in range(LISTINGS_MAX):
+        with suppress(DeltaError):
+            return DeltaTable(path)
+    return DeltaTable(path)
 
 
 def by_spark(location: str, folder: Path, name: str) -> None:

@@ -6,26 +6,23 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import duckdb
 import pytest
-from deltalake import DeltaTable
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit.consumer_world import ConsumerWorld, drained
+from tests.kit.counted import OF_TOPIC, QUESTIONS, counted
 from tests.kit.delay_world import TOPIC
 from txmq.admin.status import Admin, Status
 from txmq.broker import Broker
 from txmq.errors import StorageError
 from txmq.histogram import NO_DURATIONS
 from txmq.message.message import Message
-from txmq.message.names import SCHEDULE_TOPIC
 from txmq.metrics.figures import Latencies
 from txmq.metrics.meter import Meter, MeterHandle
 from txmq.metrics.prometheus import exposition
 from txmq.metrics.service import MetricsService
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
-from txmq.store.store import Store
 from txmq.watch.counts import BrokerCounts
 
 OPEN, COMMITTED, ROLLED_BACK, DELAYED = 3, 7, 2, 4
@@ -70,43 +67,16 @@ def world(tmp_path: Path) -> Iterator[ConsumerWorld]:
         consumer.close()
 
 
-def counted(store: Store, question: str) -> float:
-    """One number by SQL over the tables, as delta-rs reads them."""
-    tables = {"half": "half", "op": "op", "settled": "settled", "paid": "topics/order-paid",
-              "schedule": f"topics/{SCHEDULE_TOPIC}"}  # fmt: skip
-    with duckdb.connect() as connection:
-        for name, path in tables.items():
-            table = DeltaTable(f"{store.location}/{path}").to_pyarrow_table()
-            connection.register(name, table)
-        (row,) = connection.execute(question).fetchall()
-    return float(row[0])
-
-
-ENDED = "select transaction_id from settled where state in ('COMMITTED', 'ROLLED_BACK')"
-QUESTIONS = {
-    ("txmq_open_transactions", ()):
-        f"select count(distinct transaction_id) from half where transaction_id not in ({ENDED})",
-    ("txmq_half_messages", (("topic", TOPIC),)):
-        f"select count(*) from half where transaction_id not in ({ENDED})"
-        f" and real_topic = '{TOPIC}'",
-    ("txmq_commits_total", ()): "select count(*) from settled where state = 'COMMITTED'",
-    ("txmq_rollbacks_total", ()): "select count(*) from settled where state = 'ROLLED_BACK'",
-    ("txmq_topic_messages", (("topic", TOPIC),)): "select count(*) from paid",
-    ("txmq_scheduled_messages", ()): "select count(*) from schedule where message_id not in"
-        " (select transaction_id || ':' || unnest(sequences) from settled"
-        " where state in ('DELIVERED', 'RECALLED'))",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("is_late", [False, True])
 def test_figures_equal_a_count_over_the_tables(world: ConsumerWorld, *, is_late: bool) -> None:
     if is_late:
         world.after(61)
     values = samples(MetricsService(world.store, clock=world.clock).run_once())
 
-    assert {key: values[key] for key in QUESTIONS} == {
-        key: counted(world.store, question) for key, question in QUESTIONS.items()
-    }
+    truth = counted(world.store)
+    labels = {name: {"topic": TOPIC} if name in OF_TOPIC else {} for name in truth}
+    assert {name: figure(values, name, **labels[name]) for name in truth} == truth
+    assert truth.keys() == QUESTIONS.keys()
     assert values["txmq_scheduled_messages", ()] == (0 if is_late else DELAYED)
     assert values["txmq_open_transactions", ()] == OPEN
 
