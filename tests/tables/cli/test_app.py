@@ -259,8 +259,8 @@ class FakeBroker:
 
     made: list[FakeBroker]
 
-    def __init__(self, store: Store, *, spark: object) -> None:
-        self.store, self.spark = store, spark
+    def __init__(self, store: Store, *, spark: object, metrics: object) -> None:
+        self.store, self.spark, self.metrics = store, spark, metrics
         FakeBroker.made.append(self)
 
     def start(self) -> str:
@@ -294,6 +294,7 @@ def test_serve_without_spark_starts_none(store: Store, broker: list[Any]) -> Non
 
     assert broker == ["handle", "handle"]
     assert [made.spark for made in FakeBroker.made] == ["session txmq-broker", None]
+    assert [made.metrics for made in FakeBroker.made] == [None, None]
 
 
 def committed(store: Store, count: int) -> None:
