@@ -145,9 +145,13 @@ class Admin:
 
         Raises: StoreNotFoundError, StorageError.
         """
+        logs = self._store.tables.logs()
+        return logs.consistent(lambda: self._status(logs))
+
+    def _status(self, logs: Logs) -> Status:
         # Read before the logs: what is published was settled before.
         progress = self._store.tables.register("publisher").read().value
-        logs, now_ms = self._store.tables.logs(), self._clock.now_ms()
+        now_ms = self._clock.now_ms()
         logs.refresh_after_half()
         op, settled = logs.op, logs.settled
         op_version, op_table_id = op.table.version, op.table.table_id

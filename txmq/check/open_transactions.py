@@ -106,7 +106,7 @@ class OpenTransactions:
     def read(self, clock_ms: int | None = None) -> pa.Table:
         """OPEN_TRANSACTIONS as of now; `is_due` by `clock_ms`, or by now without it."""
         now_ms = self._clock.now_ms()
-        halves, standings = self._open(now_ms)
+        halves, standings = self._logs.consistent(lambda: self._open(now_ms))
         due_ms = now_ms if clock_ms is None else clock_ms
         deadlines_ms = self._deadlines_ms(halves, standings, due_ms)
         return _as_table(halves, standings, deadlines_ms, due_ms)

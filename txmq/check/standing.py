@@ -97,6 +97,9 @@ class StandingReader:
         Reads: settled, op (the files that may hold these ids; the change feed only for
         transactions with several competing claims). Commits: 0.
         """
+        return self._logs.consistent(lambda: self._read(owners, clock_ms))
+
+    def _read(self, owners: pa.Table, clock_ms: int) -> pa.Table:
         self._logs.refresh_claims()
         ids = owners["transaction_id"].combine_chunks()
         facts = last_facts(self._logs.settled.facts_of(ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -60,6 +61,10 @@ class RecallCheck:
 
         Raises: TransactionNotFoundError, ProducerGroupMismatchError, StorageError.
         """
+        read = partial(self._standing, transaction_id, sequence, producer_group)
+        return self._logs.consistent(read)
+
+    def _standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
         ids = pa.array([transaction_id], pa.string())
         known = KnownReader(self._logs).of(transaction_id)
         delayed = delayed_messages(self._logs.half, self._logs.schedule, ids)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from typing import TypeVar
 
 from txmq.delta.storage import Table
+from txmq.errors import StorageError
 from txmq.lifecycle import Claim
 from txmq.store.half import HalfLog
 from txmq.store.op import OpLog
 from txmq.store.schedule import ScheduleLog
 from txmq.store.settled import SettledLog
+
+# How often settle and clean-up may pass one reader before it gives up.
+PASSED_ATTEMPTS = 3
+Result = TypeVar("Result")
 
 
 class Logs:
@@ -24,7 +30,7 @@ class Logs:
     from half before it removes it from the schedule, so that at least one of the two shows it.
 
     A reader folds the claims after `settled.mark` itself. Settle may process them at the same time;
-    their commits stay for `log_reserved_time_s`.
+    their commits stay for `log_reserved_time_s`. Who may sleep for longer reads by `consistent`.
     """
 
     def __init__(
@@ -60,6 +66,24 @@ class Logs:
         for name in claims.keys() & waiting.keys():
             claims[name] = [*waiting[name], *claims[name]]
         return claims
+
+    def consistent(self, read: Callable[[], Result]) -> Result:
+        """What `read` gives; it reads again where settle and clean-up passed it meanwhile.
+
+        Args:
+            read: begins with a refresh of these logs.
+
+        Raises: StorageError, where the settled log has not moved, or keeps passing the reader.
+        """
+        for _ in range(PASSED_ATTEMPTS):
+            try:
+                return read()
+            except StorageError:
+                mark = self.settled.mark
+                self.refresh_claims()
+                if self.settled.mark == mark:
+                    raise
+        return read()
 
     def set_aside(self) -> Mapping[str, list[Claim]]:
         """The claims that wait because their transaction is set aside; 0 commits."""

@@ -74,7 +74,9 @@ class EndReader:
 
     def ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
         """The states of these transactions now; 0 commits, and 0 reads without transactions."""
-        return self._decided(transaction_ids) if transaction_ids else {}
+        if not transaction_ids:
+            return {}
+        return self._logs.consistent(lambda: self._decided(transaction_ids))
 
     def kept_ends_of(self, transaction_ids: Sequence[str]) -> dict[str, Resolution]:
         """As `ends_of`, without transactions of which no log keeps anything."""

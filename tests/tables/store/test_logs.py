@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from tests.kit.builders import GROUP, halves, op_row, transaction_id
 from txmq.admin.life import LifeStage
@@ -15,10 +17,14 @@ from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
 from txmq.check.open_transactions import open_transactions
 from txmq.check.standing import StandingReader
+from txmq.delta.actions import commit_path
+from txmq.delta.log import clean_log
 from txmq.delta.pinned import PinnedTable
-from txmq.errors import AlreadyResolvedError
+from txmq.delta.reading import ReadTable
+from txmq.errors import AlreadyResolvedError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState
+from txmq.producer.recall import RecallCheck
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.resolution import EndReader
@@ -176,3 +182,78 @@ def test_publisher_does_not_take_a_rival_for_a_restored_op_log(store: Store, loo
 
     with before_look(look, lambda: resumed_and_checked(store)):
         publisher.run_once()
+
+
+@contextmanager
+def asleep_before_reading_claims(action: Callable[[], None]) -> Iterator[None]:
+    """Run `action` once, when a reader has its versions and is about to read claims."""
+    changes, slept = ReadTable.changes, False
+
+    def after_sleep(table: ReadTable, *arguments: Any) -> pa.Table:
+        nonlocal slept
+        if table.name == "op" and not slept:
+            slept = True
+            action()
+        return changes(table, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReadTable, "changes", after_sleep)
+        yield
+    assert slept
+
+
+def settled_and_cleaned(store: Store) -> None:
+    """All claims are settled, and clean-up takes the commits of their log."""
+    Publisher(store).run_once()
+    op = store.tables.op_log().table
+    DeltaTable(op.location).create_checkpoint()
+    assert clean_log(op, op.refresh().version).commits
+
+
+def end_of_reader(store: Store, _: ManualClock) -> str:
+    return EndReader(store.tables.logs()).end_of(OWN_ID).state
+
+
+def end_of_checker(store: Store, _: ManualClock) -> str:
+    owners = pa.table({"transaction_id": [OWN_ID], "producer_group": [GROUP]})
+    (row,) = StandingReader(store.tables.logs(), store.config).of(owners, START_MS).to_pylist()
+    return str(row["state"])
+
+
+def end_of_list(store: Store, clock: ManualClock) -> str:
+    return "PENDING" if open_transactions(store, clock=clock).num_rows else "COMMITTED"
+
+
+def end_of_recall(store: Store, _: ManualClock) -> str:
+    return RecallCheck(store).standing(OWN_ID, 0, GROUP).state
+
+
+def end_of_status(store: Store, clock: ManualClock) -> str:
+    return "COMMITTED" if Admin(store, clock=clock).status().committed else "PENDING"
+
+
+@pytest.mark.parametrize(
+    "end", [end_of_reader, end_of_checker, end_of_list, end_of_recall, end_of_status]
+)
+def test_reader_that_sleeps_until_clean_up_took_the_claims_reads_their_facts(
+    store: Store, clock: ManualClock, end: Callable[[Store, ManualClock], str]
+) -> None:
+    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    claim(store, ClaimKind.COMMIT, ClaimSource.PRODUCER)
+    claim(store, ClaimKind.ROLLBACK, ClaimSource.PRODUCER)
+
+    with asleep_before_reading_claims(lambda: settled_and_cleaned(store)):
+        assert end(store, clock) == "COMMITTED"
+
+
+def test_commit_that_is_gone_before_it_is_settled_stays_an_error(store: Store) -> None:
+    store.tables.half_log().table.append(halves(1), app_id="test", number=1)
+    claim(store, ClaimKind.COMMIT, ClaimSource.PRODUCER)
+    claim(store, ClaimKind.ROLLBACK, ClaimSource.PRODUCER)
+    reader = EndReader(store.tables.logs())
+
+    def gone() -> None:
+        (Path(store.location) / "op" / commit_path(1)).unlink()
+
+    with asleep_before_reading_claims(gone), pytest.raises(StorageError, match="no commit 1"):
+        reader.end_of(OWN_ID)
