@@ -52,7 +52,7 @@ slices: ready ## run short slices of the long stories, and the state machine wit
 
 places: ready prometheus ## run Spark on S3, over Spark Connect and on a cluster, with a Prometheus, as docs/places.md says
 	PROMETHEUS_FOLDER=$(PROMETHEUS)/usr/bin $(BIN)/pytest tests/places
-	$(MAKE) azure
+	$(MAKE) azure container
 
 PROMETHEUS := $(CURDIR)/.venv/prometheus
 
@@ -69,6 +69,23 @@ azure: ready ## run the tests of object stores on Azurite, a server of Azure's s
 	@command -v npm >/dev/null || echo "skipped  Azurite: npm is not installed"
 	@! command -v npm >/dev/null || npm install --silent --no-fund --prefix .venv/azurite azurite@3.35
 	@! command -v npm >/dev/null || OBJECT_STORE=azure AZURITE=$(CURDIR)/$(AZURITE) $(BIN)/pytest -n 2 tests/process/object_store
+
+CONTAINER_BASE := .venv/container/base.tar
+CAN_BUILD := [ "$$(id -u)" = 0 ] && command -v buildah debootstrap pkill >/dev/null
+
+container: ready ## build the image and run its broker (needs root, buildah and debootstrap; 3 minutes)
+	@$(CAN_BUILD) || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends buildah debootstrap procps; \
+	  } >/dev/null 2>&1 || echo "skipped  the image: buildah or debootstrap cannot be had"
+	@! { $(CAN_BUILD); } || { $(MAKE) $(CONTAINER_BASE) && \
+	  CONTAINER_BASE=$(CURDIR)/$(CONTAINER_BASE) $(BIN)/pytest -n 0 tests/places/test_container.py; }
+
+# Debian with Python: an image of a registry would do as well, where one can be reached.
+$(CONTAINER_BASE):
+	mkdir -p $(@D) && debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
+	  bookworm $(@D)/root >$(@D)/debootstrap.log
+	tar -C $(@D)/root --exclude='./dev/*' --exclude='./proc/*' -cf $@.part . && mv $@.part $@
+	rm -rf $(@D)/root
 
 cluster: ready ## run the part of it that has a Spark cluster of its own
 	$(BIN)/pytest tests/places/test_cluster.py
@@ -135,4 +152,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests long quick lint bench slices places prometheus cluster azure object-store jar wheel endurance ready archive clean
+.PHONY: help demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel endurance ready archive clean
