@@ -18,7 +18,7 @@ WAIT_S = 600.0
 class Reader:
     """Polls one table; both sides of a comparison are read by the same one."""
 
-    def __init__(self, location: Path, interval_s: float = 0.005) -> None:
+    def __init__(self, location: Path, interval_s: float = 0.001) -> None:
         """The table may not be there yet."""
         self._location, self._interval_s = location, interval_s
         self._handle: DeltaTable | None = None

@@ -137,6 +137,12 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
+def files_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No table keeps the rows of small files, so damage is met by whoever reads next."""
+    monkeypatch.setattr("txmq.delta.small_files.SMALL_ROWS", -1)
+
+
+@pytest.fixture
 def books(tmp_path: Path) -> Books:
     """Never in the store's own folder, as the business's own data are not."""
     return Books(tmp_path / "books.sqlite")

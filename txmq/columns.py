@@ -140,8 +140,8 @@ def list_items(column: Any) -> tuple[Integers, Integers]:
 
 def integers(column: Any, null: int) -> Integers:
     """A column of whole numbers as numpy, with `null` for nulls."""
-    filled = pc.fill_null(column, null).to_numpy()
-    return np.asarray(filled, dtype=np.int64)
+    filled = pc.fill_null(column, null) if column.null_count else column
+    return np.asarray(filled.to_numpy(), dtype=np.int64)
 
 
 def times_ms(column: Any) -> Integers:

@@ -71,6 +71,11 @@ class LogTrigger:
             return math.inf
         return max(self._trigger_s, SEARCHES_IN_A_PAUSE * self._recheck.search_s)
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether searches take so long that they come less often than asked for."""
+        return SEARCHES_IN_A_PAUSE * self._recheck.search_s > self._trigger_s
+
     def stop(self) -> None:
         """Do nothing: nothing runs."""
 
@@ -80,6 +85,7 @@ class StreamTrigger:
 
     Its micro-batches cost a third of a core, also without rows. So the query is stopped while the
     logs are quiet; rechecks by the logs, as without Spark, take its place until there is traffic.
+    With the setting `deadline_join: auto` they also do so while they cost less than the query.
 
     Each query begins with the rows that are appended from its start on, in a checkpoint of its own.
     So two services never share a checkpoint, a broken checkpoint does no harm, and no start reads
@@ -92,7 +98,8 @@ class StreamTrigger:
         """Start nothing yet."""
         self._spark, self._store, self._clock, self._on_due = spark, store, clock, on_due
         self._by_logs = LogTrigger(store, recheck, on_due)
-        self._traffic, self._is_resting = LogTraffic(store), False
+        self._always_joins = store.config.deadline_join == "always"
+        self._traffic, self._is_resting = LogTraffic(store), not self._always_joins
         self._horizon_s = horizon_s(store.config)
         self._recheck_interval_s = store.config.recheck_interval_s
         self._check_interval_s = min(
@@ -104,11 +111,11 @@ class StreamTrigger:
         self._next_start_s = -math.inf
 
     def keep_running(self) -> bool:
-        """Start the query at first, after a failure, or after late rows; whether it did so."""
+        """Start the query when it pays, after a failure, or after late rows; whether it did so."""
         running = self._running
         self._traffic.look()
         if self._is_resting:
-            return self._end_rest() if self._traffic.is_steady else self._by_logs.keep_running()
+            return self._end_rest() if self._join_pays else self._by_logs.keep_running()
         if running is not None and running.is_alive:
             self._failures = 0 if running.batches else self._failures
             if self._traffic.is_quiet:
@@ -122,6 +129,11 @@ class StreamTrigger:
             self._note_failure(running.exception)
         self.stop()
         return time.monotonic() >= self._next_start_s and self._start()
+
+    @property
+    def _join_pays(self) -> bool:
+        """Whether commits keep coming, and searches for them would come late."""
+        return self._traffic.is_steady and (self._always_joins or self._by_logs.is_slow)
 
     def _end_rest(self) -> bool:
         self._is_resting = False

@@ -123,12 +123,17 @@ def with_partition(part: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Tabl
     """The columns of `schema`: from the file, else from its partition, else null."""
     stored = set(part.column_names)
     columns = [
-        part[field.name].cast(field.type)
+        as_type(part[field.name], field.type)
         if field.name in stored
         else pa.repeat(pa.scalar(file.partition.get(field.name), field.type), part.num_rows)
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+def as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The column with values of this type; a cast to its own type costs as much as a real one."""
+    return column if column.type == kind else column.cast(kind)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

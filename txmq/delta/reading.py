@@ -27,6 +27,7 @@ from txmq.delta.parquet import FooterSizes, footer_sizes, row_group_ranges
 from txmq.delta.replay import parsed_commit
 from txmq.delta.retries import Result, read_again
 from txmq.delta.schemas import TableSchema
+from txmq.delta.small_files import SmallFiles, is_small, some_columns
 from txmq.delta.snapshot import LiveFile
 from txmq.errors import StorageError
 
@@ -53,6 +54,7 @@ class ReadTable(FollowedTable):
         super().__init__(location, schema, storage_options)
         # When each file was found unreadable, by this process, and why.
         self._unreadable: dict[str, tuple[float, str]] = {}
+        self._small = SmallFiles()
 
     def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:
         """The row groups of a file with their ranges of `columns`; None where the file is gone."""
@@ -291,12 +293,18 @@ class ReadTable(FollowedTable):
         return read_again(self.name, lambda: self._stored(file, stored))
 
     def _stored(self, file: DataFile, stored: list[str], row_group: int | None = None) -> pa.Table:
+        if row_group is None and (kept := self._small.rows(file.path)) is not None:
+            return some_columns(kept, stored)
         use_threads = file.size_bytes > LARGE_FILE_BYTES
         with self.filesystem.open_input_file(file.path) as source:
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            if row_group is None:
+            if row_group is not None:
+                return parquet.read_row_group(row_group, stored, use_threads=use_threads)
+            if not is_small(file.size_bytes, parquet.metadata):
                 return parquet.read(stored, use_threads=use_threads)
-            return parquet.read_row_group(row_group, stored, use_threads=use_threads)
+            rows = parquet.read(use_threads=False)
+        self._small.keep(file.path, rows, rows.nbytes)
+        return some_columns(rows, stored)
 
     def batches(
         self,
@@ -310,5 +318,8 @@ class ReadTable(FollowedTable):
         A batch has up to `rows` rows, and fewer where they would be more than `batch_bytes`.
         """
         stored = [name for name in columns if name not in self.schema.partition_by]
+        if (kept := self._small.rows(file.path)) is not None:
+            yield from some_columns(kept, stored).combine_chunks().to_batches(rows)
+            return
         with self.filesystem.open_input_file(file.path) as source:
             yield from record_batches(source, stored, rows, batch_bytes)

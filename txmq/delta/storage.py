@@ -248,10 +248,12 @@ class Table(ReadTable):
     def _new_file(
         self, rows: pa.Table, partition: Mapping[str, str | None], statistics: Sequence[str]
     ) -> NewFile:
-        if rows.get_total_buffer_size() > SMALL_FILE_BYTES:
+        size_bytes = rows.get_total_buffer_size()
+        if size_bytes > SMALL_FILE_BYTES:
             return write_file([rows], rows.schema, self.filesystem, statistics, partition)
         file, content = small_file(rows, statistics, partition)
         self.objects.put(file.path, content.to_pybytes())
+        self._small.keep(file.path, rows, size_bytes)
         return file
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:

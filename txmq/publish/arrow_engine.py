@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from txmq.clock import timestamp
 from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import disk_error, problem_of
+from txmq.delta.files import as_type
 from txmq.delta.parquet import NewFile, write_file, write_partitions
 from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.delta.storage import Table
@@ -48,8 +50,7 @@ class ArrowEngine:
         if body is not None:
             tables, columns = with_body_columns(tables, body), typed_columns(body)
         try:
-            joined = _joined(tables, self._batch_bytes)
-            return _written(_read_ahead(joined), topic, columns)
+            return _written(_joined(tables, self._batch_bytes), topic, columns)
         except OSError as error:
             full_or_read_only = disk_error(topic.schema.name, error)
             if full_or_read_only is None:
@@ -58,10 +59,15 @@ class ArrowEngine:
 
 
 def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
+    """The files of a topic; from the third table on, another thread reads while this one writes."""
+    begin = list(islice(tables, 2))
+    if len(begin) == 1:
+        return topic.new_files(begin[0])
+    ahead = chain(begin, _from_thread(tables))
     schema, filesystem = topic.schema, topic.filesystem
     if schema.partition_by:
-        return write_partitions(tables, schema.partition_by, filesystem, schema.statistics_columns)
-    return [write_file(tables, columns, filesystem, schema.statistics_columns)]
+        return write_partitions(ahead, schema.partition_by, filesystem, schema.statistics_columns)
+    return [write_file(ahead, columns, filesystem, schema.statistics_columns)]
 
 
 def copied(
@@ -163,20 +169,8 @@ def _topic_rows(
         values["deliver_timestamp"] = plan_rows["deliver_timestamp"]
         values["due_date"] = plan_rows["deliver_timestamp"].cast(pa.date32())
     nulls = pa.nulls(messages.num_rows)
-    columns = [values.get(column.name, nulls).cast(column.type) for column in schema]
+    columns = [as_type(values.get(column.name, nulls), column.type) for column in schema]
     return pa.table(columns, schema=schema)
-
-
-def _read_ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Read in another thread while this thread writes; one or two tables need no thread."""
-    first = next(tables, None)
-    second = next(tables, None)
-    if first is not None:
-        yield first
-    if second is None:
-        return
-    yield second
-    yield from _from_thread(tables)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,11 @@ class Config:
     check_trigger_interval_s: float = setting(
         2.0, "time between two searches of the check service for due transactions", at_least=0.0
     )
+    deadline_join: str = setting(
+        "auto",
+        "the deadline join as a stream of Spark: auto, if searches are slow, or always",
+        one_of=("auto", "always"),
+    )
     listener_timeout_s: float = setting(
         10.0, "a question without an answer after this time counts as UNKNOWN", at_least=0.001
     )
@@ -144,7 +149,7 @@ class Config:
         at_least=1,
     )  # fmt: skip
     publish_drain_s: float = setting(
-        10.0, "time that one micro-batch of the publisher waits for new claims", at_least=0.0
+        30.0, "time that one micro-batch of the publisher waits for new claims", at_least=0.0
     )
     publish_poll_interval_s: float = setting(
         0.002, "time between two looks at the op log; after 30 s without a claim ten times as long",

@@ -29,6 +29,7 @@ TIME_LIMIT_S = 1_200.0
 SETTINGS = {
     "transaction_timeout_s": IMMUNITY_S, "transaction_check_interval_s": IMMUNITY_S,
     "transaction_check_max": 1_000, "listener_timeout_s": 3.0, "check_lease_s": 4.0,
+    "deadline_join": "always",
 }  # fmt: skip
 
 

@@ -33,6 +33,7 @@ SETTINGS = {
     "transaction_check_max": 3,
     "listener_timeout_s": 2.0,
     "check_trigger_interval_s": 0.5,
+    "deadline_join": "always",
     "check_lease_s": 2.5,
     "recheck_interval_s": 3.0,
     "park_retry_interval_s": 0.2,

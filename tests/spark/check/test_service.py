@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 240.0
 # The recheck would find everything by itself; here the join shall.
-JOIN_ONLY = {"check_trigger_interval_s": 1.0, "recheck_interval_s": 100_000.0}
+JOIN_ONLY = {
+    "deadline_join": "always",
+    "check_trigger_interval_s": 1.0,
+    "recheck_interval_s": 100_000.0,
+}
 
 
 @pytest.fixture
@@ -216,6 +220,7 @@ def test_two_services_and_rechecks_at_once_never_ask_more_than_the_maximum(
         listener_timeout_s=20.0,
         check_lease_s=120.0,
         check_trigger_interval_s=1.0,
+        deadline_join="always",
     )
     listener = world.listener(UNKNOWN)
     services = [

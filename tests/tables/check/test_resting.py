@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from txmq.check import triggers
 from txmq.check.recheck import Recheck
 from txmq.check.round import CheckRound
 from txmq.check.traffic import LogTraffic
-from txmq.check.triggers import StreamTrigger
+from txmq.check.triggers import SEARCHES_IN_A_PAUSE, StreamTrigger
 from txmq.errors import StorageError
+from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 
@@ -56,6 +58,11 @@ def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     monkeypatch.setattr(triggers, "_Running", Query)
     Query.started = 0
     return passed
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.create(tmp_path / "store", Config(deadline_join="always"))
 
 
 @pytest.fixture
@@ -181,3 +188,45 @@ def test_logs_that_cannot_be_looked_at_are_not_quiet(
         logs.look()
 
     assert not logs.is_quiet
+
+
+# --- while searches are cheap ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def choosing(
+    tmp_path: Path,
+    clock: ManualClock,
+    elapsed: Elapsed,  # noqa: ARG001 - its time passes
+) -> tuple[Store, Recheck, StreamTrigger]:
+    """A service that chooses between the query and searches of the logs."""
+    store = Store.create(tmp_path / "choosing", Config())
+    recheck = Recheck(store, CheckRound(store, listeners={}, clock=clock), clock)
+    return store, recheck, StreamTrigger(object(), store, clock, recheck, lambda *_: None)  # type: ignore[arg-type]
+
+
+def test_cheap_searches_take_the_place_of_the_query_also_under_traffic(
+    choosing: tuple[Store, Recheck, StreamTrigger], elapsed: Elapsed
+) -> None:
+    store, recheck, trigger = choosing
+    recheck.search_s = store.config.check_trigger_interval_s / SEARCHES_IN_A_PAUSE
+    for number in range(1, 12):
+        commit(store, number)
+        looked(trigger, elapsed)
+        assert trigger.recheck_interval_s() == store.config.check_trigger_interval_s
+
+    assert Query.started == 0
+
+
+def test_query_starts_under_traffic_once_searches_would_come_late(
+    choosing: tuple[Store, Recheck, StreamTrigger], elapsed: Elapsed
+) -> None:
+    store, recheck, trigger = choosing
+    recheck.search_s = 1.01 * store.config.check_trigger_interval_s / SEARCHES_IN_A_PAUSE
+    looked(trigger, elapsed, 5)
+    assert Query.started == 0
+
+    asks = [commit(store, number) or looked(trigger, elapsed) for number in range(1, 6)]
+
+    assert asks == [False, False, False, False, True]
+    assert Query.started == 1

@@ -458,6 +458,7 @@ def test_column_that_is_younger_than_a_file_is_null_in_it(numbers: Table) -> Non
     ]
 
 
+@pytest.mark.usefixtures("files_read_each_time")
 def test_damaged_file_is_a_typed_error(numbers: Table) -> None:
     numbers.append(number_rows(1), app_id=APP, number=1)
     file = numbers.files()[0]
@@ -468,6 +469,7 @@ def test_damaged_file_is_a_typed_error(numbers: Table) -> None:
         numbers.read([file], ["number"])
 
 
+@pytest.mark.usefixtures("files_read_each_time")
 def test_missing_file_is_a_typed_error_and_not_an_empty_table(numbers: Table) -> None:
     numbers.append(number_rows(1), app_id=APP, number=1)
     file = numbers.files()[0]
@@ -969,6 +971,7 @@ def test_part_of_a_file_is_read_with_its_range(store: Store) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("files_read_each_time")
 def test_part_of_a_file_that_is_gone_is_none(store: Store) -> None:
     table = store.tables.table_at("half")
     table.append(halves(1), app_id=APP, number=1)

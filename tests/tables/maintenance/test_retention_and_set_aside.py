@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.kit.reading import bodies
 from txmq.fail_points import FailPoint, arm
 from txmq.maintenance.service import Maintenance
@@ -18,6 +20,7 @@ from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 
+pytestmark = pytest.mark.usefixtures("files_read_each_time")
 HOUR_S = 3_600.0
 DELAY_S = 73 * HOUR_S
 

@@ -32,6 +32,7 @@ from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits
 from txmq.verify import verify
 
+pytestmark = pytest.mark.usefixtures("files_read_each_time")
 GROUP = "orders"
 DAMAGES = ("emptied", "garbage", "gone")
 

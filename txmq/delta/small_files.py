@@ -1,0 +1,52 @@
+"""Rows of small data files that were just read: a round reads the same few files several times.
+
+A data file never changes, so what was read of it stays true.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+# By its size and by its rows, for compression hides how large a few values are.
+SMALL_BYTES, SMALL_ROWS = 64 * 1024, 64
+# What one table keeps in memory.
+KEPT_BYTES = 256 * 1024
+
+
+def is_small(size_bytes: int, metadata: pq.FileMetaData) -> bool:
+    """Whether reading all columns of a file costs as little as reading some of them."""
+    return size_bytes <= SMALL_BYTES and metadata.num_rows <= SMALL_ROWS
+
+
+class SmallFiles:
+    """The rows of small files that were read or written last, up to KEPT_BYTES of them."""
+
+    def __init__(self) -> None:
+        """Keep nothing yet."""
+        self._rows: OrderedDict[str, tuple[pa.Table, int]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def rows(self, path: str) -> pa.Table | None:
+        """All stored columns of a file; None where it is not kept."""
+        kept = self._rows.get(path)
+        return kept and kept[0]
+
+    def keep(self, path: str, rows: pa.Table, size_bytes: int) -> None:
+        """Keep the rows of a file in the place of older ones; `size_bytes` is what they hold."""
+        if size_bytes > SMALL_BYTES or rows.num_rows > SMALL_ROWS or path in self._rows:
+            return
+        self._rows[path] = (rows, size_bytes)
+        self._kept_bytes += size_bytes
+        while self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= self._rows.popitem(last=False)[1][1]
+
+
+def some_columns(rows: pa.Table, names: list[str]) -> pa.Table:
+    """These columns, as far as the file has them."""
+    stored = set(rows.column_names)
+    return rows.select([name for name in names if name in stored])
