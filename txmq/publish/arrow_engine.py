@@ -59,11 +59,10 @@ class ArrowEngine:
 
 
 def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
-    """The files of a topic; from the third table on, another thread reads while this one writes."""
     begin = list(islice(tables, 2))
     if len(begin) == 1:
         return topic.new_files(begin[0])
-    ahead = chain(begin, _from_thread(tables))
+    ahead = _read_ahead(chain(begin, tables))
     schema, filesystem = topic.schema, topic.filesystem
     if schema.partition_by:
         return write_partitions(ahead, schema.partition_by, filesystem, schema.statistics_columns)
@@ -171,6 +170,18 @@ def _topic_rows(
     nulls = pa.nulls(messages.num_rows)
     columns = [as_type(values.get(column.name, nulls), column.type) for column in schema]
     return pa.table(columns, schema=schema)
+
+
+def _read_ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Read in another thread while this thread writes; one or two tables need no thread."""
+    first = next(tables, None)
+    second = next(tables, None)
+    if first is not None:
+        yield first
+    if second is None:
+        return
+    yield second
+    yield from _from_thread(tables)
 
 
 @dataclass(frozen=True, slots=True)
