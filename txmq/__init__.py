@@ -123,6 +123,7 @@ if TYPE_CHECKING:
         CheckForbiddenHook,
         EndContext,
         EndTransactionHook,
+        OperationHook,
         SendContext,
         SendMessageHook,
     )
@@ -148,7 +149,9 @@ if TYPE_CHECKING:
     from txmq.message.received import ReceivedMessage
     from txmq.message.trace_context import with_trace_context
     from txmq.metrics.endpoint import MetricsEndpoint
+    from txmq.metrics.otel import OpenTelemetryMetrics
     from txmq.metrics.service import MetricsService
+    from txmq.operations import Operation, OperationName, RunningOperation
     from txmq.producer.awaitable import AsyncTransaction, AsyncTransactionProducer
     from txmq.producer.micro_batches import BatchTransactions
     from txmq.producer.producer import TransactionProducer
@@ -160,6 +163,7 @@ if TYPE_CHECKING:
     from txmq.store.config import Config
     from txmq.store.store import Store
     from txmq.store.topic_settings import TopicKind, TopicSettings
+    from txmq.tracing import OpenTelemetryHook
     from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
     from txmq.user_data.database_marker import marker_table_ddl
     from txmq.user_data.delta_inbox import DeltaInbox
@@ -261,6 +265,11 @@ __all__ = [
     "NotPreparedError",
     "NotRecalledError",
     "OffsetOutOfRangeError",
+    "OpenTelemetryHook",
+    "OpenTelemetryMetrics",
+    "Operation",
+    "OperationHook",
+    "OperationName",
     "Operator",
     "PayloadMissingError",
     "ProducerGroupMismatchError",
@@ -275,6 +284,7 @@ __all__ = [
     "RecheckJob",
     "ReservedNameError",
     "ReservedPropertyError",
+    "RunningOperation",
     "SchemaMismatchError",
     "SendBack",
     "SendContext",

@@ -18,11 +18,11 @@ from txmq.check.service import CheckService
 from txmq.clock import Clock
 from txmq.errors import ConfigError
 from txmq.handles import ServiceHandle, caused, ended
+from txmq.hooks import Hook, Hooks
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
-from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.metrics.figures import Latencies
-from txmq.metrics.service import MetricsHandle, MetricsService
+from txmq.metrics.service import MetricsHandle, MetricsService, Shown
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
@@ -33,7 +33,6 @@ from txmq.watch.report import ReportHandle
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from txmq.hooks import Hook
     from txmq.listeners.protocol import CheckListener
     from txmq.store.store import Store
 
@@ -74,10 +73,12 @@ class Broker:
         clock: the clock of this machine. Messages and checks are due by the store's time, however
             wrong that clock is (decision 0031).
         name: the name of the publisher in logs and queries; a random one if left out.
-        hooks: called with the ends that the check service writes (R89).
+        hooks: are told of the questions and ends of the check service (R89), and of messages with
+            a trace context that became visible.
         catalog: a schema of the session's catalog, such as `main.messages`, in which topics and
             logs get names (see `CatalogTables`); none without it.
-        metrics: where figures and health are shown while the broker runs; nowhere without it.
+        metrics: where figures and health are shown while the broker runs, one or several of
+            MetricsEndpoint and OpenTelemetryMetrics; nowhere without it.
 
     Example:
         >>> result = Broker(store).run_once()
@@ -93,7 +94,7 @@ class Broker:
         name: str | None = None,
         hooks: Iterable[Hook] = (),
         catalog: str | None = None,
-        metrics: MetricsEndpoint | None = None,
+        metrics: Shown | None = None,
     ) -> None:
         """Build the services; nothing runs yet.
 
@@ -102,12 +103,12 @@ class Broker:
             HookError: an object among `hooks` is no hook.
             ConfigError: `catalog` names no schema, or there is no session for it.
         """
-        self.store = store
+        hooks, self.store = tuple(Hooks(hooks)), store
         self.catalog_tables = _catalog_tables(store, spark, catalog)
         self._metrics = metrics
         # One for all, so that they look at the storage once.
         clock = StoreClock.of(store, clock)
-        self.publisher = Publisher(store, spark=spark, clock=clock, name=name)
+        self.publisher = Publisher(store, spark=spark, clock=clock, name=name, hooks=hooks)
         self.check_service = CheckService(
             store, spark=spark, listeners=dict(listeners or {}), clock=clock, hooks=hooks
         )
@@ -169,8 +170,8 @@ class Broker:
         logger.info("serving %s; %s", self.store.location, _described(self.check_service.listeners))
         try:
             if self._metrics is not None:
-                endpoint, clock = self._metrics, self._clock
-                service = MetricsService(self.store, endpoint, broker=watched, clock=clock)
+                shown, clock = self._metrics, self._clock
+                service = MetricsService(self.store, shown, broker=watched, clock=clock)
                 services["metrics"] = service.start()
             services["publisher"] = self.publisher.start()
             services["check service"] = self.check_service.start()

@@ -1,4 +1,4 @@
-"""Hooks around sends and ends (R89): their contexts, and calls whose failures harm nothing.
+"""Hooks around sends, ends and other operations (R89): calls whose failures harm nothing.
 
 Names in a context are the user's names; the namespace is a field of its own. A context never
 holds a message body.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
-from txmq.errors import HookError, SendForbiddenError
+from txmq.errors import HookError, MessageError, SendForbiddenError
 from txmq.lifecycle import TransactionState
 from txmq.message.ids import message_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import unwrapped
+from txmq.message.trace_context import checked_context
+from txmq.operations import Operation, RunningOperation
 from txmq.store.topic_settings import TopicKind, kind_of
 
 logger = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class SendContext:
         transaction_ids: the transactions of the messages; an ordinary send may have several.
         messages: the messages that were sent one by one, without the rows of DataFrames.
         dataframe_topics: the topics that DataFrames of this transaction go to.
+        carried: the trace context that a hook gave to its messages; empty before the send.
         cost_ms: how long the send took; None before the send.
         error: why the send failed; None before the send and after a success.
     """
@@ -57,6 +61,7 @@ class SendContext:
     transaction_ids: tuple[str, ...]
     messages: tuple[SentMessage, ...]
     dataframe_topics: tuple[str, ...] = ()
+    carried: Mapping[str, str] = field(default_factory=dict)
     cost_ms: float | None = None
     error: Exception | None = None
 
@@ -99,8 +104,13 @@ class EndContext:
 class SendMessageHook(Protocol):
     """Sees every send. An error that it raises is logged by its type; the send continues."""
 
-    def before_send(self, context: SendContext) -> None:
-        """Called before anything is written."""
+    def before_send(self, context: SendContext) -> Mapping[str, str] | None:
+        """Called before anything is written.
+
+        Returns:
+            None, or `traceparent` and perhaps `tracestate`, which each message gets as properties
+            that has no `traceparent` yet, and room for them.
+        """
         ...
 
     def after_send(self, context: SendContext) -> None:
@@ -116,6 +126,14 @@ class EndTransactionHook(Protocol):
         ...
 
 
+class OperationHook(Protocol):
+    """Sees the operations of all services begin and end; see `Operation`."""
+
+    def begin_operation(self, operation: Operation) -> RunningOperation | None:
+        """Called when it begins; `end` of what this returns is called in the same thread."""
+        ...
+
+
 class CheckForbiddenHook(Protocol):
     """May veto a send."""
 
@@ -124,8 +142,13 @@ class CheckForbiddenHook(Protocol):
         ...
 
 
-Hook = SendMessageHook | EndTransactionHook | CheckForbiddenHook
-_FORMS = (("before_send", "after_send"), ("end_transaction",), ("check_forbidden",))
+Hook = SendMessageHook | EndTransactionHook | OperationHook | CheckForbiddenHook
+_FORMS = (
+    ("before_send", "after_send"),
+    ("end_transaction",),
+    ("begin_operation",),
+    ("check_forbidden",),
+)
 _METHODS = (*chain.from_iterable(_FORMS), "flush")
 
 
@@ -146,22 +169,30 @@ class Hooks:
         return iter(self._hooks)
 
     def __bool__(self) -> bool:
-        """Whether there are hooks; without hooks no context is made."""
-        return bool(self._hooks)
+        """Whether a hook wants to hear anything now; without one no context is made."""
+        return any(map(_is_on, self._hooks))
 
     @property
     def hear_ends(self) -> bool:
         """Whether a hook has `end_transaction`."""
-        return bool(self._by_method["end_transaction"])
+        return any(map(_is_on, self._by_method["end_transaction"]))
 
-    def before_send(self, context: SendContext) -> None:
+    @property
+    def hear_operations(self) -> bool:
+        """Whether a hook has `begin_operation`."""
+        return any(map(_is_on, self._by_method["begin_operation"]))
+
+    def before_send(self, context: SendContext) -> Mapping[str, str]:
         """Ask the hooks whether the send is forbidden, then call their `before_send`.
+
+        Returns: what the messages shall carry.
 
         Raises: SendForbiddenError.
         """
         for hook in self._by_method["check_forbidden"]:
             _ask(hook, context)
-        self._call_all("before_send", context)
+        carried = self._call_all("before_send", context)
+        return next((one for one in map(_context_of, carried) if one), {})
 
     def after_send(self, context: SendContext) -> None:
         """Call `after_send` of the hooks."""
@@ -171,14 +202,70 @@ class Hooks:
         """Call `end_transaction` of the hooks."""
         self._call_all("end_transaction", context)
 
+    def operation(self, made: Callable[[], Operation]) -> RunningOperations:
+        """Begin an operation: the end of a `with` block over it ends it, with its error.
+
+        Args:
+            made: makes it, and is not called where nobody hears of it.
+        """
+        if not self.hear_operations:
+            return _NO_OPERATION
+        try:
+            operation = made()
+        except Exception as error:  # noqa: BLE001 - R89: it never holds up what it watches
+            logger.warning("hooks hear of no operation: %s", type(error).__name__)
+            return _NO_OPERATION
+        return RunningOperations(self._call_all("begin_operation", operation))
+
+    def over(self, operation: Operation, outcome: str | None = None) -> None:
+        """Tell of an operation that is over already."""
+        with self.operation(lambda: operation) as running:
+            if outcome is not None:
+                running.answered(outcome)
+
     def flush(self) -> None:
         """Call `flush` of the hooks that have it, so that they write what they collected."""
         for hook in self._by_method["flush"]:
             _call(hook, "flush")
 
-    def _call_all(self, method: str, context: SendContext | EndContext) -> None:
-        for hook in self._by_method[method]:
-            _call(hook, method, context)
+    def _call_all(self, method: str, context: object) -> list[Any]:
+        return [_call(hook, method, context) for hook in self._by_method[method]]
+
+
+class RunningOperations:
+    """An operation as all hooks see it."""
+
+    def __init__(self, running: Iterable[RunningOperation | None] = ()) -> None:
+        """Made by `Hooks.operation`."""
+        self._running = [one for one in running if one is not None]
+        self._outcome: str | None = None
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it."""
+        self.end(error)
+
+    def answered(self, outcome: str) -> None:
+        """Keep its answer until the end."""
+        # Where nobody hears of it, all threads share this object.
+        if self._running:
+            self._outcome = outcome
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell the hooks, the last one first; never raises an Exception."""
+        for running in reversed(self._running):
+            _call(running, "end", error, self._outcome)
+
+
+_NO_OPERATION = RunningOperations()
 
 
 def sent_messages(
@@ -224,6 +311,22 @@ def _has(hook: object, name: str) -> bool:
     return callable(method) and not inspect.iscoroutinefunction(method)
 
 
+def _is_on(hook: object) -> bool:
+    """Whether a hook wants to hear anything; one without `is_on` always does."""
+    return bool(getattr(hook, "is_on", True))
+
+
+def _context_of(returned: object) -> Mapping[str, str]:
+    """The trace context that a hook returned; what is none is logged and left out."""
+    if returned is None:
+        return {}
+    try:
+        return checked_context(**returned) if isinstance(returned, Mapping) else {}
+    except (TypeError, MessageError):
+        logger.warning("a hook returned no traceparent and tracestate in before_send")
+        return {}
+
+
 def _ask(hook: Any, context: SendContext) -> None:
     try:
         hook.check_forbidden(context)
@@ -235,9 +338,10 @@ def _ask(hook: Any, context: SendContext) -> None:
         raise SendForbiddenError(problem) from error
 
 
-def _call(hook: object, method: str, *arguments: object) -> None:
+def _call(hook: object, method: str, *arguments: object) -> Any:
     try:
-        getattr(hook, method)(*arguments)
+        return getattr(hook, method)(*arguments)
     except Exception as error:  # noqa: BLE001 - R89: a hook never holds up what it watches
         kind, raised = type(hook).__name__, type(error).__name__
         logger.warning("hook %s raised %s in %s", kind, raised, method)
+        return None

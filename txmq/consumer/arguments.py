@@ -127,11 +127,11 @@ def _checked_member_id(member_id: object, mode: ConsumeMode) -> str:
     return member_id
 
 
-def check_queue_id(queue_id: object) -> int:
-    """The number of a queue. Raises: ConfigError."""
-    if type(queue_id) is not int or queue_id < 0:
-        raise ConfigError([f"queue_id must be a whole number from 0 on, not {shown(queue_id)}"])
-    return queue_id
+def checked_queue(queue_id: object) -> int | None:
+    """The number of a queue, or None for all. Raises: ConfigError."""
+    if queue_id is None or (type(queue_id) is int and queue_id >= 0):
+        return queue_id
+    raise ConfigError([f"queue_id must be a whole number from 0 on, not {shown(queue_id)}"])
 
 
 def check_max_messages(max_messages: object) -> None:

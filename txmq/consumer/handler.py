@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from txmq.consumer.process_watch import ProcessWatch
 from txmq.errors import ConfigError, HandlerResultError, shown
 from txmq.message.received import ReceivedMessage
 
@@ -45,10 +46,13 @@ class MessageHandler:
     A failure is logged with its traceback and the id of the message; txmq logs no body.
     """
 
-    def __init__(self, handler: Handler, on_error: ErrorHook | None = None) -> None:
-        """Check the handler. Raises: ConfigError."""
+    def __init__(
+        self, handler: Handler, on_error: ErrorHook | None = None, watch: ProcessWatch | None = None
+    ) -> None:
+        """Check the handler; `watch` hears of each call. Raises: ConfigError."""
         check_function("handler", handler)
         self._handler, self._on_error = handler, on_error
+        self._watch = watch or ProcessWatch()
 
     def failure_of(self, message: ReceivedMessage) -> str | BaseException | None:
         """Call the handler; why it failed on the message, None where it handled it.
@@ -56,7 +60,10 @@ class MessageHandler:
         Raises: KeyboardInterrupt, SystemExit, GeneratorExit of the handler.
         """
         try:
-            status: object = self._handler(message)
+            with self._watch.processing(message) as running:
+                status: object = self._handler(message)
+                if status is not None and status is not ConsumeStatus.SUCCESS:
+                    running.answered(ConsumeStatus.RECONSUME_LATER.value)
         except ENDS:
             raise
         except BaseException as error:  # noqa: BLE001 - a handler may fail in any way

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -11,7 +12,7 @@ from txmq.consumer.arguments import (
     Subscription,
     Topics,
     check_poll,
-    check_queue_id,
+    checked_queue,
     checked_timeout,
 )
 from txmq.consumer.batch import ConsumeResult
@@ -20,10 +21,12 @@ from txmq.consumer.group_reader import CommitResult, GroupReader
 from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, check_function
 from txmq.consumer.lag import QueueLag, lag_of_group
 from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
+from txmq.consumer.process_watch import ProcessWatch
 from txmq.consumer.push import ConsumerHandle, MessagePush
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.errors import QueueNotOwnedError
+from txmq.hooks import Hook, Hooks
 from txmq.message.names import topic_in_namespace, unwrapped
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store
@@ -62,11 +65,12 @@ class PullConsumer:
             setting `consume_timeout_s` of the store if it is left out.
         on_error: called with the message and the error where a handler fails: with what it raised,
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
+        hooks: are told of each call of a handler.
 
     Raises:
         InvalidNameError: a name cannot be used.
         InvalidFilterError: a filter cannot be read.
-        ConfigError: another argument cannot be used.
+        ConfigError, HookError: another argument cannot be used.
         TopicNotFoundError: the topic does not exist, and the store creates none by itself.
         OffsetOutOfRangeError: the group cannot begin at an offset of `from_where`.
         ConsumerGroupConflictError: members that live read other topics, filters or in another mode.
@@ -95,6 +99,7 @@ class PullConsumer:
         sends_back: SendsBack | None = None,
         consume_timeout_s: float | None = None,
         on_error: ErrorHook | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
         """Check all arguments, then join the group.
 
@@ -115,6 +120,7 @@ class PullConsumer:
         if on_error is not None:
             check_function("on_error", on_error)
         self._on_error = on_error
+        self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._reader = GroupReader(
             store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s
         )
@@ -228,7 +234,7 @@ class PullConsumer:
             return push.drain()
 
     def _push(self, handler: Handler) -> MessagePush:
-        checked = MessageHandler(handler, self._on_error)
+        checked = MessageHandler(handler, self._on_error, self._watch)
         return MessagePush(self._reader, checked, self.clock, self._timeout_s)
 
     def start(self, handler: Handler) -> ConsumerHandle:
@@ -280,7 +286,7 @@ class PullConsumer:
         Raises: InvalidNameError, ConfigError, ClosedError, ConcurrentUseError.
         """
         with self._use:
-            self._reader.pause(self._subscribed(topic), _checked_queue(queue_id))
+            self._reader.pause(self._subscribed(topic), checked_queue(queue_id))
 
     def resume(self, topic: str, queue_id: int | None = None) -> None:
         """End what `pause` began; 0 commits.
@@ -292,7 +298,7 @@ class PullConsumer:
         Raises: InvalidNameError, ConfigError, ClosedError, ConcurrentUseError.
         """
         with self._use:
-            self._reader.resume(self._subscribed(topic), _checked_queue(queue_id))
+            self._reader.resume(self._subscribed(topic), checked_queue(queue_id))
 
     def seek(self, topic: str, queue_id: int, offset: int) -> None:
         """Go on at another offset of a queue, for the whole group: one commit.
@@ -394,7 +400,3 @@ class PullConsumer:
     ) -> None:
         """Close the consumer."""
         self.close()
-
-
-def _checked_queue(queue_id: object) -> int | None:
-    return None if queue_id is None else check_queue_id(queue_id)

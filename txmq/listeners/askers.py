@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 
 from txmq.columns import Groups, place_in_group
 from txmq.errors import ListenerError
+from txmq.hooks import Hooks
+from txmq.listeners.check_watch import CheckWatch
 from txmq.listeners.heads import Heads, heads_of
 from txmq.listeners.outcomes import OUTCOMES, Collect, Reason
 from txmq.listeners.protocol import CHECK_SET, CheckListener, answers_rows, head_columns
@@ -130,15 +132,18 @@ class Askers:
         config: Config,
         spark: SparkSession | None = None,
         remote: RemoteAskers | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """Start no thread; `remote` finds the asker of a group that has no listener here.
+
+        `hooks` hear of each question to a listener here.
 
         Raises: ListenerError if a listener's only form needs a Spark session and there is none.
         """
         self._default_limit = config.check_set_size
         self._remote = remote
         self._askers: dict[str, Asker] = {
-            group: _asker_of(group, listener, config, spark)
+            group: _asker_of(group, listener, config, spark, CheckWatch(group, hooks))
             for group, listener in listeners.items()
         }
 
@@ -231,15 +236,17 @@ def _by_group(heads: pa.Table, questions: pa.Table) -> Iterator[tuple[str, pa.Ta
         yield group, heads.filter(pc.equal(groups, group))
 
 
-def _asker_of(group: str, listener: Any, config: Config, spark: SparkSession | None) -> Asker:
+def _asker_of(
+    group: str, listener: Any, config: Config, spark: SparkSession | None, watch: CheckWatch
+) -> Asker:
     settings, call = config.of_group(group), call_of(listener, spark)
     if call is not None:
         columns = head_columns(listener)
-        return SetAsker(group, call, columns, config.check_set_size, settings)
+        return SetAsker(group, call, columns, config.check_set_size, settings, watch=watch)
     if hasattr(listener, CHECK_SET) and not answers_rows(listener):
         problem = (
             f"for group {group} answers by {CHECK_SET}, which needs Spark; pass spark=, or run "
             "jobs/check_service.py --once"
         )
         raise ListenerError(type(listener).__name__, problem)
-    return RowAsker(group, listener, settings)
+    return RowAsker(group, listener, settings, watch)

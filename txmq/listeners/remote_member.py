@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from txmq.clock import Clock
 from txmq.handles import ThreadHandle, is_survivable
+from txmq.hooks import Hooks
 from txmq.listeners.askers import Askers
 from txmq.listeners.outcomes import Reason
 from txmq.listeners.protocol import CheckListener
@@ -52,6 +53,7 @@ class RemoteMember(ThreadHandle):
         listener: CheckListener,
         clock: Clock,
         spark: SparkSession | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """Join the group, by one commit, and start the thread."""
         super().__init__(f"remote-{group}", POLL_INTERVAL_S)
@@ -61,7 +63,7 @@ class RemoteMember(ThreadHandle):
         self._group, self._clock = group, StoreClock.of(store, clock)
         self._lease_s = store.config.of_group(group).listener_timeout_s / 2
         self._half = store.tables.half_log()
-        self._askers = Askers({group: listener}, store.config, spark)
+        self._askers = Askers({group: listener}, store.config, spark, hooks=hooks)
         self._requests = requests_in(store, group, create=True)
         self._round_id, self._round_seen_s = "", 0.0
         self._takes_seen_s: dict[tuple[str, Take], float] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from txmq.listeners.check_watch import CheckWatch
 from txmq.listeners.failures import Failures
 from txmq.listeners.heads import half_messages
 from txmq.listeners.outcomes import (
@@ -42,11 +43,14 @@ class RowAsker:
     A half that cannot be parsed gets no outcome.
     """
 
-    def __init__(self, group: str, listener: Any, settings: CheckSettings) -> None:
+    def __init__(
+        self, group: str, listener: Any, settings: CheckSettings, watch: CheckWatch | None = None
+    ) -> None:
         """Start no thread."""
         self.columns = HEAD_COLUMNS
         self.limit = settings.check_queue_size
         self._group, self._listener = group, listener
+        self._watch = watch or CheckWatch(group)
         self._timeout_s = settings.listener_timeout_s
         self._failures = Failures(group)
         self._threads = ListenerThreads[HalfMessage, RowAnswer](
@@ -74,7 +78,9 @@ class RowAsker:
         self._threads.close()
 
     def _answer(self, half: HalfMessage) -> RowAnswer:
-        state, reason = answer_of(self._listener.check_local_transaction(half))
+        with self._watch.question(half) as running:
+            state, reason = answer_of(self._listener.check_local_transaction(half))
+            running.answered(state.value)
         return RowAnswer(half.transaction_id, Answered(state, reason))
 
     def _failed(self, half: HalfMessage, error: BaseException) -> RowAnswer:

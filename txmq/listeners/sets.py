@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.columns import DistinctRows, Integers, integers
+from txmq.listeners.check_watch import CheckWatch
 from txmq.listeners.failures import Failures
 from txmq.listeners.outcomes import (
     BUSY,
@@ -71,18 +72,21 @@ def call_of(listener: Any, spark: SparkSession | None) -> SetCall | None:
 class SetAsker:
     """Asks about all heads of a round in one call, within `listener_timeout_s`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a listener and its group say
         self,
         group: str,
         call: SetCall,
         columns: tuple[str, ...],
         limit: int,
         settings: CheckSettings,
+        *,
+        watch: CheckWatch | None = None,
     ) -> None:
         """Start no thread; `limit` is the largest number of heads in a call."""
         self.columns = columns
         self.limit = limit
         self._group, self._call = group, call
+        self._watch = watch or CheckWatch(group)
         self._timeout_s = settings.listener_timeout_s
         self._threads = ListenerThreads[pa.Table, pa.Table](
             group, self._answer, self._failed, THREADS_OF_A_SET
@@ -108,7 +112,9 @@ class SetAsker:
         self._threads.close()
 
     def _answer(self, heads: pa.Table) -> pa.Table:
+        begun_ns = time.time_ns()
         answers = set_answers(self._call(heads), _ids(heads))
+        self._watch.questions(heads, answers.outcomes, begun_ns)
         if answers.strangers:
             warning = "group %s answered for %d transactions that it was not asked about"
             logger.warning(warning, self._group, answers.strangers)

@@ -8,7 +8,9 @@ must be refused without OpenTelemetry too.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from txmq.errors import InvalidMessageTypeError, InvalidPropertyError
 from txmq.message.message import Message
@@ -48,7 +50,7 @@ def with_trace_context(
             raise InvalidPropertyError(TRACESTATE, "needs a traceparent beside it")
         context = _context_of_current_span()
     else:
-        context = _checked_context(traceparent, tracestate)
+        context = checked_context(traceparent, tracestate)
     if not context:
         return message
     others = {n: v for n, v in message.properties.items() if n not in (TRACEPARENT, TRACESTATE)}
@@ -67,7 +69,34 @@ def _context_of_current_span() -> dict[str, str]:
     return context
 
 
-def _checked_context(traceparent: object, tracestate: object) -> dict[str, str]:
+def context_of(properties: Mapping[str, str] | Iterable[tuple[str, str]] | None) -> dict[str, str]:
+    """The trace context in the properties of a message; empty where it has none."""
+    known = dict(properties or ())
+    if TRACEPARENT not in known:
+        return {}
+    return {name: known[name] for name in (TRACEPARENT, TRACESTATE) if name in known}
+
+
+def carrying(
+    messages: Sequence[Message], context: Mapping[str, str], max_properties_size_bytes: int
+) -> Sequence[Message]:
+    """The messages with a checked context; one that has its own, or no room for it, stays."""
+    if not context:
+        return messages
+    return [_carrying(message, context, max_properties_size_bytes) for message in messages]
+
+
+def _carrying(message: Message, context: Mapping[str, str], max_bytes: int) -> Message:
+    if TRACEPARENT in message.properties:
+        return message
+    values: dict[str, Any] = {spec.name: getattr(message, spec.name) for spec in fields(message)}
+    others = {name: value for name, value in message.properties.items() if name != TRACESTATE}
+    carrying = Message.as_stored(**{**values, "properties": {**others, **context}})
+    return carrying if carrying.properties_size_bytes <= max_bytes else message
+
+
+def checked_context(traceparent: object, tracestate: object = None) -> dict[str, str]:
+    """A context whose values have the W3C's form. Raises: as `with_trace_context`."""
     context = {TRACEPARENT: _checked_parent(traceparent)}
     members = _checked_members(tracestate)
     return {**context, TRACESTATE: members} if members else context

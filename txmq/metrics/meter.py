@@ -126,10 +126,15 @@ def _of_count(count: _Count, failures: int) -> list[Figure]:
 class MeterHandle(ThreadHandle):
     """A thread that counts again and again; a count that fails is tried again."""
 
-    def __init__(self, count: Callable[[], float], interval_s: float = INTERVAL_S) -> None:
-        """Start it."""
+    def __init__(
+        self,
+        count: Callable[[], float],
+        interval_s: float = INTERVAL_S,
+        counted: Callable[[], None] | None = None,
+    ) -> None:
+        """Start it; `counted` is called after each count."""
         super().__init__("metrics", interval_s)
-        self._count, self._least_s = count, interval_s
+        self._count, self._least_s, self._counted = count, interval_s, counted
         self.begin()
 
     @property
@@ -140,6 +145,8 @@ class MeterHandle(ThreadHandle):
     def _turn(self) -> None:
         try:
             self._interval_s = max(self._least_s, self._count() / COUNTING_PART)
+            if self._counted is not None:
+                self._counted()
         except BaseException as error:
             if not is_survivable(error):
                 raise

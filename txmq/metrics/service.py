@@ -1,32 +1,39 @@
-"""The service that counts a store and shows its figures."""
+"""The service that counts a store and shows its figures, to Prometheus or to OpenTelemetry."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Self
 
 from txmq.clock import Clock
+from txmq.errors import ConfigError
 from txmq.handles import ServiceHandle
 from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.metrics.meter import Meter, MeterHandle, Watched
+from txmq.metrics.otel import OpenTelemetryMetrics
 from txmq.metrics.prometheus import exposition, registry_of
 from txmq.metrics.server import Answers, ServerHandle
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
+# Where figures are shown.
+Shown = MetricsEndpoint | OpenTelemetryMetrics | Sequence["MetricsEndpoint | OpenTelemetryMetrics"]
+_View = ServiceHandle | OpenTelemetryMetrics
+
 
 class MetricsService:
-    """Counts a store each 15 seconds, and shows the figures to Prometheus.
+    """Counts a store each 15 seconds, and shows the figures to Prometheus or OpenTelemetry.
 
     A count takes at most a twentieth of the time: a large store is counted less often. Requests
     never count, so they cost the same however often they come.
 
     Args:
         store: the store to count.
-        endpoint: where to listen; on another address than this machine's own it needs TLS and a
-            client authority.
+        shown: where Prometheus looks (on another address than this machine's own it needs TLS and a
+            client authority), or what OpenTelemetry exports, or several of them.
         broker: the broker in this process, whose counts and health are shown too.
         clock: the clock by which ages and lags are computed.
 
@@ -38,14 +45,14 @@ class MetricsService:
     def __init__(
         self,
         store: Store,
-        endpoint: MetricsEndpoint | None = None,
+        shown: Shown | None = None,
         *,
         broker: Watched | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Count nothing yet."""
         self._meter = Meter(store, broker=broker, clock=clock)
-        self._endpoint = endpoint or MetricsEndpoint("127.0.0.1:9464")
+        self._shown = _several(MetricsEndpoint("127.0.0.1:9464") if shown is None else shown)
         self._broker = broker
 
     def run_once(self) -> str:
@@ -61,29 +68,46 @@ class MetricsService:
         return exposition(self._meter.figures())
 
     def start(self) -> MetricsHandle:
-        """Listen, and count in a thread; a count that fails is tried again.
+        """Show the figures, and count in a thread; a count that fails is tried again.
 
         Commits: 0.
 
         Raises:
-            ConfigError: a file of the endpoint cannot be read.
+            ConfigError: a file of the endpoint cannot be read, or the OpenTelemetryMetrics shows
+                another store.
             EnvironmentProblemError: the address cannot be had, or Prometheus's library is not
                 installed.
         """
+        views: list[_View] = []
+        try:
+            for shown in self._shown:
+                views.append(self._view(shown))
+        except BaseException:
+            _stop_all(views)
+            raise
+        instruments = [one for one in self._shown if isinstance(one, OpenTelemetryMetrics)]
+        meter = MeterHandle(self._meter.count, counted=lambda: _look(instruments))
+        return MetricsHandle([*views, meter])
+
+    def _view(self, shown: MetricsEndpoint | OpenTelemetryMetrics) -> _View:
+        if isinstance(shown, MetricsEndpoint):
+            return self._server(shown)
+        shown.begin(self._meter.figures)
+        logger.info("figures for OpenTelemetry")
+        return shown
+
+    def _server(self, endpoint: MetricsEndpoint) -> ServerHandle:
         registry = registry_of(self._meter.figures)
         from prometheus_client import make_wsgi_app
 
         answers = Answers(
-            make_wsgi_app(registry),
-            self._health,
-            self._missing,
-            is_local=self._endpoint.is_local,
+            make_wsgi_app(registry), self._health, self._missing, is_local=endpoint.is_local
         )
-        server = ServerHandle(self._endpoint, answers)
-        scheme = "http" if self._endpoint.certificate is None else "https"
-        host = self._endpoint.address.rpartition(":")[0]
+        server = ServerHandle(endpoint, answers)
+        scheme = "http" if endpoint.certificate is None else "https"
+        host = endpoint.address.rpartition(":")[0]
         logger.info("figures at %s://%s:%d/metrics, health beside", scheme, host, server.port)
-        return MetricsHandle(server, MeterHandle(self._meter.count))
+        return server
 
     def _health(self) -> Mapping[str, bool]:
         return self._broker.services() if self._broker else {}
@@ -98,38 +122,60 @@ class MetricsService:
 
 
 class MetricsHandle:
-    """The running endpoint and the thread that counts."""
+    """What shows the figures, and the thread that counts."""
 
-    def __init__(self, server: ServerHandle, meter: ServiceHandle) -> None:
-        """Made by `MetricsService.start()`."""
-        self._server, self._meter = server, meter
+    def __init__(self, parts: Sequence[_View]) -> None:
+        """Made by `MetricsService.start()`; the last one counts, and stops first."""
+        self._parts = parts
+        self._threads = [part for part in parts if not isinstance(part, OpenTelemetryMetrics)]
 
     def __enter__(self) -> Self:
         """Return the handle itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop both."""
+        """Stop all of it."""
         self.stop()
 
     @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return self._server.port
+    def port(self) -> int | None:
+        """The port that it listens on; None where it listens on none."""
+        ports = (part.port for part in self._parts if isinstance(part, ServerHandle))
+        return next(ports, None)
 
     def stop(self) -> None:
-        """Stop both; returns when nothing runs."""
-        try:
-            self._meter.stop()
-        finally:
-            self._server.stop()
+        """Stop all of it; returns when nothing runs."""
+        _stop_all(self._parts)
 
     @property
     def is_alive(self) -> bool:
-        """Whether both run."""
-        return self._server.is_alive and self._meter.is_alive
+        """Whether all of it runs."""
+        return all(thread.is_alive for thread in self._threads)
 
     @property
     def exception(self) -> BaseException | None:
         """The failure that ended one of them; None if none did."""
-        return self._server.exception or self._meter.exception
+        failures = (thread.exception for thread in self._threads)
+        return next((failure for failure in failures if failure is not None), None)
+
+
+def _several(shown: Shown) -> Sequence[MetricsEndpoint | OpenTelemetryMetrics]:
+    """All of them. Raises: ConfigError for something else."""
+    several = shown if isinstance(shown, Sequence) else (shown,)
+    for one in several:
+        if not isinstance(one, MetricsEndpoint | OpenTelemetryMetrics):
+            kinds = "a MetricsEndpoint or an OpenTelemetryMetrics"
+            raise ConfigError([f"metrics: must be {kinds}, not {type(one).__name__}"])
+    return several
+
+
+def _look(instruments: Sequence[OpenTelemetryMetrics]) -> None:
+    for one in instruments:
+        one.look()
+
+
+def _stop_all(parts: Sequence[_View]) -> None:
+    """Stop all, the last one first, whichever of them fails."""
+    with ExitStack() as stack:
+        for part in parts:
+            stack.callback(part.stop)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -230,6 +231,7 @@ class AsyncSends:
         for sent in chunk:
             for send in sent.sends:
                 half = self._commits.half_of(send, ordinary=sent.execute is None)
+                half = self._commits.carrying(half, sent.sending)
                 if len(sent.sends) == 1:
                     shared.append(half)
                 else:
@@ -245,20 +247,25 @@ class AsyncSends:
         for entry in executed:
             if entry.state not in _END_KINDS:
                 self._finish(entry, [], None)
+        begun_s = time.monotonic()
         sends = [(send, _END_KINDS[state]) for sent, state in with_end for send in sent.sends]
         try:
             resolutions = iter(self._commits.append_ends(asked_ends(sends)))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             for entry in with_end:
-                self._finish(entry, [], error)
+                self._finish(entry, [], error, begun_s)
             return
         finished = [(entry, list(islice(resolutions, len(entry.sent.sends)))) for entry in with_end]
         # A caller that waits for the oldest future wakes once and finds the other futures done.
         for entry, of_entry in reversed(finished):
-            self._finish(entry, of_entry, None)
+            self._finish(entry, of_entry, None, begun_s)
 
     def _finish(
-        self, executed: _Executed, resolutions: Sequence[Resolution], error: BaseException | None
+        self,
+        executed: _Executed,
+        resolutions: Sequence[Resolution],
+        error: BaseException | None,
+        begun_s: float | None = None,
     ) -> None:
         """Tell the hooks of an end, then give the caller its result."""
         sent, state = executed
@@ -266,7 +273,7 @@ class AsyncSends:
         if sent.execute is not None and self._commits.hooks:
             end = AskedEnd(sent.transaction_id, state, (sent.message,), 1)
             resolution = resolutions[0] if resolutions else None
-            _tell(partial(self._commits.hooks.ended, end, resolution, error))
+            _tell(partial(self._commits.hooks.ended, end, resolution, error, begun_s))
         key = sent.transaction_id
         result = (
             send_result(sent.sends)

@@ -21,6 +21,7 @@ from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import LocalTransactionState, Message
+from txmq.message.trace_context import carrying
 from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import DataFrameSend
@@ -137,12 +138,19 @@ class ProducerCommits:
         origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))
 
+    def carrying(self, half: HalfTransaction, sending: Sending) -> HalfTransaction:
+        """The same halves with the trace context that hooks gave to this send."""
+        if not sending.carried:
+            return half
+        limit = self.store.config.max_properties_size_bytes
+        return half._replace(messages=carrying(half.messages, sending.carried, limit))
+
     def prepare(self, transaction_id: str, routed: Sequence[RoutedMessage]) -> None:
         """Append all halves of a transaction: one commit, shared."""
         send = PlannedSend(transaction_id, routed)
         half = self.half_of(send)
-        with self.hooks.sending(transaction_id, send.messages):
-            _raise_first(self.append_halves([[half]]))
+        with self.hooks.sending(transaction_id, send.messages) as sending:
+            _raise_first(self.append_halves([[self.carrying(half, sending)]]))
 
     def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> Refused:
         """Append transactions, each list in one shared commit; return when all are durable.
@@ -191,7 +199,9 @@ class ProducerCommits:
     ) -> None:
         """Append all halves of a transaction with DataFrames: one commit, not shared."""
         single = self.half_of(PlannedSend(transaction_id, routed))
-        with self.hooks.sending(transaction_id, single.messages, [send.topic for send in sends]):
+        topics = [send.topic for send in sends]
+        with self.hooks.sending(transaction_id, single.messages, topics) as sending:
+            single = self.carrying(single, sending)
             head, files = self._logs.frame_files(single, sends, self._router.send_limits)
             refused = self._logs.commit_frames(head, files, _frames_of(sends))
             self.end_changed(refused)
@@ -216,8 +226,8 @@ class ProducerCommits:
         if attempt.state is not None:
             return self._joined(self._tried(attempt, single, sends))
         topics = [frame.topic for frame in sends]
-        with self.hooks.sending(attempt.transaction_id, single.messages, topics):
-            tried = self._tried(attempt, single, sends)
+        with self.hooks.sending(attempt.transaction_id, single.messages, topics) as sending:
+            tried = self._tried(attempt, self.carrying(single, sending), sends)
             try:
                 if self._logs.keyed.append(tried):
                     return TransactionState.PENDING

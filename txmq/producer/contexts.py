@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from txmq.hooks import EndContext, Hooks, SendContext, sent_messages
+from txmq.hooks import EndContext, Hooks, RunningOperations, SendContext, sent_messages
 from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.ids import message_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import namespace_of, unwrapped
+from txmq.operations import Operation, OperationName
 from txmq.store.resolution import Resolution
 
 
@@ -22,6 +24,11 @@ class Sending:
         """Start to measure the cost; `context` is None if there are no hooks."""
         self._hooks, self._context = hooks, context
         self._begun_s = time.monotonic()
+
+    @property
+    def carried(self) -> Mapping[str, str]:
+        """The trace context that the messages shall carry."""
+        return {} if self._context is None else self._context.carried
 
     def done(self, error: BaseException | None = None) -> None:
         """Tell the hooks that the send succeeded, or its error."""
@@ -95,24 +102,37 @@ class ProducerHooks:
             messages=tuple(chain.from_iterable(sent)),
             dataframe_topics=tuple(unwrapped(topic) for topic in dataframe_topics),
         )
-        self._hooks.before_send(context)
-        return Sending(self._hooks, context)
+        carried = self._hooks.before_send(context)
+        return Sending(self._hooks, replace(context, carried=carried) if carried else context)
 
     @contextmanager
     def sending(
         self, transaction_id: str, messages: Sequence[Message], dataframe_topics: Sequence[str] = ()
-    ) -> Iterator[None]:
+    ) -> Iterator[Sending]:
         """Call the hooks before and after one commit of halves.
 
         Raises: SendForbiddenError before the block runs.
         """
         sending = self.begin_send({transaction_id: messages}, dataframe_topics=dataframe_topics)
         try:
-            yield
+            yield sending
         except BaseException as error:
             sending.done(error)
             raise
         sending.done()
+
+    def local_transaction(self, transaction_id: str, message: Message) -> RunningOperations:
+        """Begin the local transaction of one message."""
+        return self._hooks.operation(
+            lambda: Operation(
+                OperationName.LOCAL_TRANSACTION,
+                unwrapped(message.topic),
+                message_id(transaction_id, 0),
+                transaction_id,
+                group=self._group,
+                namespace=self._namespace,
+            )
+        )
 
     def ended(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from txmq.clock import timestamp
+from txmq.hooks import RunningOperations
 from txmq.listeners.protocol import ExecutingListener, HalfMessage, answer_of
 from txmq.message.ids import message_id
 from txmq.message.message import LocalTransactionState, Message
@@ -14,9 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def local_state(
-    listener: ExecutingListener, half: HalfMessage, argument: object
+    listener: ExecutingListener, half: HalfMessage, argument: object, running: RunningOperations
 ) -> LocalTransactionState:
     """Run the local transaction and return the listener's answer; never raises an Exception."""
+    running.answered(LocalTransactionState.UNKNOWN.value)
     try:
         answer = listener.execute_local_transaction(half, argument)
     except Exception as error:  # noqa: BLE001 - R7: an exception is UNKNOWN
@@ -27,6 +29,7 @@ def local_state(
     state, problem = answer_of(answer)
     if problem:
         logger.warning("transaction %s: %s", half.transaction_id, problem)
+    running.answered(state.value)
     return state
 
 

@@ -13,6 +13,7 @@ from txmq.lifecycle import ClaimKind
 from txmq.message.ids import new_transaction_id
 from txmq.message.message import Message
 from txmq.producer.commits import ProducerCommits
+from txmq.producer.contexts import Sending
 from txmq.producer.ends import asked_ends
 from txmq.producer.results import SendResult
 from txmq.producer.routing import (
@@ -42,16 +43,17 @@ class OrdinaryMessages:
         """
         sending = self._commits.begin_send(sends, ordinary=True)
         try:
-            self._send(sends)
+            self._send(sends, sending)
         except BaseException as error:
             sending.done(error)
             raise
         sending.done()
         return send_result(sends)
 
-    def _send(self, sends: Sequence[PlannedSend]) -> None:
+    def _send(self, sends: Sequence[PlannedSend], sending: Sending) -> None:
+        halves = [self._commits.half_of(send, ordinary=True) for send in sends]
         refused = self._commits.append_halves(
-            [[self._commits.half_of(send, ordinary=True)] for send in sends]
+            [[self._commits.carrying(half, sending)] for half in halves]
         )
         for error in refused.values():
             raise error

@@ -75,7 +75,7 @@ class TransactionProducer:
         listener: runs local transactions for `send_message_in_transaction`, and answers checks.
         clock: gives the time of rows, ids and claims; the system's clock by default.
         namespace: the namespace of the group's and the topics' names (R94).
-        hooks: are told of sends and ends; a CheckForbiddenHook may refuse a send (R89).
+        hooks: are told of sends, ends and checks; a CheckForbiddenHook may refuse a send (R89).
 
     Raises:
         InvalidNameError: the name of the group or of the namespace is not allowed.
@@ -354,7 +354,7 @@ class TransactionProducer:
         if self._member is None or not self._member.is_alive:
             self._member = RemoteMember(
                 self.store, group=self.producer_group, client_id=self._commits.client_id,
-                listener=self._listener, clock=self.clock, spark=spark,
+                listener=self._listener, clock=self.clock, spark=spark, hooks=self._hooks,
             )  # fmt: skip
         return self._member
 
@@ -394,4 +394,6 @@ class TransactionProducer:
         self, listener: ExecutingListener, transaction_id: str, message: Message, argument: object
     ) -> LocalTransactionState:
         group, now_ms = self._group_without_namespace, self.clock.now_ms()
-        return local_state(listener, half_message(transaction_id, group, message, now_ms), argument)
+        half = half_message(transaction_id, group, message, now_ms)
+        with self._commits.hooks.local_transaction(transaction_id, message) as running:
+            return local_state(listener, half, argument, running)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
+from txmq.message.trace_context import TRACEPARENT, TRACESTATE
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME
 from txmq.store.half import HalfLog
 
@@ -123,7 +124,9 @@ def _digests(row: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _plain(value: Any) -> bytes:
-    """A value as bytes; null and no properties are the same."""
+    """A value as bytes; null and no properties are the same, and each try has its own trace."""
+    if isinstance(value, list):
+        value = [pair for pair in value if pair[0] not in (TRACEPARENT, TRACESTATE)]
     if value is None or value == []:
         return b"-"
     if isinstance(value, bytes):

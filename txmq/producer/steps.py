@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -61,6 +62,7 @@ class StepFutures:
         except BaseException as error:
             left(error)
             raise
+        half = self._commits.carrying(half, sending)
         step = _PrepareStep(self._commits, left, sending, send)
         self._submit(step, partial(self._commits.submit_halves, [half], step, size))
         return step.future
@@ -201,7 +203,7 @@ class _PrepareStep(_Step):
 class _EndStep(_Step):
     def __init__(self, commits: ProducerCommits, done: Done, end: AskedEnd) -> None:
         super().__init__(commits, done)
-        self._end = end
+        self._end, self._begun_s = end, time.monotonic()
         self._resolution: Resolution | None = None
 
     def _take(self, answer: Sequence[Resolution]) -> None:
@@ -209,7 +211,7 @@ class _EndStep(_Step):
         self._resolution.confirm(self._end.transaction_id, self._end.kind)
 
     def _tell(self, error: BaseException | None) -> None:
-        self._commits.hooks.ended(self._end, self._resolution, error)
+        self._commits.hooks.ended(self._end, self._resolution, error, self._begun_s)
 
 
 def done() -> Future[None]:

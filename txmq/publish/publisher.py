@@ -23,16 +23,19 @@ from txmq.handles import (
     forget_checkpoint,
     is_connect,
 )
+from txmq.hooks import Hooks
+from txmq.publish.publish_watch import PublishWatch
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import EngineChoice, PublishResult
 from txmq.store.store import service_checkpoint_location
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from txmq.hooks import Hook
     from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -54,6 +57,9 @@ class Publisher:
         clock: the clock of this machine; facts and messages carry the store's time (decision
             0031).
         name: the name in logs, threads and Spark's query; a random one by default.
+        hooks: are told of messages with a trace context that became visible.
+
+    Raises: HookError for an object among `hooks` that is no hook.
 
     Attributes:
         total: the sum of the results since this object was made.
@@ -74,13 +80,14 @@ class Publisher:
         spark: SparkSession | None = None,
         clock: Clock | None = None,
         name: str | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
         """Open nothing."""
         self.store = store
         self.name = name or f"publisher-{uuid.uuid4().hex[:8]}"
         self.total = PublishResult()
         self.last_error: TxmqError | None = None
-        self._spark = spark
+        self._spark, self._watch = spark, PublishWatch(Hooks(hooks))
         # Its times are judged by others: it stamps them by the clock that all share.
         self._clock: Clock = StoreClock.of(store, clock)
         self._stopping = threading.Event()
@@ -207,7 +214,7 @@ class Publisher:
 
     def _rounds(self) -> PublishRound:
         if self._round is None:
-            self._round = PublishRound(self.store, self._clock, self._engines())
+            self._round = PublishRound(self.store, self._clock, self._engines(), self._watch)
         return self._round
 
     def _engines(self) -> EngineChoice:

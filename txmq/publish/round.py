@@ -36,6 +36,7 @@ from txmq.publish.progress import (
     merged_progress,
     seen_of,
 )
+from txmq.publish.publish_watch import PublishWatch
 from txmq.publish.settle import Settlement, Waiting, settle
 from txmq.publish.topic_writer import EngineChoice, Goal, PublishResult, TopicWriter
 from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
@@ -58,7 +59,9 @@ QUIET_AFTER_S, QUIET_FACTOR = 30.0, 10
 class PublishRound:
     """The table handles and the progress of one publisher. Not safe for several threads."""
 
-    def __init__(self, store: Store, clock: Clock, engines: EngineChoice) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, engines: EngineChoice, watch: PublishWatch
+    ) -> None:
         """Open the logs and read the progress."""
         self._store, self._engines = store, engines
         self._clock = StoreClock.of(store, clock)
@@ -77,7 +80,8 @@ class PublishRound:
         self._kept_at_s = self._news_s = time.monotonic()
         self._pauses = RetryPauses(store.config.park_retry_interval_s)
         self._waiting = WaitingTransactions(store, self._logs, clock)
-        self._topics = TopicWriter(store, self._op, clock, engines, self._waiting.keep_problems)
+        keep = self._waiting.keep_problems
+        self._topics = TopicWriter(store, self._op, clock, engines, keep, watch=watch)
         self._topics.ends.update(self._progress.ends)
         self._idle_topics = IdleTopics(self._topics, is_remote=store.is_remote)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from txmq.publish.arrow_engine import ArrowEngine, batch_bytes_of
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.plan import PayloadEngine, Plan
 from txmq.publish.progress import RESTORED, commit_fingerprint
+from txmq.publish.publish_watch import PublishWatch
 from txmq.publish.spark_engine import SparkEngine, suits_spark
 from txmq.results import Sum
 from txmq.store.settled import NOTHING
@@ -118,18 +120,20 @@ class Goal:
 class TopicWriter:
     """The handles of a publisher on topics. `write` is safe for several threads, one each topic."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a publisher
         self,
         store: Store,
         op: OpLog,
         clock: Clock,
         engines: EngineChoice,
         set_aside: SetAside,
+        *,
+        watch: PublishWatch,
     ) -> None:
         """Open nothing yet; `set_aside` keeps transactions that cannot be written, and why."""
         self._store, self._op, self._clock = store, op, clock
         self._threads = ThreadPoolExecutor(store.config.publish_threads, "txmq-topic")
-        self._engines, self._set_aside = engines, set_aside
+        self._engines, self._set_aside, self._watch = engines, set_aside, watch
         self._topics: dict[str, TopicLog] = {}
         # How far each topic was when this publisher, or one before it, saw it last.
         self.ends: dict[str, TopicEnd] = {}
@@ -243,6 +247,7 @@ class TopicWriter:
         return end
 
     def _append(self, topic: TopicLog, missing: Plan, goal: Goal) -> None:
+        begun_ns = time.time_ns()
         begin = topic.next_offsets(pc.unique(missing.rows["queue_id"]).to_pylist())
         offsets, next_offsets = offsets_in_order(missing.rows["queue_id"], begin)
         engine = self._engines.engine_for(missing, topic.table)
@@ -254,6 +259,7 @@ class TopicWriter:
         else:
             topic.add_files(files, next_offsets)
         reached(FailPoint.TOPIC_COMMITTED)
+        self._watch.published(topic.name, missing, begun_ns)
 
     # --- transactions that cannot be written -----------------------------------------------------
 

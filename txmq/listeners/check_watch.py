@@ -1,0 +1,68 @@
+"""Tells hooks of the questions that a listener is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from txmq.hooks import Hooks, RunningOperations
+from txmq.message.names import namespace_of, unwrapped
+from txmq.message.trace_context import context_of
+from txmq.operations import TOLD_MAX, Operation, OperationName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from txmq.listeners.protocol import HalfMessage
+
+_NEEDED = ("transaction_id", "message_id", "topic", "properties")
+
+
+class CheckWatch:
+    """The hooks of who asks the listener of one group."""
+
+    def __init__(self, group: str, hooks: Hooks | None = None) -> None:
+        """`group` is the stored name."""
+        self._hooks = hooks or Hooks()
+        self._group, self._namespace = unwrapped(group), namespace_of(group)
+
+    def question(self, half: HalfMessage) -> RunningOperations:
+        """Begin a question about one half."""
+        return self._hooks.operation(
+            lambda: Operation(
+                OperationName.CHECK,
+                half.topic,
+                half.message_id,
+                half.transaction_id,
+                group=self._group,
+                namespace=self._namespace,
+                context=context_of(half.properties),
+            )
+        )
+
+    def questions(self, heads: pa.Table, outcomes: pa.Table, begun_ns: int) -> None:
+        """Tell of one question about many halves, which is over: of the first TOLD_MAX ones.
+
+        Args:
+            heads: what the listener got; where a column is missing that is needed, nothing is told.
+            outcomes: OUTCOMES.
+        """
+        if not (self._hooks.hear_operations and set(_NEEDED) <= {*heads.column_names}):
+            return
+        ids, states = (outcomes[name].to_pylist() for name in ("transaction_id", "state"))
+        answers = dict(zip(ids, states, strict=True))
+        for operation in self._operations(heads.slice(0, TOLD_MAX), begun_ns):
+            self._hooks.over(operation, answers[operation.transaction_id])
+
+    def _operations(self, heads: pa.Table, begun_ns: int) -> Iterator[Operation]:
+        for row in heads.select(_NEEDED).to_pylist():
+            yield Operation(
+                OperationName.CHECK,
+                row["topic"],
+                row["message_id"],
+                row["transaction_id"],
+                group=self._group,
+                namespace=self._namespace,
+                context=context_of(row["properties"]),
+                begun_ns=begun_ns,
+            )

@@ -1,0 +1,198 @@
+"""Figures as instruments of OpenTelemetry, for the exporter of the user's own SDK."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from txmq.errors import ConfigError, EnvironmentProblemError
+from txmq.histogram import BOUNDS_S, Histogram
+from txmq.metrics.figures import Figure, FigureKind
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+SCOPE = "txmq"
+BOUND = "le"
+# Labels that the semantic conventions of messaging name; all others are txmq's own.
+ATTRIBUTES = {
+    "topic": "messaging.destination.name",
+    "consumer_group": "messaging.consumer.group.name",
+    "producer_group": "txmq.producer.group",
+}
+# The ends of names of figures, and their units as UCUM has them; the first two are left out.
+_UNITS = {"_seconds": "s", "_bytes": "By"}
+_COUNTED = {
+    "_transactions": "{transaction}", "_transactions_older_than": "{transaction}",
+    "_messages": "{message}", "_commits": "{commit}", "_files": "{file}", "_queues": "{queue}",
+    "_claims": "{claim}", "_checks": "{check}", "_members": "{member}",
+    "_rollbacks": "{transaction}", "_expirations": "{transaction}", "_discards": "{transaction}",
+    "_answers": "{answer}", "_failures": "{failure}",
+}  # fmt: skip
+
+Figures = Callable[[], Sequence[Figure]]
+Attributes = dict[str, str]
+Samples = list[tuple[Attributes, float]]
+
+
+class Series(NamedTuple):
+    """What one instrument shows.
+
+    Attributes:
+        samples: chooses its values among those of its figure.
+    """
+
+    name: str
+    unit: str
+    is_counter: bool
+    samples: Callable[[Figure], Samples]
+
+
+class OpenTelemetryMetrics:
+    """Offers the figures of a store and its broker to OpenTelemetry; for `Broker(metrics=...)`.
+
+    They are the figures that Prometheus gets, as observable instruments. One of these is for one
+    running broker or MetricsService at a time; after its stop nothing is observed.
+
+    Args:
+        meter_provider: of OpenTelemetry's SDK; the global one by default.
+
+    Raises:
+        EnvironmentProblemError: OpenTelemetry's API is not installed.
+
+    Example:
+        >>> broker = Broker(store, metrics=OpenTelemetryMetrics())
+    """
+
+    def __init__(self, meter_provider: MeterProvider | None = None) -> None:
+        """Make no instrument yet."""
+        self._meter = _meter(meter_provider)
+        self._lock = threading.Lock()
+        self._figures: Figures | None = None
+        self._instruments: set[str] = set()
+
+    def begin(self, figures: Figures) -> None:
+        """Observe these figures from now on. Raises: ConfigError if others are observed."""
+        with self._lock:
+            if self._figures is not None:
+                problem = "this OpenTelemetryMetrics shows a running broker or MetricsService"
+                raise ConfigError([f"metrics: {problem}; make another one, or stop that"])
+            self._figures = figures
+        self.look()
+
+    def look(self) -> None:
+        """Make the instruments of figures that are new; a count brings some."""
+        for figure in self._now():
+            for series in series_of(figure):
+                self._offer(figure, series)
+
+    def stop(self) -> None:
+        """Observe nothing any more."""
+        with self._lock:
+            self._figures = None
+
+    def _now(self) -> Sequence[Figure]:
+        figures = self._figures
+        return () if figures is None else figures()
+
+    def _offer(self, figure: Figure, series: Series) -> None:
+        with self._lock:
+            if series.name in self._instruments:
+                return
+            self._instruments.add(series.name)
+        make: Any = (
+            self._meter.create_observable_counter
+            if series.is_counter
+            else self._meter.create_observable_gauge
+        )
+        callback = self._callback(figure.name, series.samples)
+        make(series.name, [callback], unit=series.unit, description=figure.description)
+
+    def _callback(
+        self, name: str, samples: Callable[[Figure], Samples]
+    ) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        def observe(_: CallbackOptions) -> Iterator[Observation]:
+            for figure in self._now():
+                if figure.name == name:
+                    for attributes, value in samples(figure):
+                        yield Observation(value, attributes)
+
+        return observe
+
+
+def series_of(figure: Figure) -> list[Series]:
+    """The instruments of a figure: one; of a histogram its count, its sum and its buckets.
+
+    OpenTelemetry has no observable histogram, and durations that are counted already cannot be
+    recorded one by one.
+    """
+    name, unit = name_of(figure), unit_of(figure)
+    if figure.kind is not FigureKind.HISTOGRAM:
+        return [Series(name, unit, figure.kind is FigureKind.COUNTER, _values)]
+    return [
+        Series(f"{name}.count", "{duration}", is_counter=True, samples=_counts),
+        Series(f"{name}.sum", unit, is_counter=True, samples=_sums),
+        Series(f"{name}.bucket", "{duration}", is_counter=True, samples=_buckets),
+    ]
+
+
+def name_of(figure: Figure) -> str:
+    """Its name by OpenTelemetry's conventions: a namespace, and the unit apart."""
+    name = figure.name.replace("txmq_", "txmq.", 1)
+    return next((name.removesuffix(end) for end in _UNITS if name.endswith(end)), name)
+
+
+def unit_of(figure: Figure) -> str:
+    """Its unit, as UCUM has it."""
+    ends = {**_UNITS, **_COUNTED}
+    return next((unit for end, unit in ends.items() if figure.name.endswith(end)), "1")
+
+
+def attribute_of(label: str) -> str:
+    """The name of a label as an attribute."""
+    return ATTRIBUTES.get(label, f"{SCOPE}.{label}")
+
+
+def _attributes(figure: Figure, values: tuple[str, ...]) -> Attributes:
+    return dict(zip(map(attribute_of, figure.labels), values, strict=True))
+
+
+def _values(figure: Figure) -> Samples:
+    samples = cast("Mapping[tuple[str, ...], float]", figure.samples)
+    return [(_attributes(figure, key), value) for key, value in samples.items()]
+
+
+def _histograms(figure: Figure) -> Iterator[tuple[Attributes, Histogram]]:
+    samples = cast("Mapping[tuple[str, ...], Histogram]", figure.samples)
+    return ((_attributes(figure, key), value) for key, value in samples.items())
+
+
+def _counts(figure: Figure) -> Samples:
+    return [(attributes, float(one.total)) for attributes, one in _histograms(figure)]
+
+
+def _sums(figure: Figure) -> Samples:
+    return [(attributes, one.sum_s) for attributes, one in _histograms(figure)]
+
+
+def _buckets(figure: Figure) -> Samples:
+    """All up to a bound, as Prometheus counts them."""
+    bounds = [*(str(bound_s) for bound_s in BOUNDS_S), "+Inf"]
+    return [
+        ({**attributes, BOUND: bound}, float(count))
+        for attributes, one in _histograms(figure)
+        for bound, count in zip(bounds, accumulate(one.counts), strict=True)
+    ]
+
+
+def _meter(provider: MeterProvider | None) -> Meter:
+    try:
+        from opentelemetry.metrics import get_meter_provider
+    except ModuleNotFoundError as error:
+        problem = "OpenTelemetry needs the package opentelemetry-api"
+        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[otel]'`") from error
+    return (provider or get_meter_provider()).get_meter(SCOPE)
