@@ -22,7 +22,7 @@ from txmq.hooks import Hook, Hooks
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
 from txmq.metrics.figures import Latencies
-from txmq.metrics.service import MetricsHandle, MetricsService, Shown
+from txmq.metrics.service import MetricsHandle, MetricsService, Shown, checked_shown
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
@@ -101,11 +101,12 @@ class Broker:
         Raises:
             ListenerError: a listener lacks a method, or the settings name one that cannot be made.
             HookError: an object among `hooks` is no hook.
-            ConfigError: `catalog` names no schema, or there is no session for it.
+            ConfigError: `catalog` names no schema, or there is no session for it; `metrics` is
+                something else.
         """
         hooks, self.store = tuple(Hooks(hooks)), store
         self.catalog_tables = _catalog_tables(store, spark, catalog)
-        self._metrics = metrics
+        self._metrics = None if metrics is None else checked_shown(metrics)
         # One for all, so that they look at the storage once.
         clock = StoreClock.of(store, clock)
         self.publisher = Publisher(store, spark=spark, clock=clock, name=name, hooks=hooks)

@@ -61,8 +61,7 @@ class PullConsumer:
         namespace: the namespace of the names of the group and of the topics (R94).
         clock: measures leases and calls; only durations count.
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
-        consume_timeout_s: a handler that takes longer for one message has failed on it; the
-            setting `consume_timeout_s` of the store if it is left out.
+        consume_timeout_s: a handler that takes longer has failed; by default the store's setting.
         on_error: called with the message and the error where a handler fails: with what it raised,
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
         hooks: are told of each call of a handler.
@@ -119,8 +118,10 @@ class PullConsumer:
         self._timeout_s = checked_timeout(consume_timeout_s, store.config.consume_timeout_s)
         if on_error is not None:
             check_function("on_error", on_error)
-        self._on_error = on_error
-        self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
+        self._on_error, self._watch = (
+            on_error,
+            ProcessWatch(Hooks(hooks), consumer_group, namespace),
+        )
         self._reader = GroupReader(
             store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s
         )

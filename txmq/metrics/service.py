@@ -52,7 +52,7 @@ class MetricsService:
     ) -> None:
         """Count nothing yet."""
         self._meter = Meter(store, broker=broker, clock=clock)
-        self._shown = _several(MetricsEndpoint("127.0.0.1:9464") if shown is None else shown)
+        self._shown = checked_shown(MetricsEndpoint("127.0.0.1:9464") if shown is None else shown)
         self._broker = broker
 
     def run_once(self) -> str:
@@ -78,15 +78,14 @@ class MetricsService:
             EnvironmentProblemError: the address cannot be had, or Prometheus's library is not
                 installed.
         """
-        views: list[_View] = []
-        try:
+        instruments = [one for one in self._shown if isinstance(one, OpenTelemetryMetrics)]
+        with ExitStack() as begun:
+            views: list[_View] = []
             for shown in self._shown:
                 views.append(self._view(shown))
-        except BaseException:
-            _stop_all(views)
-            raise
-        instruments = [one for one in self._shown if isinstance(one, OpenTelemetryMetrics)]
-        meter = MeterHandle(self._meter.count, counted=lambda: _look(instruments))
+                begun.callback(views[-1].stop)
+            meter = MeterHandle(self._meter.count, counted=lambda: _look(instruments))
+            begun.pop_all()
         return MetricsHandle([*views, meter])
 
     def _view(self, shown: MetricsEndpoint | OpenTelemetryMetrics) -> _View:
@@ -159,7 +158,7 @@ class MetricsHandle:
         return next((failure for failure in failures if failure is not None), None)
 
 
-def _several(shown: Shown) -> Sequence[MetricsEndpoint | OpenTelemetryMetrics]:
+def checked_shown(shown: Shown) -> Sequence[MetricsEndpoint | OpenTelemetryMetrics]:
     """All of them. Raises: ConfigError for something else."""
     several = shown if isinstance(shown, Sequence) else (shown,)
     for one in several:
