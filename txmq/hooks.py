@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from txmq.errors import HookError, MessageError, SendForbiddenError
 from txmq.lifecycle import TransactionState
@@ -160,6 +160,9 @@ class Hooks:
         self._hooks: tuple[Any, ...] = tuple(_several(hooks))
         for hook in self._hooks:
             _check(hook)
+        # Some of them may want nothing now; each send asks.
+        self._switched = [hook for hook in self._hooks if hasattr(hook, "is_on")]
+        self._is_heard = len(self._switched) < len(self._hooks)
         self._by_method = {
             name: [hook for hook in self._hooks if _has(hook, name)] for name in _METHODS
         }
@@ -170,7 +173,7 @@ class Hooks:
 
     def __bool__(self) -> bool:
         """Whether a hook wants to hear anything now; without one no context is made."""
-        return any(map(_is_on, self._hooks))
+        return self._is_heard or (bool(self._switched) and any(map(_is_on, self._switched)))
 
     @property
     def hear_ends(self) -> bool:
@@ -299,8 +302,8 @@ def _check(hook: object) -> None:
     forms = [form for form in _FORMS if all(_has(hook, name) for name in form)]
     if isinstance(hook, type) or not forms:
         problem = (
-            "must be an object with before_send and after_send, with end_transaction or with "
-            "check_forbidden, none of them async"
+            "must be an object with before_send and after_send, with end_transaction, with "
+            "begin_operation or with check_forbidden, none of them async"
         )
         raise HookError(type(hook).__name__, problem)
 
@@ -321,7 +324,7 @@ def _context_of(returned: object) -> Mapping[str, str]:
     if returned is None:
         return {}
     try:
-        return checked_context(**returned) if isinstance(returned, Mapping) else {}
+        return checked_context(**cast("Mapping[str, str]", returned))
     except (TypeError, MessageError):
         logger.warning("a hook returned no traceparent and tracestate in before_send")
         return {}

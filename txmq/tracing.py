@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SCOPE = "txmq"
 # Sends whose transaction has no end yet; the oldest ones are forgotten.
 OPEN_MAX = 4_096
+# A program may set up its SDK after its producers.
+LOOK_INTERVAL_S = 1.0
 _NS_PER_MS = 1_000_000
 _SEND = "send"
 # What goes around code of the user, whose own spans become children.
@@ -80,6 +82,7 @@ class OpenTelemetryHook:
         """Make no span yet."""
         check_installed()
         self._provider = tracer_provider
+        self._is_on, self._look_s = False, 0.0
         self._made: tuple[TracerProvider, Tracer] | None = None
         self._lock = threading.Lock()
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
@@ -87,10 +90,10 @@ class OpenTelemetryHook:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is an SDK; producers and services ask before each operation."""
-        from opentelemetry.trace import NoOpTracerProvider, ProxyTracerProvider
-
-        return not isinstance(self._tracers(), (NoOpTracerProvider, ProxyTracerProvider))
+        """Whether there is an SDK, as of a second ago; it is asked for before each operation."""
+        if not self._is_on and time.monotonic() >= self._look_s:
+            self._look()
+        return self._is_on
 
     def processing(
         self, message: ReceivedMessage, consumer_group: str | None = None
@@ -201,6 +204,12 @@ class OpenTelemetryHook:
             links=links,
             start_time=begun_ns,
         )
+
+    def _look(self) -> None:
+        from opentelemetry.trace import NoOpTracerProvider, ProxyTracerProvider
+
+        self._look_s = time.monotonic() + LOOK_INTERVAL_S
+        self._is_on = not isinstance(self._tracers(), (NoOpTracerProvider, ProxyTracerProvider))
 
     # --- what it keeps ------------------------------------------------------------------------
 

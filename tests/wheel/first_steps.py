@@ -1,6 +1,15 @@
 """What a newcomer types after `pip install txmq`: send, publish, read; run in an empty folder."""
 
-from txmq import Message, Publisher, PullConsumer, Store, TransactionProducer
+from txmq import (
+    EnvironmentProblemError,
+    Message,
+    OpenTelemetryHook,
+    OpenTelemetryMetrics,
+    Publisher,
+    PullConsumer,
+    Store,
+    TransactionProducer,
+)
 
 store = Store.create("store")
 producer = TransactionProducer(store, producer_group="orders")
@@ -18,4 +27,12 @@ with PullConsumer(store, consumer_group="billing", topics="order-paid") as consu
 
 if bodies != [b"42"]:
     raise SystemExit(f"expected one message, got {bodies}")
+for part in (OpenTelemetryHook, OpenTelemetryMetrics):
+    try:
+        part()
+    except EnvironmentProblemError as error:
+        if "txmq[otel]" not in str(error):
+            raise
+    else:
+        raise SystemExit(f"{part.__name__} needs an extra, and it is not installed")
 print("sent, published and read one message")  # noqa: T201 - a newcomer looks at it

@@ -15,13 +15,16 @@ from txmq.cli.shared import (
     say,
     titled_pairs,
 )
-from txmq.metrics.endpoint import endpoint_of
+from txmq.errors import EnvironmentProblemError
+from txmq.metrics.endpoint import MetricsEndpoint, endpoint_of
 from txmq.store.opening import open_store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from txmq.broker import BrokerResult
+    from txmq.hooks import Hook
+    from txmq.metrics.otel import OpenTelemetryMetrics
 
 FilePath = str | None
 
@@ -66,10 +69,19 @@ def serve(  # noqa: PLR0913 - the options of a command
             help="Whose clients may look; other addresses than this machine's own need it.",
         ),
     ] = None,
+    with_opentelemetry: Annotated[
+        bool,
+        typer.Option(
+            "--opentelemetry",
+            help="Spans and figures by the SDK that opentelemetry-instrument has set up.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run all services of a store until SIGTERM or Ctrl-C."""
     endpoint = endpoint_of(metrics_address, certificate, key, authority)
+    hooks, shown = _opentelemetry() if with_opentelemetry else ([], [])
+    shown += [endpoint] if endpoint is not None else []
     store = open_store(location, config)
     from txmq.broker import Broker, run_until_signal
     from txmq.local_spark.session import local_session
@@ -77,12 +89,24 @@ def serve(  # noqa: PLR0913 - the options of a command
     if context.obj is None:
         logging.getLogger("txmq").setLevel(logging.INFO)
     spark = local_session("txmq-broker") if with_spark else None
-    broker = Broker(store, spark=spark, metrics=endpoint)
+    broker = Broker(store, spark=spark, metrics=shown or None, hooks=hooks)
     if once:
         print_result(broker.run_once(), _broker_view, as_json=as_json)
         return
     say(f"Serving {store.location}; Ctrl-C stops it.")
     run_until_signal(broker.start)
+
+
+def _opentelemetry() -> tuple[list[Hook], list[MetricsEndpoint | OpenTelemetryMetrics]]:
+    """The hook for spans, and where figures are shown. Raises: EnvironmentProblemError."""
+    from txmq.metrics.otel import OpenTelemetryMetrics
+    from txmq.tracing import OpenTelemetryHook
+
+    hook = OpenTelemetryHook()
+    if not hook.is_on:
+        step = "Run `opentelemetry-instrument txmq serve ...` (pip install opentelemetry-distro)"
+        raise EnvironmentProblemError("this process has no SDK of OpenTelemetry", step)
+    return [hook], [OpenTelemetryMetrics()]
 
 
 def metrics(location: Location) -> None:

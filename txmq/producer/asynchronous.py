@@ -202,7 +202,7 @@ class AsyncSends:
     def _prepare(self, chunk: list[_Sent]) -> None:
         durable = []
         for sent, error in zip(chunk, self._errors_of_halves(chunk), strict=True):
-            if self._commits.hooks:
+            if sent.sending.is_told:
                 _tell(partial(sent.sending.done, error))
             if error is None:
                 durable.append(sent)

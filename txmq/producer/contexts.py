@@ -23,6 +23,7 @@ class Sending:
     def __init__(self, hooks: Hooks, context: SendContext | None) -> None:
         """Start to measure the cost; `context` is None if there are no hooks."""
         self._hooks, self._context = hooks, context
+        self.is_told = context is not None
         self._begun_s = time.monotonic()
 
     @property

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from typer import Context
 from typer.main import get_command
 from typer.testing import CliRunner, Result
@@ -25,9 +26,12 @@ from txmq.cli.app import app
 from txmq.cli.panels import PANELS
 from txmq.errors import StoreNotFoundError
 from txmq.message.message import LocalTransactionState, Message
+from txmq.metrics.endpoint import MetricsEndpoint
+from txmq.metrics.otel import OpenTelemetryMetrics
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 from txmq.testing import ManualClock
+from txmq.tracing import OpenTelemetryHook
 
 
 @pytest.fixture
@@ -257,10 +261,10 @@ def test_verify_as_json(made: HandMadeStore) -> None:
 class FakeBroker:
     """Stands in for the broker, which needs Spark."""
 
-    made: list[FakeBroker]
+    made: list[Any]
 
-    def __init__(self, store: Store, *, spark: object, metrics: object) -> None:
-        self.store, self.spark, self.metrics = store, spark, metrics
+    def __init__(self, store: Store, *, spark: object, metrics: object, hooks: object) -> None:
+        self.store, self.spark, self.metrics, self.hooks = store, spark, metrics, hooks
         FakeBroker.made.append(self)
 
     def start(self) -> str:
@@ -295,6 +299,25 @@ def test_serve_without_spark_starts_none(store: Store, broker: list[Any]) -> Non
     assert broker == ["handle", "handle"]
     assert [made.spark for made in FakeBroker.made] == ["session txmq-broker", None]
     assert [made.metrics for made in FakeBroker.made] == [None, None]
+
+
+def test_serve_gives_its_broker_to_opentelemetry(
+    store: Store, broker: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", TracerProvider)
+    result = run("serve", store.location, "--opentelemetry", "--metrics", "127.0.0.1:0")
+
+    assert result.exit_code == 0
+    (made,) = FakeBroker.made
+    assert [type(hook) for hook in made.hooks] == [OpenTelemetryHook]
+    assert [type(shown) for shown in made.metrics] == [OpenTelemetryMetrics, MetricsEndpoint]
+    assert broker == ["handle"]
+
+
+def test_serve_says_where_opentelemetry_has_no_sdk(store: Store) -> None:
+    result = run("serve", store.location, "--opentelemetry")
+
+    assert_one_line(result, "opentelemetry-instrument txmq serve")
 
 
 def committed(store: Store, count: int) -> None:
