@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import COMMIT_NAME, DAMAGES, LOG_FOLDER, commit_actions, commit_path
@@ -74,6 +75,15 @@ class TableFolder:
                     return bytes(file.read())
             except FileNotFoundError:
                 return None
+
+    def write_unnamed(self, path: str, content: pa.Buffer) -> None:
+        """Write a file that no commit names yet, so that nobody reads a part of it."""
+        if self.objects.is_remote:
+            self.objects.put(path, content.to_pybytes())
+            return
+        # A put takes twice the time, to show no parts.
+        with self.filesystem.open_output_stream(path, compression=None) as file:
+            file.write(content)
 
     def commit_problem(self, version: int) -> str | None:
         """Why the commit file of a version cannot be used; None where it can."""

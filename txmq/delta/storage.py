@@ -251,7 +251,7 @@ class Table(ReadTable):
         if rows.get_total_buffer_size() > SMALL_FILE_BYTES:
             return write_file([rows], rows.schema, self.filesystem, statistics, partition)
         file, content = small_file(rows, statistics, partition)
-        self.objects.put(file.path, content.to_pybytes())
+        self.write_unnamed(file.path, content)
         return file
 
     def swap_files(self, files: Sequence[NewFile], marks: Mapping[str, int]) -> None:
