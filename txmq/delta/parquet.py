@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 
 from txmq.clock import elapsed_ms
 from txmq.delta.row_statistics import stats_json, stats_of_rows
+from txmq.random_names import new_uuid
 from txmq.results import plain
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class NewFile:
 
 def new_file_path() -> str:
     """A new, unique file name."""
-    return f"part-{uuid.uuid4()}.{COMPRESSION}.parquet"
+    return f"part-{new_uuid()}.{COMPRESSION}.parquet"
 
 
 def staging_folder() -> str:
@@ -59,7 +59,7 @@ def staging_folder() -> str:
 
     VACUUM would ignore a folder whose name begins with an underscore.
     """
-    return f"{STAGING_PREFIX}{uuid.uuid4()}"
+    return f"{STAGING_PREFIX}{new_uuid()}"
 
 
 def parquet_writer(  # noqa: PLR0913 - a file, its settings, its footer

@@ -141,20 +141,16 @@ class GroupCommitter(Generic[Item, Answer]):
     def submit(self, item: Item, size: Size) -> Awaited[Answer]:
         """Queue an item for the next commit. Raises: ClosedError."""
         awaited: Awaited[Answer] = Awaited()
-        self._enter(((item, size, awaited),))
+        self._enter(((item, *size, awaited),))
         return awaited
 
     def submit_to(self, answered: Answered[Answer], item: Item, size: Size) -> None:
         """Queue an item; the committing thread sets its answer or error. Raises: ClosedError."""
-        self._enter(((item, size, answered),))
+        self._enter(((item, *size, answered),))
 
     def put(self, item: Item, size: Size) -> None:
         """Queue an item whose answer `commit` delivers itself. Raises: ClosedError."""
-        self._enter(((item, size, None),))
-
-    def put_all(self, items: Sequence[Item], sizes: Sequence[Size]) -> None:
-        """Queue several items as `put` does, in their order. Raises: ClosedError."""
-        self._enter([(item, size, None) for item, size in zip(items, sizes, strict=True)])
+        self._enter(((item, *size, None),))
 
     def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         """Queue entries; take the lock only if a thread has to be woken or to wait.
@@ -165,7 +161,8 @@ class GroupCommitter(Generic[Item, Answer]):
         self._check_process()
         if len(self._waiting) >= self._max_waiting and not self._never_waits():
             self._wait_for_room()
-        self.check_usable()
+        if self._closed:
+            self.check_usable()
         self._waiting.extend(entries)
         if self._is_idle or self._closed or len(self._waiting) >= self._max_waiting:
             self._wake(entries)
@@ -232,7 +229,7 @@ class GroupCommitter(Generic[Item, Answer]):
         return self._pid == process_id()
 
     def _check_process(self) -> None:
-        if not self.is_of_this_process:
+        if self._pid != process_id():
             raise ClosedError(fork_problem(f"the producer of {self._name}"))
 
     def _start(self) -> None:
@@ -259,12 +256,12 @@ class GroupCommitter(Generic[Item, Answer]):
 
     def _commit_group(self, group: Sequence[_Entry[Item, Answer]]) -> None:
         try:
-            answers = self._commit([item for item, _, _ in group])
+            answers = self._commit([entry[0] for entry in group])
             pairs = list(zip(group, answers, strict=True))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             _fail(group, error, self._name)
             return
-        for (_, _, awaited), answer in pairs:
+        for (_, _, _, awaited), answer in pairs:
             if awaited is not None:
                 awaited.set_result(answer)
 
@@ -275,7 +272,7 @@ class GroupCommitter(Generic[Item, Answer]):
             entries = [*group, *self._waiting]
             self._waiting.clear()
             self._has_room.notify_all()
-        for item, _, awaited in entries:
+        for item, _, _, awaited in entries:
             if awaited is not None and not awaited.done():
                 awaited.set_exception(error)
             elif awaited is None and self._refuse is not None:
@@ -316,12 +313,13 @@ class GroupCommitter(Generic[Item, Answer]):
         """The first entries that fit into one commit, at least one."""
         group: list[_Entry[Item, Answer]] = []
         rows = size_bytes = 0
-        while self._waiting:
-            size = self._waiting[0][1]
-            rows, size_bytes = rows + size.rows, size_bytes + size.bytes
-            if group and (rows > self._max_rows or size_bytes > self._max_bytes):
+        waiting, max_rows, max_bytes = self._waiting, self._max_rows, self._max_bytes
+        while waiting:
+            _, item_rows, item_bytes, _ = waiting[0]
+            rows, size_bytes = rows + item_rows, size_bytes + item_bytes
+            if group and (rows > max_rows or size_bytes > max_bytes):
                 break
-            group.append(self._waiting.popleft())
+            group.append(waiting.popleft())
         return group
 
     def _sleep(self) -> None:
@@ -333,13 +331,13 @@ class GroupCommitter(Generic[Item, Answer]):
             self._is_idle = False
 
 
-# An item, its size, and who takes its answer.
-_Entry = tuple[Item, Size, Answered[Answer] | None]
+# An item, its rows and bytes, and who takes its answer.
+_Entry = tuple[Item, int, int, Answered[Answer] | None]
 
 
 def _fail(group: Sequence[_Entry[Item, Answer]], error: BaseException, name: str) -> None:
-    for _, _, awaited in group:
+    for *_, awaited in group:
         if awaited is not None:
             awaited.set_exception(error)
-    if any(awaited is None for _, _, awaited in group):
+    if any(awaited is None for *_, awaited in group):
         logger.error("%s: a commit failed, and its items have no future", name, exc_info=error)

@@ -28,7 +28,7 @@ def _of_a_footer(rows: pa.Table, columns: tuple[str, ...]) -> object:
     return json.loads(described("file", filesystem, columns, {}).stats_json)
 
 
-@given(st.lists(st.tuples(TEXTS, NUMBERS), min_size=1, max_size=2 * FEW_ROWS))
+@given(st.lists(st.tuples(TEXTS, NUMBERS), min_size=1, max_size=20))
 def test_integers_and_texts_are_described_as_by_the_footer(
     values: list[tuple[str | None, int | None]],
 ) -> None:
@@ -51,3 +51,11 @@ def test_other_columns_are_left_to_the_footer() -> None:
     rows = pa.table({"time": [dt.datetime(2026, 1, 1, tzinfo=dt.UTC)]})
     assert stats_of_rows(rows, ("time",)) is None
     assert stats_of_rows(rows, ()) is not None
+
+
+def test_many_rows_are_described_as_by_the_footer() -> None:
+    texts = [None if n % 7 == 0 else str(n * 7919 % 10_007) for n in range(FEW_ROWS + 1)]
+    rows = pa.table([texts, list(range(len(texts))), [b""] * len(texts)], schema=SCHEMA)
+    stats = stats_of_rows(rows, COLUMNS)
+    assert stats is not None
+    assert json.loads(stats) == _of_a_footer(rows, COLUMNS)
