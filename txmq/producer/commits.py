@@ -21,11 +21,12 @@ from txmq.hooks import Hooks
 from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.answers import Answered
 from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import DataFrameSend
 from txmq.producer.ends import AskedEnds, trusted_s
-from txmq.producer.group_commit import Answered, Size
+from txmq.producer.group_commit import Size
 from txmq.producer.keyed import KeyedAttempt, KeyedTry
 from txmq.producer.log_commits import LogCommits
 from txmq.producer.recall import RecallCheck, recall_problem

@@ -7,19 +7,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from txmq.delta.forks import fork_problem, process_id
 from txmq.errors import ClosedError
+from txmq.producer.answers import AWAKE_AT_ONCE, Answer, Answered, Awaited, Woken
 
 DEFAULT_MAX_WAITING = 100_000
 # In a pause of this length somebody calls, while callers come one after the other.
 ARRIVAL_PAUSE_S = 0.0005
+# Threads that are not woken by each other after this time are woken together.
+WAKE_ALL_S = 0.01
 # Of items whose size nobody bounds, such as ends.
 UNBOUNDED_BYTES = 1 << 62
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-Answer_contra = TypeVar("Answer_contra", contravariant=True)
 
 logger = logging.getLogger(__name__)
 
@@ -29,63 +30,6 @@ class Size(NamedTuple):
 
     rows: int
     bytes: int = 0
-
-
-class Answered(Protocol[Answer_contra]):
-    """Takes the answer to one item."""
-
-    def done(self) -> bool:
-        """Whether there is an answer or an error."""
-        ...
-
-    def set_result(self, answer: Answer_contra) -> None:
-        """Give the answer; this or `set_exception` is called once, and must not raise."""
-        ...
-
-    def set_exception(self, error: BaseException) -> None:
-        """Give the error."""
-        ...
-
-
-class Awaited(Generic[Answer]):
-    """The answer that one thread waits for.
-
-    A Future wakes its thread twice, for it holds its lock meanwhile; with hundreds of threads that
-    is most of their time.
-    """
-
-    __slots__ = ("_answer", "_error", "_pending")
-
-    def __init__(self) -> None:
-        """There is no answer yet."""
-        self._pending = threading.Lock()
-        self._pending.acquire()
-        self._answer: Any = None
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        """Whether there is an answer or an error."""
-        return not self._pending.locked()
-
-    def set_result(self, answer: Answer) -> None:
-        """Give the answer; call this or `set_exception` once."""
-        self._answer = answer
-        self._pending.release()
-
-    def set_exception(self, error: BaseException) -> None:
-        """Give the error."""
-        self._error = error
-        self._pending.release()
-
-    def result(self, timeout_s: float = -1) -> Answer:
-        """Wait for the answer, for ever or up to a time. Raises: the error; TimeoutError."""
-        if not self._pending.acquire(timeout=timeout_s):
-            raise TimeoutError
-        self._pending.release()
-        if self._error is not None:
-            raise self._error
-        answer: Answer = self._answer
-        return answer
 
 
 class GroupCommitter(Generic[Item, Answer]):
@@ -136,6 +80,7 @@ class GroupCommitter(Generic[Item, Answer]):
         self._last_size, self._last_s = 0, 0.0
         # The thread sleeps or is not started yet, so the next caller has to wake it.
         self._is_idle = True
+        self._woken = Woken()
         self._pid = process_id()
 
     def submit(self, item: Item, size: Size) -> Awaited[Answer]:
@@ -262,8 +207,11 @@ class GroupCommitter(Generic[Item, Answer]):
             _fail(group, error, self._name)
             return
         for (_, _, _, awaited), answer in pairs:
-            if awaited is not None:
+            if isinstance(awaited, Awaited):
+                awaited.set_result_in_turn(answer, self._woken)
+            elif awaited is not None:
                 awaited.set_result(answer)
+        self._woken.wake(AWAKE_AT_ONCE)
 
     def _break(self, group: Sequence[_Entry[Item, Answer]], error: BaseException) -> None:
         """Answer everybody who waits, and refuse all who come."""
@@ -272,6 +220,7 @@ class GroupCommitter(Generic[Item, Answer]):
             entries = [*group, *self._waiting]
             self._waiting.clear()
             self._has_room.notify_all()
+        self._woken.wake_all()
         for item, _, _, awaited in entries:
             if awaited is not None and not awaited.done():
                 awaited.set_exception(error)
@@ -289,6 +238,8 @@ class GroupCommitter(Generic[Item, Answer]):
             if not self._closed:
                 self._is_urgent.clear()
             group = self._taken()
+            # Nobody waits for a commit on account of a thread that gave up waiting.
+            self._woken.wake_all()
             self._has_room.notify_all()
             # A caller that queues an item from now on sees that the thread has ended.
             self._has_ended = not group
@@ -327,7 +278,8 @@ class GroupCommitter(Generic[Item, Answer]):
         with self._has_rows:
             self._is_idle = True
             while not (self._waiting or self._closed):
-                self._has_rows.wait()
+                if not self._has_rows.wait(WAKE_ALL_S if self._woken else None):
+                    self._woken.wake_all()
             self._is_idle = False
 
 
