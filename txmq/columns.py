@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 _FIRST_TIME = datetime.min.replace(tzinfo=UTC)
 _LAST_TIME = datetime.max.replace(tzinfo=UTC)
 
@@ -154,6 +155,11 @@ def flags(column: Any) -> npt.NDArray[np.bool_]:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def only(rows: pa.Table, chosen: Flags) -> pa.Table:
+    """The chosen rows; a filter would copy them where all are chosen."""
+    return rows if chosen.all() else rows.filter(pa.array(chosen))
 
 
 def place_in_group(groups: Any) -> Integers:

@@ -15,6 +15,7 @@ from txmq.delta.actions import CommitActions, path_of
 from txmq.delta.batches import BATCH_BYTES, in_windows, record_batches
 from txmq.delta.failures import problem_of
 from txmq.delta.files import (
+    COARSE_FROM,
     LARGE_FILE_BYTES,
     LARGE_FILE_ROWS,
     DataFile,
@@ -146,6 +147,9 @@ class ReadTable(FollowedTable):
             rows = pa.concat_tables([self.read([], read_columns), *parts])
         else:
             rows = self.read(files, read_columns)
+        if not rows.num_rows:
+            # Else all values would be hashed for nothing.
+            return rows.select(list(columns))
         is_match = pc.is_in(rows[column], value_set=values)
         # A large transaction fills whole files, and a filter would copy them.
         if not pc.all(is_match, min_count=0).as_py():
@@ -184,11 +188,15 @@ class ReadTable(FollowedTable):
 
     def _lost(self, column: str, values: pa.Array, rows: pa.Table) -> tuple[UnreadableFile, ...]:
         """Commits that lost their content, if a value has no row: their files are not known."""
-        if column in rows.column_names and len(pc.unique(rows[column])) >= len(values):
+        # A look at the log costs less than to count many values.
+        lost = self.lost_commits() if len(values) > COARSE_FROM else None
+        if lost == [] or (
+            column in rows.column_names and len(pc.unique(rows[column])) >= len(values)
+        ):
             return ()
         return tuple(
             UnreadableFile(DataFile(path, 0, 0, {}), None, None, f"{path} is empty")
-            for path in self.lost_commits()
+            for path in (self.lost_commits() if lost is None else lost)
         )
 
     def _readable_rows_of(

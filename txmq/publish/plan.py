@@ -249,29 +249,34 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     sequence = integers(halves["sequence"], -1)[row]
     rank = integers(facts["rank"], 0)[fact]
     order = np.lexsort((sequence, rank))
-    facts = facts.take(pa.array(fact[order]))
+    fact = pa.array(fact[order])
     if not np.array_equal(row[order], np.arange(halves.num_rows)):
         halves = halves.take(pa.array(row[order]))
-    topic, due = _topics_and_times(halves, facts)
-    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["ordinal"],
-               facts["life"], due, halves["file"], halves["row"], facts["rank"],
-               halves["sequence"]]  # fmt: skip
+    topic, due = _topics_and_times(halves, facts, fact)
+    version, ordinal, life, rank = (
+        facts[name].take(fact) for name in ("op_version", "ordinal", "life", "rank")
+    )
+    columns = [topic, halves["real_queue_id"], version, ordinal, life, due, halves["file"],
+               halves["row"], rank, halves["sequence"]]  # fmt: skip
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
 
 
-def _topics_and_times(halves: pa.Table, facts: pa.Table) -> tuple[Any, Any]:
-    """The topic of each message, and the due time of each message that goes to the schedule."""
+def _topics_and_times(halves: pa.Table, facts: pa.Table, fact: pa.Array) -> tuple[Any, Any]:
+    """The topic of each message, and the due time of each message that goes to the schedule.
+
+    `fact` is the row in `facts` of each message; texts of a fact are not repeated for all of them.
+    """
     if pc.any(pc.equal(halves["real_topic"], SCHEDULE_TOPIC), min_count=0).as_py():
         # Written by hand; there it would be due at no time.
         raise ValueError(f"{SCHEDULE_TOPIC} is for delayed messages alone")
-    is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES))
+    is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES)).take(fact)
     topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
     waits = pc.and_(is_delayed(halves), pc.invert(is_dead))
     if not pc.any(waits, min_count=0).as_py():
         return topic, pa.nulls(halves.num_rows, MICROSECONDS_UTC)
     delay = pc.multiply(halves["delay_s"], 1_000_000).cast(pa.duration("us"))
     # A claim by hand may have no time.
-    committed = pc.coalesce(facts["op_timestamp"], facts["settled_timestamp"])
+    committed = pc.coalesce(facts["op_timestamp"], facts["settled_timestamp"]).take(fact)
     due = pc.coalesce(halves["deliver_timestamp"], pc.add(committed, delay))
     no_time = pa.scalar(None, MICROSECONDS_UTC)
     return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, no_time)
