@@ -8,7 +8,7 @@ checks that both agree. A transaction whose halves cannot be read is not decided
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.errors import TxmqError
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, Halves, TransactionState, fold
+from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.deliveries import is_about_delivery, settle_deliveries
 from txmq.store.half import HalfLog, grouped_summaries
 from txmq.store.op import claims_of_table
@@ -112,6 +113,23 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     undecided = rows.filter(pa.array(is_held))
     without_effect = claims.num_rows - facts.num_rows - undecided.num_rows
     return Settlement(ordered, claims.num_rows, without_effect, undecided, problems)
+
+
+def settle_all_others(
+    decide: Callable[[Collection[str]], Settlement], claims: pa.Table, held: Collection[str]
+) -> Settlement:
+    """Settle claims without those about transactions that make this fail, which must wait."""
+    try:
+        return decide(held)
+    except NOBODYS_FAULT:
+        raise
+    except Exception:
+        ids = pc.unique(claims["transaction_id"]).to_pylist()
+        problems = culprits(ids, lambda part: decide({*ids, *held} - {*part}))
+        if not problems:
+            raise
+        settlement = decide({*held, *problems})
+        return replace(settlement, problems={**problems, **settlement.problems})
 
 
 def _is_about(claims: pa.Table, transaction_ids: Collection[str]) -> Flags:
@@ -215,7 +233,8 @@ def _is_plain(claims: pa.Table, by_id: Groups, group: pa.Array, with_facts: pa.A
     is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS)))
     is_new = ~flags(pc.is_in(by_id.keys, value_set=with_facts))
     is_first = (by_id.count() == 1) & is_new
-    return is_first[by_id.place] & flags(pc.and_(is_of_group, is_end))
+    is_plain: Flags = is_first[by_id.place] & flags(pc.and_(is_of_group, is_end))
+    return is_plain
 
 
 def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:
