@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
-from txmq.columns import Flags, Groups, flags, integers, only
+from txmq.columns import Flags, Groups, flags, in_order, integers, only
 from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.errors import TxmqError
@@ -109,7 +109,7 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
         delivered, late = settle_deliveries(deliveries, facts, logs, now_ms, waiting.given_up)
         is_held |= is_delivery & _is_about(rows, late)
         facts, problems = pa.concat_tables([facts, delivered]), {**problems, **late}
-    ordered = _in_order(facts)
+    ordered = in_order(facts, "op_version", "ordinal")
     undecided = rows.filter(pa.array(is_held))
     without_effect = claims.num_rows - facts.num_rows - undecided.num_rows
     return Settlement(ordered, claims.num_rows, without_effect, undecided, problems)
@@ -137,15 +137,6 @@ def _is_about(claims: pa.Table, transaction_ids: Collection[str]) -> Flags:
         return np.zeros(claims.num_rows, dtype=bool)
     value_set = pa.array(list(transaction_ids), pa.string())
     return flags(pc.is_in(claims["transaction_id"], value_set=value_set))
-
-
-def _in_order(facts: pa.Table) -> pa.Table:
-    """The facts in the order of their claims; most are, and a sort would copy them."""
-    version, ordinal = integers(facts["op_version"], 0), integers(facts["ordinal"], 0)
-    step = np.diff(version)
-    if np.all((step > 0) | ((step == 0) & (np.diff(ordinal) >= 0))):
-        return facts
-    return facts.take(pa.array(np.lexsort((ordinal, version))))
 
 
 def _ends(  # noqa: PLR0913, PLR0917 - as `settle`
