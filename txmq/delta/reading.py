@@ -15,7 +15,6 @@ from txmq.delta.actions import CommitActions, path_of
 from txmq.delta.batches import BATCH_BYTES, in_windows, record_batches
 from txmq.delta.failures import problem_of
 from txmq.delta.files import (
-    COARSE_FROM,
     LARGE_FILE_BYTES,
     LARGE_FILE_ROWS,
     DataFile,
@@ -188,15 +187,11 @@ class ReadTable(FollowedTable):
 
     def _lost(self, column: str, values: pa.Array, rows: pa.Table) -> tuple[UnreadableFile, ...]:
         """Commits that lost their content, if a value has no row: their files are not known."""
-        # A look at the log costs less than to count many values.
-        lost = self.lost_commits() if len(values) > COARSE_FROM else None
-        if lost == [] or (
-            column in rows.column_names and len(pc.unique(rows[column])) >= len(values)
-        ):
+        if column in rows.column_names and len(pc.unique(rows[column])) >= len(values):
             return ()
         return tuple(
             UnreadableFile(DataFile(path, 0, 0, {}), None, None, f"{path} is empty")
-            for path in (self.lost_commits() if lost is None else lost)
+            for path in self.lost_commits()
         )
 
     def _readable_rows_of(

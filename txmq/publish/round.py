@@ -6,12 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Collection
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -39,7 +37,7 @@ from txmq.publish.progress import (
 )
 from txmq.publish.rivals import Rivals
 from txmq.publish.settle import Settlement, Waiting, settle, settle_all_others
-from txmq.publish.span import FIRST_SPAN_VERSIONS, Span
+from txmq.publish.span import FIRST_SPAN_VERSIONS, Span, step_ends
 from txmq.publish.topic_writer import Goal, PublishResult, TopicWriter
 from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
 from txmq.publish.writing import Writing
@@ -195,10 +193,8 @@ class PublishRound:
         if through - after <= FIRST_SPAN_VERSIONS:
             return [through]
         facts = self._settled.between(after, through, ("op_version",))
-        versions = np.sort(integers(facts["op_version"], after))
-        rows = self._store.config.publish_batch_rows
-        ends = np.unique(versions[rows - 1 :: rows])
-        return [*ends[ends < through].tolist(), through]
+        versions = integers(facts["op_version"], after)
+        return step_ends(versions, through, self._store.config.publish_batch_rows)
 
     def _publish_step(self, mark: int, *, goes_on: bool = False) -> PublishResult:
         """Plan what is missing up to a mark, and write it or begin to, see `_end_writing`."""
@@ -223,13 +219,14 @@ class PublishRound:
 
     def _end_writing(self) -> PublishResult:
         """Wait until the topics of the last step are written; then its mark is reached."""
-        writing, self._writing = self._writing, None
+        writing = self._writing
         if writing is None:
             return PublishResult()
+        writing.wait()
+        self._writing = None
         result = self._written(writing)
-        result += PublishResult(
-            publish_latency=publish_latency(writing.facts, self._clock.now_ms())
-        )
+        latency = publish_latency(writing.facts, self._clock.now_ms())
+        result += PublishResult(publish_latency=latency)
         self._published_s = time.monotonic() - writing.begun_s
         reached(FailPoint.TOPICS_DONE)
         self._advance_to(writing.goal.mark, urgent=result.parked > 0)
@@ -279,13 +276,12 @@ class PublishRound:
             return readable_plan(self._half, facts, self._schedule), facts
 
     def _written(self, writing: Writing) -> PublishResult:
-        writing.wait()
         goal = writing.goal
         result = PublishResult(set_aside=len(goal.plan.missing))
         restored: SourceRestoredError | None = None
-        for name, task in writing.tasks.items():
+        for name in writing.tasks:
             try:
-                result += self._result_of(name, task, writing)
+                result += writing.result_of(name, self._topics.write)
             except SourceRestoredError as error:
                 restored = error
             except BaseException as error:  # noqa: BLE001 - one topic must not stop the others
@@ -294,14 +290,6 @@ class PublishRound:
         if restored is not None:
             raise restored
         return result
-
-    def _result_of(self, name: str, task: Future[PublishResult], writing: Writing) -> PublishResult:
-        try:
-            return task.result()
-        except Exception:
-            if not writing.may_try_again:
-                raise
-            return self._topics.write(name, writing.goal)
 
     # --- parked topics ------------------------------------------------------------------------
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from txmq.columns import Integers
+
 FIRST_SPAN_VERSIONS = 64
 MAX_SPAN_VERSIONS = 4096
 
@@ -20,3 +24,9 @@ class Span:
             self.versions = versions
         elif versions >= self.versions:
             self.versions = min(self.versions * 2, MAX_SPAN_VERSIONS)
+
+
+def step_ends(versions: Integers, through: int, rows: int) -> list[int]:
+    """Op versions up to `through`, with about so many of the facts between two."""
+    ends = np.unique(np.sort(versions)[rows - 1 :: rows])
+    return [*ends[ends < through].tolist(), through]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,3 +33,12 @@ class Writing:
     def wait(self) -> None:
         """Wait until no topic is written any more."""
         wait(self.tasks.values())
+
+    def result_of(self, name: str, write: Callable[[str, Goal], PublishResult]) -> PublishResult:
+        """What the task of a topic gave, or what `write` gives. Raises: what they raise."""
+        try:
+            return self.tasks[name].result()
+        except Exception:
+            if not self.may_try_again:
+                raise
+            return write(name, self.goal)
