@@ -23,8 +23,9 @@ from txmq.handles import (
     forget_checkpoint,
     is_connect,
 )
+from txmq.publish.engine_choice import EngineChoice
 from txmq.publish.round import PublishRound
-from txmq.publish.topic_writer import EngineChoice, PublishResult
+from txmq.publish.topic_writer import PublishResult
 from txmq.store.store import service_checkpoint_location
 from txmq.store.store_clock import StoreClock
 

@@ -291,12 +291,17 @@ def is_delayed(rows: pa.Table) -> pa.ChunkedArray:
     return pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
 
 
-def grouped_summaries(summaries: pa.Table) -> pa.Table:
+def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Table:
     """One row for each transaction: counts of its rows and messages, its groups and its head.
 
-    `places` counts distinct sequences.
+    `places` counts distinct sequences. With `ids` the rows are those of these transactions, in
+    this order; one without halves has counts of 0.
     """
-    groups = Groups.of(summaries["transaction_id"])
+    column = summaries["transaction_id"]
+    if ids is None:
+        groups = Groups.of(column)
+    else:
+        groups = Groups(ids, integers(pc.index_in(column, value_set=ids), -1))
     sequence = integers(summaries["sequence"], NO_SEQUENCE)
     rows = groups.count()
     first_group, last_group = _producer_groups(groups, summaries["producer_group"])
@@ -324,7 +329,7 @@ def _places(groups: Groups, sequence: Integers, rows: Integers) -> Integers:
     return groups.count(first_of_each(groups.place, sequence))
 
 
-def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array, ...]:
     senders = Groups.of(pc.fill_null(column, ""))
     order = pc.array_sort_indices(senders.keys)
     rank = np.empty(len(order), dtype=np.int64)
@@ -332,7 +337,8 @@ def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array,
     names, ranks = senders.keys.take(order), rank[senders.place]
     first = groups.smallest(ranks, len(order))
     last = groups.largest(ranks, -1)
-    return names.take(pa.array(first)), names.take(pa.array(last))
+    has_none = last < 0
+    return tuple(names.take(pa.array(place, mask=has_none)) for place in (first, last))
 
 
 def halves_by_id(rows: pa.Table) -> dict[str, Halves]:

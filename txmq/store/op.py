@@ -175,6 +175,17 @@ class OpLog:
         """
         return self._trusted(partial(self.table.changes, after + 1, through), warns=True)
 
+    def first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
+        """As `between`, up to the commit with which there are enough rows, and that commit."""
+        end = through
+
+        def read(columns: Sequence[str]) -> pa.Table:
+            nonlocal end
+            rows, end = self.table.first_changes(after + 1, through, columns, enough_rows)
+            return rows
+
+        return self._trusted(read, warns=True), end
+
     def claims_between(
         self, after: int, through: int, transaction_ids: Iterable[str]
     ) -> dict[str, list[Claim]]:
