@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 _FIRST_TIME = datetime.min.replace(tzinfo=UTC)
 _LAST_TIME = datetime.max.replace(tzinfo=UTC)
 
@@ -108,6 +109,20 @@ def first_of_each(place: Integers, sequence: Integers) -> npt.NDArray[np.bool_]:
     return answer
 
 
+def in_order(rows: pa.Table, first: str, second: str) -> pa.Table:
+    """The rows ordered by two columns of whole numbers; most are, and a sort would copy them."""
+    major, minor = integers(rows[first], 0), integers(rows[second], 0)
+    if are_in_order(major, minor):
+        return rows
+    return rows.take(pa.array(np.lexsort((minor, major))))
+
+
+def are_in_order(major: Integers, minor: Integers) -> bool:
+    """Whether pairs of whole numbers ascend."""
+    is_up, is_same = major[1:] > major[:-1], major[1:] == major[:-1]
+    return bool(np.all(is_up | (is_same & (minor[1:] >= minor[:-1]))))
+
+
 def find_pairs(pairs: tuple[Integers, Integers], table: tuple[Integers, Integers]) -> Integers:
     """The row number in `table` of each of `pairs`, both given as two columns; -1 for none."""
     count = len(table[0])
@@ -123,6 +138,13 @@ def find_pairs(pairs: tuple[Integers, Integers], table: tuple[Integers, Integers
 
 def equal_pairs(left: Integers, right: Integers, groups: int) -> tuple[Integers, Integers]:
     """Row numbers in both columns of all equal values; the values are numbers of groups."""
+    row_of = np.full(groups, -1, dtype=np.int64)
+    row_of[right] = np.arange(len(right))
+    if np.array_equal(row_of[right], np.arange(len(right))):
+        # No value is twice in `right`, which is the common case.
+        found = row_of[left]
+        rows = np.flatnonzero(found >= 0)
+        return rows, found if len(rows) == len(found) else found[rows]
     order = np.argsort(right, kind="stable")
     counts = np.bincount(right, minlength=groups)
     begin = np.cumsum(counts) - counts
@@ -154,6 +176,11 @@ def flags(column: Any) -> npt.NDArray[np.bool_]:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def only(rows: pa.Table, chosen: Flags) -> pa.Table:
+    """The chosen rows; a filter would copy them where all are chosen."""
+    return rows if chosen.all() else rows.filter(pa.array(chosen))
 
 
 def place_in_group(groups: Any) -> Integers:

@@ -248,11 +248,9 @@ def _is_after(claim: Claim, committed: Claim) -> bool:
 
 def end_asked_for(kind: ClaimKind) -> TransactionState:
     """The state that a caller of commit or rollback asks for."""
-    match kind:
-        case ClaimKind.COMMIT:
-            return TransactionState.COMMITTED
-        case ClaimKind.ROLLBACK:
-            return TransactionState.ROLLED_BACK
-        case _:
-            message = f"{kind} does not end a transaction"
-            raise ValueError(message)
+    if kind is ClaimKind.COMMIT:
+        return TransactionState.COMMITTED
+    if kind is ClaimKind.ROLLBACK:
+        return TransactionState.ROLLED_BACK
+    message = f"{kind} does not end a transaction"
+    raise ValueError(message)

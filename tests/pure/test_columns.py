@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.columns import DistinctRows
+from txmq.columns import DistinctRows, equal_pairs, in_order, only
 
 values = st.tuples(
     st.sampled_from(["a", "b", None]), st.integers(0, 3) | st.none(), st.booleans() | st.none()
@@ -44,3 +45,40 @@ def test_many_columns_of_many_values_do_not_overflow() -> None:
     )
 
     assert DistinctRows.of(rows).rows.num_rows == 2_000
+
+
+small = st.lists(st.integers(0, 5), max_size=12)
+
+
+@given(small, small)
+def test_each_pair_of_equal_values_is_found_once(left: list[int], right: list[int]) -> None:
+    here, there = equal_pairs(np.array(left, np.int64), np.array(right, np.int64), 6)
+
+    wanted = [(row, other) for row, a in enumerate(left) for other, b in enumerate(right) if a == b]
+    assert list(zip(here.tolist(), there.tolist(), strict=True)) == wanted
+
+
+pairs_of_numbers = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=12)
+
+
+@given(pairs_of_numbers | pairs_of_numbers.map(sorted))
+def test_rows_are_brought_in_order(pairs: list[tuple[int, int]]) -> None:
+    rows = pa.table(
+        {
+            "major": pa.array([major for major, _ in pairs], pa.int64()),
+            "minor": pa.array([minor for _, minor in pairs], pa.int64()),
+        }
+    )
+
+    found = in_order(rows, "major", "minor")
+
+    assert [tuple(row.values()) for row in found.to_pylist()] == sorted(pairs)
+
+
+@given(st.lists(st.booleans(), max_size=5))
+def test_only_the_chosen_rows_are_left(chosen: list[bool]) -> None:
+    rows = pa.table({"number": pa.array(range(len(chosen)), pa.int64())})
+
+    found = only(rows, np.array(chosen, dtype=bool))
+
+    assert found["number"].to_pylist() == [at for at, is_here in enumerate(chosen) if is_here]

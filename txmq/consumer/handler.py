@@ -40,6 +40,13 @@ def check_function(name: str, function: object) -> None:
         raise ConfigError([f"{name} {problem}, {advice}"])
 
 
+def checked_on_error(on_error: ErrorHook | None) -> ErrorHook | None:
+    """The hook of failures, or None. Raises: ConfigError."""
+    if on_error is not None:
+        check_function("on_error", on_error)
+    return on_error
+
+
 class MessageHandler:
     """A handler of single messages with its hook for failures.
 

@@ -18,7 +18,7 @@ from txmq.consumer.arguments import (
 from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
-from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, check_function
+from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, checked_on_error
 from txmq.consumer.lag import QueueLag, lag_of_group
 from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
 from txmq.consumer.process_watch import ProcessWatch
@@ -116,12 +116,8 @@ class PullConsumer:
         self._use = ExclusiveUse()
         self._handle: ConsumerHandle | None = None
         self._timeout_s = checked_timeout(consume_timeout_s, store.config.consume_timeout_s)
-        if on_error is not None:
-            check_function("on_error", on_error)
-        self._on_error, self._watch = (
-            on_error,
-            ProcessWatch(Hooks(hooks), consumer_group, namespace),
-        )
+        self._on_error = checked_on_error(on_error)
+        self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._reader = GroupReader(
             store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s
         )

@@ -23,8 +23,9 @@ from txmq.handles import EXIT_WAIT_S, close_at_exit
 
 logger = logging.getLogger(__name__)
 
-# The thread pauses so many times as long as a checkpoint took.
-PAUSE_FACTOR = 5
+# The thread pauses so many times as long as a checkpoint took: a log that is committed to without a
+# pause is behind by some tens of commits, and the callers have the time.
+PAUSE_FACTOR = 10
 LONGEST_PAUSE_S = 60.0
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from txmq.delta.conflicts import clash
 from txmq.delta.failures import STORAGE_ERRORS, failed_write
 from txmq.delta.turns import Turns
 from txmq.errors import CommitRefusedError, StorageError
+from txmq.random_names import new_uuid
 
 if TYPE_CHECKING:
     from txmq.delta.folder import TableFolder
@@ -223,4 +223,4 @@ class CommitWriter:
 
 def new_token() -> str:
     """A name for one commit."""
-    return uuid.uuid4().hex
+    return new_uuid().hex

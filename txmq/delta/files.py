@@ -85,7 +85,24 @@ def partition_columns(
 def _are_all(column: pa.ChunkedArray, value: Any) -> bool:
     if len(column) <= FEW_ROWS:
         return bool(column.to_pylist() == [value] * len(column))
+    if column.num_chunks == 1 and not column.null_count and _is_fixed(column.type):
+        return _repeats(column.chunk(0))
     return bool(pc.all(pc.equal(column, value), skip_nulls=False).as_py())
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_date(kind))
+
+
+def _repeats(values: pa.Array) -> bool:
+    """Whether all values are the first one, by their bytes.
+
+    Arrow would release the interpreter's lock, for which a commit beside busy threads waits.
+    """
+    width = values.type.bit_width // 8
+    first, last = values.offset * width, (values.offset + len(values)) * width
+    content = values.buffers()[1].slice(first, last - first).to_pybytes()
+    return bool(content[width:] == content[:-width])
 
 
 def partition_texts(partition: Mapping[str, Any]) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import COMMIT_NAME, DAMAGES, LOG_FOLDER, commit_actions, commit_path
@@ -14,6 +15,8 @@ from txmq.delta.rooted import rooted_filesystem
 
 NOT_FOUND = pa_fs.FileType.NotFound
 SECOND_MS = 1000
+# A file of about so many bytes is the commit of a few callers.
+STREAMED_MAX_BYTES = 64 * 1024
 
 
 class TableFolder:
@@ -74,6 +77,16 @@ class TableFolder:
                     return bytes(file.read())
             except FileNotFoundError:
                 return None
+
+    def write_unnamed(self, path: str, content: pa.Buffer) -> None:
+        """Write a file that no commit names yet, so that nobody reads a part of it."""
+        if self.objects.is_remote or content.size > STREAMED_MAX_BYTES:
+            self.objects.put(path, content.to_pybytes())
+            return
+        # A put takes twice the time, to show no parts. But it waits for the interpreter's lock
+        # once, and this three times, which counts where many threads wait for a commit.
+        with self.filesystem.open_output_stream(path, compression=None) as file:
+            file.write(content)
 
     def commit_problem(self, version: int) -> str | None:
         """Why the commit file of a version cannot be used; None where it can."""

@@ -26,6 +26,8 @@ from txmq.errors import IncompatibleVersionError, StoreFormatError, UnsupportedT
 # A follower looks for the next commit by its name, so it would wait for one that is lost. It lists
 # the log from time to time.
 LIST_EVERY_S = 60.0
+# Clean-up keeps each commit for longer (`log_reserved_time_s`).
+FRESH_S = 5.0
 # Who is further behind begins at a checkpoint.
 FOLLOWED_MAX = 5_000
 
@@ -43,11 +45,24 @@ class FollowedTable(TableFolder):
         super().__init__(schema.name, location, storage_options)
         self.schema = schema
         self._snapshot: Snapshot | None = None
-        self._listed_s = -math.inf
+        self._listed_s = self._missed_s = -math.inf
+        self._looked_s = self._compared_s = -math.inf
 
     def exists(self) -> bool:
-        """Whether there is a Delta table at the location. Raises: StorageError."""
+        """Whether there is a Delta table at the location. Raises: StorageError.
+
+        A table that was not there begins with commit 0. So on an object store a look at that name
+        takes the place of a listing, which costs twelve times as much; but not for long, because
+        log clean-up removes it some minutes later.
+        """
         begin_use()
+        if self._is_looked_up(self._missed_s):
+            return self.has_commit(0)
+        is_there = self._is_listed()
+        self._missed_s = -math.inf if is_there else time.monotonic()
+        return is_there
+
+    def _is_listed(self) -> bool:
         try:
             return DeltaTable.is_deltatable(self.location, self._options or None)
         except (DeltaError, OSError) as error:
@@ -55,6 +70,10 @@ class FollowedTable(TableFolder):
         except BaseException as error:
             refuse_panic(error)
             raise
+
+    def _is_looked_up(self, whole_s: float) -> bool:
+        """Whether one name tells enough, because the whole was looked at not long ago."""
+        return self.objects.is_remote and time.monotonic() - whole_s < LIST_EVERY_S
 
     @property
     def snapshot(self) -> Snapshot:
@@ -134,12 +153,19 @@ class FollowedTable(TableFolder):
         return [commit_path(version) for version in self.snapshot.empty]
 
     def has_news(self) -> bool:
-        """Whether there is a newer version; one lookup of two file names.
+        """Whether there is a newer version; one lookup of two file names, or of one.
 
-        Log clean-up keeps the newest commit, so a pinned commit that is gone is an old one.
+        Log clean-up keeps the newest commit, so a pinned commit that is gone is an old one. On an
+        object store each name is a request; there the pinned one is left out where the last look is
+        so fresh that no clean-up can have passed both. Whoever follows looks at it in any case.
         """
-        newest = self._newest_known().version
+        newest, now_s = self._newest_known().version, time.monotonic()
+        is_fresh = now_s - self._looked_s < FRESH_S
+        self._looked_s = now_s
+        if is_fresh and self._is_looked_up(self._compared_s):
+            return self.has_commit(newest + 1)
         pinned, following = self.commit_infos(newest, newest + 1)
+        self._compared_s = now_s
         return pinned.type is NOT_FOUND or following.type is not NOT_FOUND
 
     def _newest_known(self) -> Seen:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +14,8 @@ import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from txmq.clock import elapsed_ms
+from txmq.delta.row_statistics import stats_json, stats_of_rows
+from txmq.random_names import new_uuid
 from txmq.results import plain
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class NewFile:
 
 def new_file_path() -> str:
     """A new, unique file name."""
-    return f"part-{uuid.uuid4()}.{COMPRESSION}.parquet"
+    return f"part-{new_uuid()}.{COMPRESSION}.parquet"
 
 
 def staging_folder() -> str:
@@ -59,7 +59,7 @@ def staging_folder() -> str:
 
     VACUUM would ignore a folder whose name begins with an underscore.
     """
-    return f"{STAGING_PREFIX}{uuid.uuid4()}"
+    return f"{STAGING_PREFIX}{new_uuid()}"
 
 
 def parquet_writer(  # noqa: PLR0913 - a file, its settings, its footer
@@ -76,7 +76,8 @@ def parquet_writer(  # noqa: PLR0913 - a file, its settings, its footer
     return pq.ParquetWriter(
         place, schema, filesystem=filesystem, compression=COMPRESSION,
         use_dictionary=False if is_small else with_dictionary, write_statistics=list(statistics),
-        metadata_collector=footers,
+        # Arrow's own schema would be half of a small file; the log has the columns.
+        metadata_collector=footers, store_schema=False,
     )  # fmt: skip
 
 
@@ -98,14 +99,15 @@ def write_file(
 def small_file(
     rows: pa.Table, statistics: Sequence[str], partition: Mapping[str, str | None]
 ) -> tuple[NewFile, pa.Buffer]:
-    """As `write_file`, in memory: the file and its content, which the caller puts at its path."""
+    """As `write_file`, in memory: the file and its content, which the caller writes."""
     sink = pa.BufferOutputStream()
     footers: list[pq.FileMetaData] = []
-    is_small = rows.num_rows < DICTIONARY_ROWS
-    with parquet_writer(sink, rows.schema, None, statistics, footers, is_small=is_small) as writer:
+    stats = stats_of_rows(rows, statistics)
+    is_small, wanted = rows.num_rows < DICTIONARY_ROWS, None if stats else footers
+    with parquet_writer(sink, rows.schema, None, statistics, wanted, is_small=is_small) as writer:
         writer.write_table(rows)
     content = sink.getvalue()
-    stats = _stats_json(footers[0], statistics)
+    stats = stats or _stats_of_footer(footers[0], statistics)
     return NewFile(new_file_path(), content.size, rows.num_rows, stats, dict(partition)), content
 
 
@@ -205,7 +207,7 @@ def described(
         size_bytes = source.size()
         metadata = pq.ParquetFile(source).metadata
     return NewFile(
-        path, size_bytes, metadata.num_rows, _stats_json(metadata, statistics), dict(partition)
+        path, size_bytes, metadata.num_rows, _stats_of_footer(metadata, statistics), dict(partition)
     )
 
 
@@ -242,7 +244,7 @@ def written_by_spark(
     return [file for file in files if file.num_records]
 
 
-def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
+def _stats_of_footer(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -256,9 +258,7 @@ def _stats_json(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:
         if all(stats.has_min_max for stats in groups):
             low[name] = plain(min(stats.min for stats in groups))
             high[name] = plain(max(stats.max for stats in groups))
-    return json.dumps(
-        {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
-    )
+    return stats_json(metadata.num_rows, low, high, nulls)
 
 
 @dataclass(frozen=True, slots=True)

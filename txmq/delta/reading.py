@@ -148,6 +148,9 @@ class ReadTable(FollowedTable):
             rows = pa.concat_tables([self.read([], read_columns), *parts])
         else:
             rows = self.read(files, read_columns)
+        if not rows.num_rows:
+            # Else all values would be hashed for nothing.
+            return rows.select(list(columns))
         is_match = pc.is_in(rows[column], value_set=values)
         # A large transaction fills whole files, and a filter would copy them.
         if not pc.all(is_match, min_count=0).as_py():
@@ -251,12 +254,18 @@ class ReadTable(FollowedTable):
 
         Raises: StorageError where there is no version `end`; delta-rs would clamp it in silence.
         """
+        return self.first_changes(start, end, columns)[0]
+
+    def first_changes(
+        self, start: int, end: int, columns: Sequence[str], enough_rows: int | None = None
+    ) -> tuple[pa.Table, int]:
+        """As `changes`, up to the version with which there are enough rows, and that version."""
         schema = pa.schema([self.schema.columns.field(name) for name in columns])
         full = schema.append(pa.field("_commit_version", pa.int64()))
+        parts, rows_read = [full.empty_table()], 0
         if start > end:
-            return full.empty_table()
+            return parts[0], end
         self._reach(end)
-        parts = [full.empty_table()]
         for version in range(start, end + 1):
             content = self.commit_bytes(version)
             if content is None:
@@ -266,7 +275,10 @@ class ReadTable(FollowedTable):
             rows = self._inserted(actions, columns)
             numbers = pa.array([version] * rows.num_rows, pa.int64())
             parts.append(rows.append_column("_commit_version", numbers))
-        return pa.concat_tables(parts).cast(full)
+            rows_read += rows.num_rows
+            if enough_rows is not None and rows_read >= enough_rows:
+                break
+        return pa.concat_tables(parts).cast(full), version
 
     def _inserted(self, actions: CommitActions, columns: Sequence[str]) -> pa.Table:
         """The rows that a commit inserted; rows that were rewritten are none of them."""

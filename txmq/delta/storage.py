@@ -252,7 +252,7 @@ class Table(ReadTable):
         if size_bytes > SMALL_FILE_BYTES:
             return write_file([rows], rows.schema, self.filesystem, statistics, partition)
         file, content = small_file(rows, statistics, partition)
-        self.objects.put(file.path, content.to_pybytes())
+        self.write_unnamed(file.path, content)
         self._small.keep(file.path, rows, size_bytes)
         return file
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import random
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,15 +15,12 @@ import pyarrow.compute as pc
 from txmq.clock import milliseconds
 from txmq.errors import InvalidMessageError, InvalidMessageTypeError, TransactionNotFoundError
 from txmq.message.message import MAX_FIELD_BYTES
+from txmq.random_names import random_bits
 
 _TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
 
 _RANDOM_BITS = 74
-# Not os.urandom, which releases the interpreter's lock for each id. Not the module's generator,
-# which users may seed.
-_random = random.Random()  # noqa: S311 - ids are no secrets
-os.register_at_fork(after_in_child=_random.seed)
 
 MAX_AHEAD_S = 3600.0
 _ID_BYTES = 36
@@ -94,7 +89,7 @@ def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
 
 def new_transaction_id(now_ms: int) -> str:
     """A new UUIDv7; it sorts by time, so file statistics prune."""
-    return _uuid7(now_ms, _random.getrandbits(_RANDOM_BITS))
+    return _uuid7(now_ms, random_bits(_RANDOM_BITS))
 
 
 def first_transaction_id(time_ms: int) -> str:

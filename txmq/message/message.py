@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 from txmq.errors import (
     InvalidDelayError,
@@ -153,10 +153,15 @@ class Message:
         """Refuse a value that could not be stored and read back unchanged."""
         check_topic(self.topic)
         _check_body(self.body)
-        _check_tags(self.tags)
-        _check_text("sharding_key", self.sharding_key)
-        object.__setattr__(self, "keys", _joined_keys(self.keys))
-        object.__setattr__(self, "properties", _checked_properties(self.properties))
+        # What a message does not have is not looked at: most have few of these.
+        if self.tags is not None:
+            _check_tags(self.tags)
+        if self.sharding_key is not None:
+            _check_text("sharding_key", self.sharding_key)
+        if self.keys is not None:
+            object.__setattr__(self, "keys", _joined_keys(self.keys))
+        if self.properties is not _NO_PROPERTIES:
+            object.__setattr__(self, "properties", _checked_properties(self.properties))
         _check_delay(self.delay_level, self.delay_s, self.deliver_timestamp)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -196,7 +201,7 @@ class Message:
     @property
     def joined_keys(self) -> str | None:
         """The keys as they are stored: joined by a space."""
-        return cast("str | None", self.keys)
+        return self.keys  # type: ignore[return-value]
 
     @property
     def body_size_bytes(self) -> int:
@@ -209,10 +214,13 @@ class Message:
 
         It counts against `max_properties_size_bytes`.
         """
-        texts = [text for text in (self.joined_keys, self.tags, self.sharding_key) if text]
-        for pair in self.properties.items():
-            texts += pair
-        return sum(map(_size_bytes, texts))
+        size_bytes = 0
+        for text in (self.joined_keys, self.tags, self.sharding_key):
+            if text:
+                size_bytes += _size_bytes(text)
+        for name, value in self.properties.items() if self.properties else ():
+            size_bytes += _size_bytes(name) + _size_bytes(value)
+        return size_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -228,10 +236,9 @@ class Message:
         """
         if self.body_size_bytes > max_message_size_bytes:
             raise MessageTooLargeError("body bytes", self.body_size_bytes, max_message_size_bytes)
-        if self.properties_size_bytes > max_properties_size_bytes:
-            raise PropertyLimitError(
-                "properties bytes", self.properties_size_bytes, max_properties_size_bytes
-            )
+        size_bytes = self.properties_size_bytes
+        if size_bytes > max_properties_size_bytes:
+            raise PropertyLimitError("properties bytes", size_bytes, max_properties_size_bytes)
 
     @property
     def is_delayed(self) -> bool:

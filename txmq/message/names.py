@@ -7,6 +7,7 @@ namespace (see `wrapped`), so no two names can meet.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from txmq.errors import InvalidNameError, InvalidNameTypeError, ReservedNameError
 
@@ -69,7 +70,15 @@ _RESERVED_WORDS = _SYSTEM_TOPICS.union(
 
 def check_topic(name: object) -> str:
     """The name of a topic that users may send to, or InvalidNameError (R16, R22)."""
+    return _checked_topic(name) if type(name) is str else _checked_anew(name)
+
+
+def _checked_anew(name: object) -> str:
     return _not_reserved("topic", _well_formed("topic", name, MAX_TOPIC_CHARACTERS))
+
+
+# Each message asks this, and most go to few topics.
+_checked_topic = lru_cache(maxsize=4096)(_checked_anew)
 
 
 def check_readable_topic(name: object) -> str:

@@ -10,24 +10,22 @@ caller waits only if a queue is full, or if the sends on their way hold too many
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from txmq.handles import close_at_exit
 from txmq.lifecycle import ClaimKind
 from txmq.message.ids import message_id, new_transaction_id
-from txmq.message.message import LocalTransactionState, Message
-from txmq.producer.commits import ProducerCommits
-from txmq.producer.contexts import AskedEnd, Sending
+from txmq.message.message import LocalTransactionState
+from txmq.producer.commits import ProducerCommits, half_size
+from txmq.producer.contexts import AskedEnd
 from txmq.producer.ends import asked_ends
 from txmq.producer.group_commit import GroupCommitter, Size
+from txmq.producer.local_transactions import CHUNK, Execute, Executed, LocalTransactions, Sent
 from txmq.producer.results import SendFuture, SendResult, TransactionSendResult
 from txmq.producer.routing import PlannedSend, RoutedMessage, send_result
 from txmq.producer.send_room import SendRoom
@@ -35,39 +33,9 @@ from txmq.store.config import Config
 from txmq.store.half import HalfTransaction
 from txmq.store.resolution import Resolution
 
-# Local transactions that a thread takes at once; their ends are written together.
-CHUNK = 64
 _COMMIT, _ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-_END_KINDS = {_COMMIT: ClaimKind.COMMIT, _ROLLBACK: ClaimKind.ROLLBACK}
-Execute = Callable[[str, Message, object], LocalTransactionState]
 
 logger = logging.getLogger(__name__)
-
-
-class _Sent(NamedTuple):
-    """The send of one call; `execute` is None for ordinary messages."""
-
-    sends: Sequence[PlannedSend]
-    size: Size
-    future: Future[Any]
-    sending: Sending
-    execute: Execute | None = None
-    argument: object = None
-
-    @property
-    def transaction_id(self) -> str:
-        return self.sends[0].transaction_id
-
-    @property
-    def message(self) -> Message:
-        return self.sends[0].routed[0].message
-
-
-class _Executed(NamedTuple):
-    """A send and the answer of its local transaction; COMMIT for ordinary messages."""
-
-    sent: _Sent
-    state: LocalTransactionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +78,29 @@ class AsyncSends:
         self._commits = commits
         self._room = SendRoom(limits.max_bytes_on_the_way, self._is_giver)
         self._halves = self._step(
-            self._prepare, "txmq-async-halves", limits, may_pass=self._is_giver
+            self._prepare, "txmq-async-halves", limits, limits.max_waiting, may_pass=self._is_giver
         )
-        self._local = _LocalTransactions(
+        self._local = LocalTransactions(
             self._executed, self._refuse, limits.threads, limits.max_waiting
         )
-        self._ends = self._step(self._end, "txmq-async-ends", limits)
+        chunks = max(1, limits.max_waiting // CHUNK)
+        self._ends = self._step(self._end, "txmq-async-ends", limits, chunks)
         close_at_exit(self.close)
 
     def _step(
-        self, work: Callable[[list[Any]], None], name: str, limits: AsyncLimits, **options: Any
+        self,
+        work: Callable[[list[Any]], None],
+        name: str,
+        limits: AsyncLimits,
+        max_waiting: int,
+        **options: Any,
     ) -> GroupCommitter[Any, None]:
         return GroupCommitter(
             partial(self._answered, work),
             name=name,
             max_rows=limits.max_rows,
             max_bytes=limits.max_bytes,
-            max_waiting=limits.max_waiting,
+            max_waiting=max_waiting,
             linger_s=limits.linger_s,
             refuse=self._refuse,
             **options,
@@ -139,7 +113,7 @@ class AsyncSends:
 
     def send(self, sends: Sequence[PlannedSend]) -> Future[SendResult]:
         """Send ordinary messages: two commits, shared. Raises: SendForbiddenError, ClosedError."""
-        return self._begun(sends, None, None)
+        return self._begun(sends[0], sends[1:], None, None)
 
     def send_in_transaction(
         self, routed: RoutedMessage, execute: Execute, argument: object
@@ -149,14 +123,19 @@ class AsyncSends:
         Raises: SendForbiddenError, ClosedError.
         """
         since, transaction_id = self._commits.followed, new_transaction_id(self._commits.now_ms())
-        return self._begun((PlannedSend(transaction_id, (routed,), since),), execute, argument)
+        send = PlannedSend(transaction_id, (routed,), since)
+        return self._begun(send, (), execute, argument)
 
     def _begun(
-        self, sends: Sequence[PlannedSend], execute: Execute | None, argument: object
+        self,
+        send: PlannedSend,
+        others: Sequence[PlannedSend],
+        execute: Execute | None,
+        argument: object,
     ) -> Future[Any]:
-        sending = self._commits.begin_send(sends, ordinary=execute is None)
-        size = Size(sum([len(send.routed) for send in sends]), sum(map(_size_bytes, sends)))
-        sent = _Sent(sends, size, SendFuture(), sending, execute, argument)
+        sending = self._commits.begin_send((send, *others), ordinary=execute is None)
+        size = half_size(send, *others)
+        sent = Sent(send, others, size.bytes, SendFuture(), sending, execute, argument)
         self._room.enter(size.bytes)
         try:
             self._halves.put(sent, size)
@@ -186,35 +165,36 @@ class AsyncSends:
             raise
         return [None] * len(items)
 
-    def _refuse(self, item: _Sent | _Executed, error: BaseException) -> None:
-        """Answer a send that gets no further, unless it has its answer."""
-        sent = item.sent if isinstance(item, _Executed) else item
-        if not sent.future.done():
-            self._answer(sent, None, error)
+    def _refuse(self, item: Sent | Executed, error: BaseException) -> None:
+        """Answer sends that get no further, unless they have their answers."""
+        for sent in item.sents if isinstance(item, Executed) else (item,):
+            if not sent.future.done():
+                self._answer(sent, None, error)
 
-    def _answer(self, sent: _Sent, result: object, error: BaseException | None) -> None:
-        self._room.leave(sent.size.bytes)
+    def _answer(self, sent: Sent, result: object, error: BaseException | None) -> None:
+        self._room.leave(sent.size_bytes)
         if error is None:
             sent.future.set_result(result)
         else:
             sent.future.set_exception(error)
 
-    def _prepare(self, chunk: list[_Sent]) -> None:
-        durable = []
+    def _prepare(self, chunk: list[Sent]) -> None:
+        durable, has_hooks = [], bool(self._commits.hooks)
         for sent, error in zip(chunk, self._errors_of_halves(chunk), strict=True):
-            if sent.sending.is_told:
+            if has_hooks:
                 _tell(partial(sent.sending.done, error))
             if error is None:
                 durable.append(sent)
             else:
                 # R6: without a half there is no local transaction.
                 self._answer(sent, None, error)
-        ordinary = [_Executed(sent, _COMMIT) for sent in durable if sent.execute is None]
-        if ordinary:
-            self._executed(ordinary)
+        ordinary = [sent for sent in durable if sent.execute is None]
+        for first in range(0, len(ordinary), CHUNK):
+            part = ordinary[first : first + CHUNK]
+            self._executed(Executed(part, [_COMMIT] * len(part)))
         self._local.put([sent for sent in durable if sent.execute is not None])
 
-    def _errors_of_halves(self, chunk: list[_Sent]) -> list[BaseException | None]:
+    def _errors_of_halves(self, chunk: list[Sent]) -> list[BaseException | None]:
         """For each send why its halves cannot be used; None where they are durable."""
         try:
             refused = self._commits.append_halves(list(self._commits_of(chunk)))
@@ -225,67 +205,75 @@ class AsyncSends:
         errors = ([refused.get(send.transaction_id) for send in sent.sends] for sent in chunk)
         return [next(filter(None, of_sent), None) for of_sent in errors]
 
-    def _commits_of(self, chunk: list[_Sent]) -> Iterator[list[HalfTransaction]]:
+    def _commits_of(self, chunk: list[Sent]) -> Iterator[tuple[list[HalfTransaction], Size]]:
         """The halves of each commit; transactions of a split batch get a commit each (size)."""
-        shared: list[HalfTransaction] = []
+        shared = [sent for sent in chunk if not sent.others]
         for sent in chunk:
-            for send in sent.sends:
-                half = self._commits.half_of(send, ordinary=sent.execute is None)
-                half = self._commits.carrying(half, sent.sending)
-                if len(sent.sends) == 1:
-                    shared.append(half)
-                else:
-                    yield [half]
+            for send in sent.sends if sent.others else ():
+                yield [self._half_of(sent, send)], half_size(send)
         if shared:
-            yield shared
+            halves = [self._half_of(sent, sent.send) for sent in shared]
+            size_bytes = sum([sent.size_bytes for sent in shared])
+            yield halves, Size(sum([half.rows for half in halves]), size_bytes)
 
-    def _executed(self, executed: Sequence[_Executed]) -> None:
-        self._ends.put_all(executed, [Size(len(sent.sends)) for sent, _ in executed])
+    def _half_of(self, sent: Sent, send: PlannedSend) -> HalfTransaction:
+        half = self._commits.half_of(send, ordinary=sent.execute is None)
+        return self._commits.carrying(half, sent.sending)
 
-    def _end(self, executed: list[_Executed]) -> None:
-        with_end = [entry for entry in executed if entry.state in _END_KINDS]
-        for entry in executed:
-            if entry.state not in _END_KINDS:
-                self._finish(entry, [], None)
+    def _executed(self, executed: Executed) -> None:
+        self._ends.put(executed, Size(executed.rows))
+
+    def _end(self, chunks: list[Executed]) -> None:
+        asked: list[tuple[Sent, LocalTransactionState]] = []
+        for sents, states in chunks:
+            for sent, state in zip(sents, states, strict=True):
+                if state is _COMMIT or state is _ROLLBACK:
+                    asked.append((sent, state))
+                else:
+                    self._finish(sent, state, [], None)
+        sends = [send for sent, _ in asked for send in sent.sends]
         begun_s = time.monotonic()
-        sends = [(send, _END_KINDS[state]) for sent, state in with_end for send in sent.sends]
+        kinds = [_kind(state) for sent, state in asked for _ in sent.sends]
         try:
-            resolutions = iter(self._commits.append_ends(asked_ends(sends)))
+            resolutions = self._commits.append_ends(asked_ends(sends, kinds))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
-            for entry in with_end:
-                self._finish(entry, [], error, begun_s)
+            for sent, state in asked:
+                self._finish(sent, state, [], error, begun_s)
             return
-        finished = [(entry, list(islice(resolutions, len(entry.sent.sends)))) for entry in with_end]
+        upto = len(resolutions)
         # A caller that waits for the oldest future wakes once and finds the other futures done.
-        for entry, of_entry in reversed(finished):
-            self._finish(entry, of_entry, None, begun_s)
+        for sent, state in reversed(asked):
+            first = upto - 1 - len(sent.others)
+            self._finish(sent, state, resolutions[first:upto], None, begun_s)
+            upto = first
 
     def _finish(
         self,
-        executed: _Executed,
+        sent: Sent,
+        state: LocalTransactionState,
         resolutions: Sequence[Resolution],
         error: BaseException | None,
         begun_s: float | None = None,
     ) -> None:
         """Tell the hooks of an end, then give the caller its result."""
-        sent, state = executed
-        error = error or _refusal(executed, resolutions)
+        error = error or _refusal(sent, state, resolutions)
         if sent.execute is not None and self._commits.hooks:
             end = AskedEnd(sent.transaction_id, state, (sent.message,), 1)
             resolution = resolutions[0] if resolutions else None
             _tell(partial(self._commits.hooks.ended, end, resolution, error, begun_s))
-        key = sent.transaction_id
-        result = (
-            send_result(sent.sends)
-            if sent.execute is None
-            else TransactionSendResult(key, message_id(key, 0), state)
-        )
-        self._answer(sent, result, error)
+        self._answer(sent, _result(sent, state), error)
 
 
-def _size_bytes(send: PlannedSend) -> int:
-    messages = send.messages
-    return sum([message.size_bytes for message in messages])
+def _result(sent: Sent, state: LocalTransactionState) -> SendResult | TransactionSendResult:
+    if sent.execute is None:
+        return send_result(sent.sends)
+    key = sent.transaction_id
+    return TransactionSendResult(key, message_id(key, 0), state)
+
+
+def _kind(state: LocalTransactionState) -> ClaimKind:
+    # Python computes the hash of an enum, which a dict would ask for.
+    return ClaimKind.COMMIT if state is _COMMIT else ClaimKind.ROLLBACK
 
 
 def _tell(call: Callable[[], object]) -> None:
@@ -296,99 +284,13 @@ def _tell(call: Callable[[], object]) -> None:
         logger.exception("a hook of an asynchronous send broke")
 
 
-def _refusal(executed: _Executed, resolutions: Sequence[Resolution]) -> BaseException | None:
+def _refusal(
+    sent: Sent, state: LocalTransactionState, resolutions: Sequence[Resolution]
+) -> BaseException | None:
     """The error for the caller if another end took effect first."""
     try:
-        for send, resolution in zip(executed.sent.sends, resolutions, strict=False):
-            resolution.confirm(send.transaction_id, _END_KINDS[executed.state])
+        for send, resolution in zip(sent.sends, resolutions, strict=False):
+            resolution.confirm(send.transaction_id, _kind(state))
     except BaseException as refusal:  # noqa: BLE001 - the caller gets it
         return refusal
     return None
-
-
-def _state_of(sent: _Sent, execute: Execute) -> LocalTransactionState:
-    """The answer of a local transaction; UNKNOWN also where it raised SystemExit or the like."""
-    try:
-        return execute(sent.transaction_id, sent.message, sent.argument)
-    except BaseException:
-        logger.exception("transaction %s: its local transaction broke", sent.transaction_id)
-        return LocalTransactionState.UNKNOWN
-
-
-class _LocalTransactions:
-    """Runs `execute_local_transaction` in threads of its own."""
-
-    def __init__(
-        self,
-        done: Callable[[Sequence[_Executed]], None],
-        refuse: Callable[[_Sent, BaseException], None],
-        threads: int,
-        max_waiting: int,
-    ) -> None:
-        """Start no thread yet; with `max_waiting` sends in the queue `put` waits."""
-        self._done, self._refuse = done, refuse
-        self._count, self._max_waiting = threads, max_waiting
-        self._threads: list[threading.Thread] = []
-        self._durable: deque[_Sent] = deque()
-        lock = threading.Lock()
-        self._has_work, self._has_room = threading.Condition(lock), threading.Condition(lock)
-        self._is_closed = False
-
-    def put(self, chunk: Sequence[_Sent]) -> None:
-        """Queue sends whose halves are durable; only the thread of the halves calls this."""
-        if not chunk:
-            return
-        # First, so that a send whose threads cannot be started is in no queue.
-        self._start()
-        with self._has_work:
-            while len(self._durable) >= self._max_waiting:
-                self._has_room.wait()
-            self._durable.extend(chunk)
-            self._has_work.notify_all()
-
-    @property
-    def is_own_thread(self) -> bool:
-        """Whether the calling thread is one of these."""
-        return threading.current_thread() in self._threads
-
-    def _start(self) -> None:
-        while len(self._threads) < self._count:
-            name = f"txmq-local-{len(self._threads)}"
-            thread = threading.Thread(target=self._run, name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                # The system has no more threads; those that run do the work.
-                if self._threads:
-                    return
-                raise
-            self._threads.append(thread)
-
-    def close(self) -> None:
-        """Run what is queued and end the threads; call it after the last `put`."""
-        with self._has_work:
-            self._is_closed = True
-            self._has_work.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _run(self) -> None:
-        while chunk := self._next_chunk():
-            try:
-                self._done(
-                    [
-                        _Executed(sent, _state_of(sent, sent.execute))
-                        for sent in chunk
-                        if sent.execute is not None
-                    ]
-                )
-            except BaseException as error:
-                logger.exception("%d local transactions have no end", len(chunk))
-                for sent in chunk:
-                    self._refuse(sent, error)
-
-    def _next_chunk(self) -> list[_Sent]:
-        with self._has_work:
-            self._has_work.wait_for(lambda: self._durable or self._is_closed)
-            self._has_room.notify()
-            return [self._durable.popleft() for _ in range(min(CHUNK, len(self._durable)))]

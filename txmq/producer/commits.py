@@ -22,11 +22,12 @@ from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionSta
 from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.trace_context import carrying
+from txmq.producer.answers import Answered
 from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.dataframe import DataFrameSend
 from txmq.producer.ends import AskedEnds, trusted_s
-from txmq.producer.group_commit import Answered, Size
+from txmq.producer.group_commit import Size
 from txmq.producer.keyed import KeyedAttempt, KeyedTry
 from txmq.producer.log_commits import LogCommits
 from txmq.producer.recall import RecallCheck, recall_problem
@@ -149,19 +150,21 @@ class ProducerCommits:
         """Append all halves of a transaction: one commit, shared."""
         send = PlannedSend(transaction_id, routed)
         half = self.half_of(send)
-        with self.hooks.sending(transaction_id, send.messages) as sending:
-            _raise_first(self.append_halves([[self.carrying(half, sending)]]))
+        with self.hooks.sending(transaction_id, half.messages) as sending:
+            half = self.carrying(half, sending)
+            _raise_first(self.append_halves([([half], half_size(send))]))
 
-    def append_halves(self, commits: Sequence[Sequence[HalfTransaction]]) -> Refused:
+    def append_halves(self, commits: Sequence[tuple[Sequence[HalfTransaction], Size]]) -> Refused:
         """Append transactions, each list in one shared commit; return when all are durable.
 
         Returns: the errors of transactions that must not be used.
         """
-        answers = [self._logs.halves.submit(halves, half_size(halves)) for halves in commits]
+        answers = [self._logs.halves.submit(halves, size) for halves, size in commits]
         refused: dict[str, TxmqError] = {}
         for answer in answers:
             refused |= answer.result()
-        self.end_changed(refused)
+        if refused:
+            self.end_changed(refused)
         return refused
 
     def submit_halves(
@@ -318,8 +321,10 @@ class ProducerCommits:
     def _origin(
         self, transaction_id: str, messages: Sequence[Message], *, ordinary: bool = False
     ) -> HalfOrigin:
-        timeout_s = self._timeout_s
-        immunity_s = max((m.immunity_time_s(timeout_s) for m in messages), default=timeout_s)
+        immunity_s = timeout_s = self._timeout_s
+        for message in messages:
+            if message.properties:
+                immunity_s = max(immunity_s, message.immunity_time_s(timeout_s))
         return HalfOrigin(
             transaction_id,
             self.producer_group,
@@ -332,10 +337,12 @@ class ProducerCommits:
         )
 
 
-def half_size(halves: Sequence[HalfTransaction]) -> Size:
-    """What these halves add to a commit."""
-    rows = sum([half.rows for half in halves])
-    return Size(rows, sum([m.size_bytes for half in halves for m in half.messages]))
+def half_size(*sends: PlannedSend) -> Size:
+    """What the halves of these add to a commit; a transaction without messages has a head."""
+    rows = size_bytes = 0
+    for send in sends:
+        rows, size_bytes = rows + (len(send.routed) or 1), size_bytes + send.size_bytes
+    return Size(rows, size_bytes)
 
 
 def _frames_of(sends: Sequence[DataFrameSend]) -> list[FrameTopic]:

@@ -23,7 +23,6 @@ class Sending:
     def __init__(self, hooks: Hooks, context: SendContext | None) -> None:
         """Start to measure the cost; `context` is None if there are no hooks."""
         self._hooks, self._context = hooks, context
-        self.is_told = context is not None
         self._begun_s = time.monotonic()
 
     @property
@@ -70,14 +69,14 @@ class ProducerHooks:
 
     def __init__(self, hooks: Hooks, producer_group: str) -> None:
         """`producer_group` is the stored name."""
-        self._hooks = hooks
+        self._hooks, self._are_any = hooks, bool(hooks)
         # Shared by all sends without a context.
         self.without_context = Sending(hooks, None)
         self._group, self._namespace = unwrapped(producer_group), namespace_of(producer_group)
 
     def __bool__(self) -> bool:
         """Whether there is any hook."""
-        return bool(self._hooks)
+        return self._are_any
 
     def begin_send(
         self,

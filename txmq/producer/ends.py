@@ -35,11 +35,12 @@ class AskedEnds(NamedTuple):
     since: int | None = None
 
 
-def asked_ends(sends: Sequence[tuple[PlannedSend, ClaimKind]]) -> AskedEnds:
-    """The ends of sends whose only end this is."""
-    sinces = [send.since for send, _ in sends if send.since is not None]
+def asked_ends(sends: Sequence[PlannedSend], kinds: Sequence[ClaimKind]) -> AskedEnds:
+    """The ends of sends whose only end this is, each of its kind."""
+    sinces = [send.since for send in sends if send.since is not None]
     since = min(sinces) if len(sinces) == len(sends) and sends else None
-    return AskedEnds([(send.transaction_id, kind) for send, kind in sends], since=since)
+    ids = [send.transaction_id for send in sends]
+    return AskedEnds(list(zip(ids, kinds, strict=True)), since=since)
 
 
 def trusted_s(reserved_h: float) -> float:
@@ -115,8 +116,7 @@ class EndCommits:
         return [
             transaction_id
             for ends, _, since in asked
-            for transaction_id, _ in ends
-            if not is_followed or passing.is_claimed(transaction_id, since)
+            for transaction_id in passing.claimed(ends, since if is_followed else None)
         ]
 
     def _doubtful(self, asked: Sequence[AskedEnds]) -> list[str]:

@@ -7,19 +7,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from txmq.delta.forks import fork_problem, process_id
 from txmq.errors import ClosedError
+from txmq.producer.answers import AWAKE_AT_ONCE, Answer, Answered, Awaited, Woken
 
 DEFAULT_MAX_WAITING = 100_000
 # In a pause of this length somebody calls, while callers come one after the other.
 ARRIVAL_PAUSE_S = 0.0005
+# Threads that are not woken by each other after this time are woken together.
+WAKE_ALL_S = 0.01
 # Of items whose size nobody bounds, such as ends.
 UNBOUNDED_BYTES = 1 << 62
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
-Answer_contra = TypeVar("Answer_contra", contravariant=True)
 
 logger = logging.getLogger(__name__)
 
@@ -29,63 +30,6 @@ class Size(NamedTuple):
 
     rows: int
     bytes: int = 0
-
-
-class Answered(Protocol[Answer_contra]):
-    """Takes the answer to one item."""
-
-    def done(self) -> bool:
-        """Whether there is an answer or an error."""
-        ...
-
-    def set_result(self, answer: Answer_contra) -> None:
-        """Give the answer; this or `set_exception` is called once, and must not raise."""
-        ...
-
-    def set_exception(self, error: BaseException) -> None:
-        """Give the error."""
-        ...
-
-
-class Awaited(Generic[Answer]):
-    """The answer that one thread waits for.
-
-    A Future wakes its thread twice, for it holds its lock meanwhile; with hundreds of threads that
-    is most of their time.
-    """
-
-    __slots__ = ("_answer", "_error", "_pending")
-
-    def __init__(self) -> None:
-        """There is no answer yet."""
-        self._pending = threading.Lock()
-        self._pending.acquire()
-        self._answer: Any = None
-        self._error: BaseException | None = None
-
-    def done(self) -> bool:
-        """Whether there is an answer or an error."""
-        return not self._pending.locked()
-
-    def set_result(self, answer: Answer) -> None:
-        """Give the answer; call this or `set_exception` once."""
-        self._answer = answer
-        self._pending.release()
-
-    def set_exception(self, error: BaseException) -> None:
-        """Give the error."""
-        self._error = error
-        self._pending.release()
-
-    def result(self, timeout_s: float = -1) -> Answer:
-        """Wait for the answer, for ever or up to a time. Raises: the error; TimeoutError."""
-        if not self._pending.acquire(timeout=timeout_s):
-            raise TimeoutError
-        self._pending.release()
-        if self._error is not None:
-            raise self._error
-        answer: Answer = self._answer
-        return answer
 
 
 class GroupCommitter(Generic[Item, Answer]):
@@ -136,25 +80,22 @@ class GroupCommitter(Generic[Item, Answer]):
         self._last_size, self._last_s = 0, 0.0
         # The thread sleeps or is not started yet, so the next caller has to wake it.
         self._is_idle = True
+        self._woken = Woken()
         self._pid = process_id()
 
     def submit(self, item: Item, size: Size) -> Awaited[Answer]:
         """Queue an item for the next commit. Raises: ClosedError."""
         awaited: Awaited[Answer] = Awaited()
-        self._enter(((item, size, awaited),))
+        self._enter(((item, *size, awaited),))
         return awaited
 
     def submit_to(self, answered: Answered[Answer], item: Item, size: Size) -> None:
         """Queue an item; the committing thread sets its answer or error. Raises: ClosedError."""
-        self._enter(((item, size, answered),))
+        self._enter(((item, *size, answered),))
 
     def put(self, item: Item, size: Size) -> None:
         """Queue an item whose answer `commit` delivers itself. Raises: ClosedError."""
-        self._enter(((item, size, None),))
-
-    def put_all(self, items: Sequence[Item], sizes: Sequence[Size]) -> None:
-        """Queue several items as `put` does, in their order. Raises: ClosedError."""
-        self._enter([(item, size, None) for item, size in zip(items, sizes, strict=True)])
+        self._enter(((item, *size, None),))
 
     def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
         """Queue entries; take the lock only if a thread has to be woken or to wait.
@@ -165,7 +106,8 @@ class GroupCommitter(Generic[Item, Answer]):
         self._check_process()
         if len(self._waiting) >= self._max_waiting and not self._never_waits():
             self._wait_for_room()
-        self.check_usable()
+        if self._closed:
+            self.check_usable()
         self._waiting.extend(entries)
         if self._is_idle or self._closed or len(self._waiting) >= self._max_waiting:
             self._wake(entries)
@@ -232,7 +174,7 @@ class GroupCommitter(Generic[Item, Answer]):
         return self._pid == process_id()
 
     def _check_process(self) -> None:
-        if not self.is_of_this_process:
+        if self._pid != process_id():
             raise ClosedError(fork_problem(f"the producer of {self._name}"))
 
     def _start(self) -> None:
@@ -259,14 +201,17 @@ class GroupCommitter(Generic[Item, Answer]):
 
     def _commit_group(self, group: Sequence[_Entry[Item, Answer]]) -> None:
         try:
-            answers = self._commit([item for item, _, _ in group])
+            answers = self._commit([entry[0] for entry in group])
             pairs = list(zip(group, answers, strict=True))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             _fail(group, error, self._name)
             return
-        for (_, _, awaited), answer in pairs:
-            if awaited is not None:
+        for (_, _, _, awaited), answer in pairs:
+            if isinstance(awaited, Awaited):
+                awaited.set_result_in_turn(answer, self._woken)
+            elif awaited is not None:
                 awaited.set_result(answer)
+        self._woken.wake(AWAKE_AT_ONCE)
 
     def _break(self, group: Sequence[_Entry[Item, Answer]], error: BaseException) -> None:
         """Answer everybody who waits, and refuse all who come."""
@@ -275,7 +220,8 @@ class GroupCommitter(Generic[Item, Answer]):
             entries = [*group, *self._waiting]
             self._waiting.clear()
             self._has_room.notify_all()
-        for item, _, awaited in entries:
+        self._woken.wake_all()
+        for item, _, _, awaited in entries:
             if awaited is not None and not awaited.done():
                 awaited.set_exception(error)
             elif awaited is None and self._refuse is not None:
@@ -292,6 +238,8 @@ class GroupCommitter(Generic[Item, Answer]):
             if not self._closed:
                 self._is_urgent.clear()
             group = self._taken()
+            # Nobody waits for a commit on account of a thread that gave up waiting.
+            self._woken.wake_all()
             self._has_room.notify_all()
             # A caller that queues an item from now on sees that the thread has ended.
             self._has_ended = not group
@@ -316,12 +264,13 @@ class GroupCommitter(Generic[Item, Answer]):
         """The first entries that fit into one commit, at least one."""
         group: list[_Entry[Item, Answer]] = []
         rows = size_bytes = 0
-        while self._waiting:
-            size = self._waiting[0][1]
-            rows, size_bytes = rows + size.rows, size_bytes + size.bytes
-            if group and (rows > self._max_rows or size_bytes > self._max_bytes):
+        waiting, max_rows, max_bytes = self._waiting, self._max_rows, self._max_bytes
+        while waiting:
+            _, item_rows, item_bytes, _ = waiting[0]
+            rows, size_bytes = rows + item_rows, size_bytes + item_bytes
+            if group and (rows > max_rows or size_bytes > max_bytes):
                 break
-            group.append(self._waiting.popleft())
+            group.append(waiting.popleft())
         return group
 
     def _sleep(self) -> None:
@@ -329,17 +278,18 @@ class GroupCommitter(Generic[Item, Answer]):
         with self._has_rows:
             self._is_idle = True
             while not (self._waiting or self._closed):
-                self._has_rows.wait()
+                if not self._has_rows.wait(WAKE_ALL_S if self._woken else None):
+                    self._woken.wake_all()
             self._is_idle = False
 
 
-# An item, its size, and who takes its answer.
-_Entry = tuple[Item, Size, Answered[Answer] | None]
+# An item, its rows and bytes, and who takes its answer.
+_Entry = tuple[Item, int, int, Answered[Answer] | None]
 
 
 def _fail(group: Sequence[_Entry[Item, Answer]], error: BaseException, name: str) -> None:
-    for _, _, awaited in group:
+    for *_, awaited in group:
         if awaited is not None:
             awaited.set_exception(error)
-    if any(awaited is None for _, _, awaited in group):
+    if any(awaited is None for *_, awaited in group):
         logger.error("%s: a commit failed, and its items have no future", name, exc_info=error)

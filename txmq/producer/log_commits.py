@@ -13,10 +13,11 @@ from txmq.clock import Clock
 from txmq.delta.parquet import NewFile
 from txmq.errors import InvalidMessageError
 from txmq.fail_points import FailPoint, reached
+from txmq.producer.answers import Answer
 from txmq.producer.body_watch import NONE_REFUSED, BodyWatch, FrameTopic, Refused
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
 from txmq.producer.ends import AskedEnds, EndCommits
-from txmq.producer.group_commit import Answer, GroupCommitter, Item
+from txmq.producer.group_commit import GroupCommitter, Item
 from txmq.producer.keyed import KeyedHalves
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.half import HalfTransaction, half_table

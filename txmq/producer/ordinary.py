@@ -12,7 +12,7 @@ from txmq.errors import InvalidMessageError, InvalidMessageTypeError
 from txmq.lifecycle import ClaimKind
 from txmq.message.ids import new_transaction_id
 from txmq.message.message import Message
-from txmq.producer.commits import ProducerCommits
+from txmq.producer.commits import ProducerCommits, half_size
 from txmq.producer.contexts import Sending
 from txmq.producer.ends import asked_ends
 from txmq.producer.results import SendResult
@@ -23,6 +23,7 @@ from txmq.producer.routing import (
     RoutedMessage,
     send_result,
 )
+from txmq.store.half import HalfTransaction
 
 
 class OrdinaryMessages:
@@ -51,17 +52,17 @@ class OrdinaryMessages:
         return send_result(sends)
 
     def _send(self, sends: Sequence[PlannedSend], sending: Sending) -> None:
-        halves = [self._commits.half_of(send, ordinary=True) for send in sends]
         refused = self._commits.append_halves(
-            [[self._commits.carrying(half, sending)] for half in halves]
+            [([self._half_of(send, sending)], half_size(send)) for send in sends]
         )
         for error in refused.values():
             raise error
-        resolutions = self._commits.append_ends(
-            asked_ends([(send, ClaimKind.COMMIT) for send in sends])
-        )
+        resolutions = self._commits.append_ends(asked_ends(sends, [ClaimKind.COMMIT] * len(sends)))
         for send, resolution in zip(sends, resolutions, strict=True):
             resolution.confirm(send.transaction_id, ClaimKind.COMMIT)
+
+    def _half_of(self, send: PlannedSend, sending: Sending) -> HalfTransaction:
+        return self._commits.carrying(self._commits.half_of(send, ordinary=True), sending)
 
     def planned(
         self,
@@ -88,7 +89,7 @@ class OrdinaryMessages:
         transaction: list[RoutedMessage] = []
         size_bytes = 0
         for routed in batch:
-            message_bytes = routed.message.size_bytes
+            message_bytes = routed.size_bytes
             if transaction and size_bytes + message_bytes > limit:
                 yield transaction
                 transaction, size_bytes = [], 0

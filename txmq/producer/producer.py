@@ -32,10 +32,11 @@ from txmq.message.names import (
     namespace_of,
     wrapped,
 )
-from txmq.producer.asynchronous import AsyncLimits, AsyncSends, Execute
+from txmq.producer.asynchronous import AsyncLimits, AsyncSends
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.local_execution import half_message, local_state
+from txmq.producer.local_transactions import Execute
 from txmq.producer.ordinary import OrdinaryMessages
 from txmq.producer.results import SendResult, TransactionSendResult
 from txmq.producer.routing import MessageRouter

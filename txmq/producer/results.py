@@ -58,6 +58,7 @@ class SendFuture(Future[Any]):
     """
 
     _state, _result, _exception = PENDING, None, None
+    _is_watched = False
     _waiters: Any = ()
     _done_callbacks: Any = ()
     _condition: threading.Condition
@@ -71,7 +72,10 @@ class SendFuture(Future[Any]):
             raise AttributeError(name)
         self.__dict__.setdefault("_waiters", [])
         self.__dict__.setdefault("_done_callbacks", [])
-        return self.__dict__.setdefault(name, threading.Condition())
+        condition = self.__dict__.setdefault(name, threading.Condition())
+        # Before anybody has the condition: whoever sets the result afterwards takes it too.
+        self._is_watched = True
+        return condition
 
     def set_result(self, result: Any) -> None:
         """Set the result and wake the waiters.
@@ -81,13 +85,12 @@ class SendFuture(Future[Any]):
         """
         self._result = result
         self._state = FINISHED
-        condition = self.__dict__.get("_condition")
-        if condition is None:
+        if not self._is_watched:
             return
-        with condition:
+        with self._condition:
             for waiter in self._waiters:
                 waiter.add_result(self)
-            condition.notify_all()
+            self._condition.notify_all()
         self._invoke_callbacks()
 
     def _invoke_callbacks(self) -> None:

@@ -77,6 +77,7 @@ class RoutedMessage(NamedTuple):
 
     message: Message
     queue_id: int | None = None
+    size_bytes: int = 0
 
 
 class PlannedSend(NamedTuple):
@@ -93,7 +94,16 @@ class PlannedSend(NamedTuple):
     @property
     def messages(self) -> list[Message]:
         """The messages, in their order in the transaction."""
+        if len(self.routed) == 1:
+            return [self.routed[0].message]
         return [routed.message for routed in self.routed]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the messages."""
+        if len(self.routed) == 1:
+            return self.routed[0].size_bytes
+        return sum([routed.size_bytes for routed in self.routed])
 
 
 def send_result(sends: Sequence[PlannedSend]) -> SendResult:
@@ -138,10 +148,10 @@ class MessageRouter:
             TopicKindError, InvalidBodyError where its topic does not take it; InvalidQueueError
             where the topic has no such queue, or a sharding key says another; StorageError.
         """
-        (routed,) = self.accept_all(
-            [message], queue_id, queue_selector, is_transactional=is_transactional
-        )
-        return routed
+        checked = _checked_message(message, self._store.config, self._clock.now_ms())
+        stored = self._stored(checked)
+        self._check_taken(stored, is_transactional=is_transactional)
+        return self._routed(stored, queue_id, queue_selector)
 
     def accept_all(
         self,
@@ -154,7 +164,7 @@ class MessageRouter:
         """As `accept`, for several; all are checked before `queue_selector` is called."""
         now_ms = self._clock.now_ms()
         checked = [_checked_message(message, self._store.config, now_ms) for message in messages]
-        stored = [message.to_stored_topic(self._stored_topic(message.topic)) for message in checked]
+        stored = [self._stored(message) for message in checked]
         for message in stored:
             self._check_taken(message, is_transactional=is_transactional)
         return [self._routed(message, queue_id, queue_selector) for message in stored]
@@ -176,11 +186,18 @@ class MessageRouter:
         )
         return send
 
+    def _stored(self, message: Message) -> Message:
+        if self._namespace is None:
+            return message
+        return message.to_stored_topic(self._stored_topic(message.topic))
+
     def _stored_topic(self, topic: str) -> str:
         return wrapped(topic, self._namespace)
 
     def _check_taken(self, message: Message, *, is_transactional: bool) -> None:
         self.check_topic(message.topic)
+        if self.catalog.takes_anything(message.topic):
+            return
         self.catalog.check_kind(
             message.topic,
             is_transactional=is_transactional,
@@ -193,7 +210,7 @@ class MessageRouter:
         self, message: Message, queue_id: object, queue_selector: QueueSelector | None
     ) -> RoutedMessage:
         if queue_id is None and queue_selector is None:
-            return RoutedMessage(message)
+            return RoutedMessage(message, None, message.size_bytes)
         count = self.catalog.queue_count(message.topic)
         if queue_selector is not None:
             _check_one_choice(message, queue_id)
@@ -202,7 +219,7 @@ class MessageRouter:
                 raise InvalidQueueError("queue_selector", problem)
             queue_id = queue_selector(_as_sent(message), count)
         _check_one_choice(message, None)
-        return RoutedMessage(message, _checked_queue(queue_id, count))
+        return RoutedMessage(message, _checked_queue(queue_id, count), message.size_bytes)
 
     def send_limits(self, topic: str) -> SendLimits:
         """What a row of a DataFrame for a topic may hold."""
@@ -217,7 +234,9 @@ class MessageRouter:
 
     def queues_of(self, routed: Sequence[RoutedMessage], *, in_turn: bool) -> list[int]:
         """As chosen, else by sharding key, else in turn or by the place among these messages."""
-        turns = self._turn if in_turn else itertools.count()
+        turns: Iterator[int] = self._turn if in_turn else itertools.count()
+        if len(routed) == 1:
+            return [self._queue_of(routed[0], turns)]
         return [self._queue_of(message, turns) for message in routed]
 
     def _queue_of(self, routed: RoutedMessage, turns: Iterator[int]) -> int:
@@ -241,14 +260,20 @@ class MessageRouter:
     def check_topic(self, topic: str) -> None:
         """Raise TopicConflictError for a second spelling, TopicNotFoundError for an unknown one."""
         folded = topic.lower()
+        is_known = self._spelled.get(folded) == topic
+        if not is_known:
+            self._check_spelling(folded, topic)
+        self.catalog.check_is_there(topic)
+        if not is_known:
+            self._spelled[folded] = topic
+
+    def _check_spelling(self, folded: str, topic: str) -> None:
         if folded not in self._spelled:
             self._spelled.update({name.lower(): name for name in self._store.topics()})
         known = self._spelled.get(folded, topic)
         if known != topic:
             rule = f"the topic {known} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
-        self.catalog.check_is_there(topic)
-        self._spelled[folded] = topic
 
 
 def _as_sent(message: Message) -> Message:

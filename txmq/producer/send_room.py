@@ -20,7 +20,11 @@ class SendRoom:
         """
         self._max_bytes, self._taken_bytes = max_bytes, 0
         self._is_giver = is_giver
-        self._has_room = threading.Condition(threading.Lock())
+        # All sends and all answers take it. While it is held nothing is called that is not needed:
+        # Python changes threads at calls, and all others would stand before the lock.
+        self._lock = threading.Lock()
+        self._has_room = threading.Condition(self._lock)
+        self._waiting = 0
 
     @property
     def taken_bytes(self) -> int:
@@ -29,15 +33,26 @@ class SendRoom:
 
     def enter(self, size_bytes: int) -> None:
         """Take room; who is no giver waits where there is too little."""
-        with self._has_room:
-            if not self._is_giver():
-                while self._is_too_much(size_bytes):
-                    self._has_room.wait()
+        with self._lock:
+            taken_bytes = self._taken_bytes + size_bytes
+            if taken_bytes <= self._max_bytes:
+                self._taken_bytes = taken_bytes
+                return
+            if self._is_too_much(size_bytes) and not self._is_giver():
+                self._wait_for(size_bytes)
             self._taken_bytes += size_bytes
+
+    def _wait_for(self, size_bytes: int) -> None:
+        self._waiting += 1
+        try:
+            while self._is_too_much(size_bytes):
+                self._has_room.wait()
+        finally:
+            self._waiting -= 1
 
     def try_enter(self, size_bytes: int) -> bool:
         """Take room, if there is enough; whether it was taken."""
-        with self._has_room:
+        with self._lock:
             if self._is_too_much(size_bytes):
                 return False
             self._taken_bytes += size_bytes
@@ -45,9 +60,10 @@ class SendRoom:
 
     def leave(self, size_bytes: int) -> None:
         """Give room back."""
-        with self._has_room:
+        with self._lock:
             self._taken_bytes -= size_bytes
-            self._has_room.notify_all()
+            if self._waiting:
+                self._has_room.notify_all()
 
     def _is_too_much(self, size_bytes: int) -> bool:
         return bool(self._taken_bytes) and self._taken_bytes + size_bytes > self._max_bytes

@@ -53,7 +53,7 @@ class StepFutures:
         """
         send = PlannedSend(transaction_id, routed)
         half = self._commits.half_of(send)
-        size = half_size([half])
+        size = half_size(send)
         if not self._enter(size.bytes):
             return self.in_thread(partial(self._prepare_waiting, send, done))
         left = partial(self._left, size, done)

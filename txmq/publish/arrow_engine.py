@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
+from txmq.columns import in_order
 from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import disk_error, problem_of
 from txmq.delta.files import as_type
@@ -89,11 +90,11 @@ def copied(
 
     Raises: UnreadableFileError.
     """
-    by_file = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
+    by_file = in_order(rows, "file", "row")
     numbers = by_file["file"].to_numpy()
     for number in pc.unique(rows["file"]).to_pylist():
         first, last = np.searchsorted(numbers, [number, number + 1])
-        file_rows = by_file.slice(first, last - first)
+        file_rows = by_file.slice(first, last - first).combine_chunks()
         for messages, plan_rows in _messages_in(files[number], file_rows, batch_bytes):
             yield _topic_rows(messages, plan_rows, schema, now_ms)
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from txmq.columns import (
     Groups,
     Integers,
+    are_in_order,
     equal_pairs,
     find_pairs,
     flags,
@@ -243,35 +244,44 @@ def _ordered(halves: pa.Table, place: Integers, facts: pa.Table, by_id: Groups) 
     A message may become visible twice: as a dead letter of a DISCARDED life, and by a later COMMIT.
     """
     has_message = flags(pc.is_valid(halves["real_topic"]))
-    rows, numbers = np.flatnonzero(has_message), place[has_message]
-    message, fact = equal_pairs(numbers, by_id.place, len(by_id.keys))
-    row = rows[message]
+    if not has_message.all():
+        halves, place = halves.filter(pa.array(has_message)), place[has_message]
+    row, fact_row = equal_pairs(place, by_id.place, len(by_id.keys))
     sequence = integers(halves["sequence"], -1)[row]
-    rank = integers(facts["rank"], 0)[fact]
-    order = np.lexsort((sequence, rank))
-    facts = facts.take(pa.array(fact[order]))
-    if not np.array_equal(row[order], np.arange(halves.num_rows)):
-        halves = halves.take(pa.array(row[order]))
-    topic, due = _topics_and_times(halves, facts)
-    columns = [topic, halves["real_queue_id"], facts["op_version"], facts["ordinal"],
-               facts["life"], due, halves["file"], halves["row"], facts["rank"],
-               halves["sequence"]]  # fmt: skip
+    rank_of_row = integers(facts["rank"], 0)[fact_row]
+    if not are_in_order(rank_of_row, sequence):
+        order = np.lexsort((sequence, rank_of_row))
+        row, fact_row = row[order], fact_row[order]
+    fact = pa.array(fact_row)
+    if not np.array_equal(row, np.arange(halves.num_rows)):
+        halves = halves.take(pa.array(row))
+    topic, due = _topics_and_times(halves, facts, fact)
+    version, ordinal, life, rank = (
+        facts[name].take(fact) for name in ("op_version", "ordinal", "life", "rank")
+    )
+    columns = [topic, halves["real_queue_id"], version, ordinal, life, due, halves["file"],
+               halves["row"], rank, halves["sequence"]]  # fmt: skip
     return pa.table(columns, names=[*_PLAN.names, "rank", "sequence"])
 
 
-def _topics_and_times(halves: pa.Table, facts: pa.Table) -> tuple[Any, Any]:
-    """The topic of each message, and the due time of each message that goes to the schedule."""
+def _topics_and_times(halves: pa.Table, facts: pa.Table, fact: pa.Array) -> tuple[Any, Any]:
+    """The topic of each message, and the due time of each message that goes to the schedule.
+
+    `fact` is the row in `facts` of each message; texts of a fact are not repeated for all of them.
+    """
     if pc.any(pc.equal(halves["real_topic"], SCHEDULE_TOPIC), min_count=0).as_py():
         # Written by hand; there it would be due at no time.
         raise ValueError(f"{SCHEDULE_TOPIC} is for delayed messages alone")
-    is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES))
-    topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, halves["real_topic"])
+    is_dead = pc.is_in(facts["state"], value_set=pa.array(DEAD_STATES)).take(fact)
+    topic = halves["real_topic"]
+    if pc.any(is_dead, min_count=0).as_py():
+        topic = pc.if_else(is_dead, TRANS_CHECK_MAX_TIME_TOPIC, topic)
     waits = pc.and_(is_delayed(halves), pc.invert(is_dead))
     if not pc.any(waits, min_count=0).as_py():
         return topic, pa.nulls(halves.num_rows, MICROSECONDS_UTC)
     delay = pc.multiply(halves["delay_s"], 1_000_000).cast(pa.duration("us"))
     # A claim by hand may have no time.
-    committed = pc.coalesce(facts["op_timestamp"], facts["settled_timestamp"])
+    committed = pc.coalesce(facts["op_timestamp"], facts["settled_timestamp"]).take(fact)
     due = pc.coalesce(halves["deliver_timestamp"], pc.add(committed, delay))
     no_time = pa.scalar(None, MICROSECONDS_UTC)
     return pc.if_else(waits, SCHEDULE_TOPIC, topic), pc.if_else(waits, due, no_time)

@@ -24,9 +24,10 @@ from txmq.handles import (
     is_connect,
 )
 from txmq.hooks import Hooks
+from txmq.publish.engine_choice import EngineChoice
 from txmq.publish.publish_watch import PublishWatch
 from txmq.publish.round import PublishRound
-from txmq.publish.topic_writer import EngineChoice, PublishResult
+from txmq.publish.topic_writer import PublishResult
 from txmq.store.store import service_checkpoint_location
 from txmq.store.store_clock import StoreClock
 

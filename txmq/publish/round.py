@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import Clock
 from txmq.columns import integers
 from txmq.delta.failures import problem_of
-from txmq.errors import CommitConflictError, CommitRefusedError, SourceRestoredError
+from txmq.errors import CommitRefusedError, SourceRestoredError
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import is_survivable
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.deliveries import reach_deliveries
+from txmq.publish.engine_choice import EngineChoice
 from txmq.publish.idle_topics import IdleTopics
 from txmq.publish.latencies import end_latency, publish_latency
 from txmq.publish.pauses import RetryPauses
@@ -37,9 +36,12 @@ from txmq.publish.progress import (
     seen_of,
 )
 from txmq.publish.publish_watch import PublishWatch
-from txmq.publish.settle import Settlement, Waiting, settle
-from txmq.publish.topic_writer import EngineChoice, Goal, PublishResult, TopicWriter
+from txmq.publish.rivals import Rivals
+from txmq.publish.settle import Settlement, Waiting, settle, settle_all_others
+from txmq.publish.span import FIRST_SPAN_VERSIONS, Span, step_ends
+from txmq.publish.topic_writer import Goal, PublishResult, TopicWriter
 from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
+from txmq.publish.writing import Writing
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
@@ -47,10 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FIRST_SPAN_VERSIONS = 64
-MAX_SPAN_VERSIONS = 4096
 PROGRESS_INTERVAL_S = 1.0
-RIVAL_PAUSE_MAX_S = 0.1
 LARGE_ROUND_ROWS = 100_000
 # After so long without a claim the op log is looked at less often.
 QUIET_AFTER_S, QUIET_FACTOR = 30.0, 10
@@ -71,8 +70,9 @@ class PublishRound:
         self._op.refresh()
         self._settled, self._schedule = self._logs.settled, self._logs.schedule
         self._register = store.tables.register("publisher")
-        self._span = FIRST_SPAN_VERSIONS
-        self._lost_in_a_row = 0
+        self._span = Span()
+        self._writing: Writing | None = None
+        self._rivals = Rivals(store.config.commit_attempts)
         self._published_s = 0.0
         self._kept = self._register.read()
         self._op.refresh()
@@ -111,28 +111,45 @@ class PublishRound:
             self._news_s = time.monotonic()
         result = self._publish()
         while self._settled.mark < latest and not stopping.is_set():
-            settled = self._settle(latest)
-            if settled.refused:
-                self._pause_after_refusal(stopping)
-            result = result + settled + self._publish()
+            result += self._settle_beside(latest, stopping)
+            result += self._publish(goes_on=self._settled.mark < latest)
+        result += self._end_writing()
+        if result.settled + result.published >= LARGE_ROUND_ROWS:
+            # Arrow keeps freed memory, and a large round is rarely followed by another one.
+            pa.default_memory_pool().release_unused()
         self._retry_parked()
         for name, error in self._idle_topics.behind(self._progress.parked):
             self._park(name, self._progress.low_water_version, error)
         return result + self._retry_waiting()
 
+    def _settle_beside(self, latest: int, stopping: threading.Event) -> PublishResult:
+        """Settle the next range while the topics of the one before are written."""
+        try:
+            settled = self._settle(latest)
+            if settled.refused:
+                self._rivals.pause(self._published_s, stopping)
+        except BaseException:
+            if self._writing is not None:
+                # What they have written is found again by their marks.
+                self._writing.wait()
+                self._writing = None
+            raise
+        return settled + self._end_writing()
+
     def _settle(self, latest: int) -> PublishResult:
         self._waiting.follow()
         after = self._settled.mark
-        end = min(latest, after + self._span)
-        if end <= after:
+        span = min(latest - after, self._span.versions)
+        if span <= 0:
             return PublishResult()
-        self._op.check_commits(after, end)
-        claims = self._op.between(after, end)
+        self._op.check_commits(after, after + span)
+        rows = self._store.config.publish_batch_rows
+        claims, end = self._op.first_between(after, after + span, rows)
         reached(FailPoint.CLAIMS_READ)
         check_half(self._half.table.refresh(), self._settled)
         settlement = self._decided(claims)
         count = self._waiting.keep(settlement, after)
-        self._adapt_span(claims.num_rows, end - after)
+        self._span.adapt(end - after, is_full=claims.num_rows >= rows)
         reached(FailPoint.FACTS_DECIDED)
         fingerprint = commit_fingerprint(self._op.table, end)
         half = seen_of(self._half.table)
@@ -140,7 +157,7 @@ class PublishRound:
             self._settled.swap(settlement.facts, end, fingerprint, count, half)
         except CommitRefusedError as error:
             self._settled.table.refresh()
-            self._check_that_mark_moves(after, error)
+            self._rivals.refused(error, has_moved=self._settled.mark > after)
             return PublishResult(refused=1)
         reached(FailPoint.FACTS_COMMITTED)
         return PublishResult(
@@ -152,7 +169,6 @@ class PublishRound:
 
     def _decided(self, claims: pa.Table) -> Settlement:
         """Settle the claims; transactions that make this fail are set aside."""
-        held = self._waiting.held
 
         def decide(held: Collection[str]) -> Settlement:
             now_ms, waiting = self._clock.now_ms(), Waiting(held)
@@ -160,84 +176,69 @@ class PublishRound:
             received_ms = partial(self._op.received_ms, clock=self._clock)
             return settle(*tables, now_ms, self._schedule, waiting, received_ms=received_ms)
 
-        try:
-            return decide(held)
-        except NOBODYS_FAULT:
-            raise
-        except Exception:
-            ids = pc.unique(claims["transaction_id"]).to_pylist()
-            problems = culprits(ids, lambda part: decide({*ids, *held} - {*part}))
-            if not problems:
-                raise
-            settlement = decide({*held, *problems})
-            return replace(settlement, problems={**problems, **settlement.problems})
-
-    def _pause_after_refusal(self, stopping: threading.Event) -> None:
-        """Pause for a random part of the last publish time: a faster publisher is at work."""
-        stopping.wait(random.random() * min(self._published_s, RIVAL_PAUSE_MAX_S))  # noqa: S311
-
-    def _check_that_mark_moves(self, after: int, refusal: CommitRefusedError) -> None:
-        """Raise CommitConflictError after `commit_attempts` refusals without a moved mark.
-
-        If the mark has not moved, no publisher won a race: the table cannot be appended to.
-        """
-        self._lost_in_a_row = 0 if self._settled.mark > after else self._lost_in_a_row + 1
-        if self._lost_in_a_row >= self._store.config.commit_attempts:
-            problem = f"refused {self._lost_in_a_row} commits in a row; check the table's log"
-            self._lost_in_a_row = 0
-            raise CommitConflictError("settled", problem) from refusal
-
-    def _adapt_span(self, rows: int, versions: int) -> None:
-        """Adapt the next range to about `publish_batch_rows`, so that memory stays bounded."""
-        if rows > self._store.config.publish_batch_rows:
-            self._span = max(1, versions // 2)
-        elif versions >= self._span:
-            self._span = min(self._span * 2, MAX_SPAN_VERSIONS)
+        return settle_all_others(decide, claims, self._waiting.held)
 
     # --- topics -------------------------------------------------------------------------------
 
-    def _publish(self) -> PublishResult:
-        """Bring every topic from the low-water mark to the mark of the settled log."""
+    def _publish(self, *, goes_on: bool = False) -> PublishResult:
+        """Bring every topic from the low-water mark to the mark of the settled log.
+
+        Where it `goes_on`, the last step is still written when this returns: see `_end_writing`.
+        """
         mark, low = self._settled.mark, self._progress.low_water_version
         result = PublishResult()
         if mark > low:
             for step in self._steps(low, mark):
-                result += self._publish_step(step)
-        return result
+                result += self._end_writing() + self._publish_step(step, goes_on=goes_on)
+        return result if goes_on else result + self._end_writing()
 
     def _steps(self, after: int, through: int) -> list[int]:
         """Op versions up to `through`, with about `publish_batch_rows` facts between two."""
         if through - after <= FIRST_SPAN_VERSIONS:
             return [through]
         facts = self._settled.between(after, through, ("op_version",))
-        versions = np.sort(integers(facts["op_version"], after))
-        rows = self._store.config.publish_batch_rows
-        ends = np.unique(versions[rows - 1 :: rows])
-        return [*ends[ends < through].tolist(), through]
+        versions = integers(facts["op_version"], after)
+        return step_ends(versions, through, self._store.config.publish_batch_rows)
 
-    def _publish_step(self, mark: int) -> PublishResult:
+    def _publish_step(self, mark: int, *, goes_on: bool = False) -> PublishResult:
+        """Plan what is missing up to a mark, and write it or begin to, see `_end_writing`."""
         low = self._progress.low_water_version
         facts = self._settled.to_show(low, mark)
-        result = PublishResult()
-        if facts.num_rows:
-            self._half.table.refresh()
-            reach_deliveries(self._clock, facts)
-            begun_s = time.monotonic()
-            goal = self._goal(facts, low, mark)
-            if goal is None:
-                return self._publish_step(mark)
-            reached(FailPoint.PLAN_MADE)
-            names = [name for name in goal.plan.topics() if name not in self._progress.parked]
-            result = self._write_topics(names, goal)
-            result += PublishResult(publish_latency=publish_latency(facts, self._clock.now_ms()))
-            self._published_s = time.monotonic() - begun_s
-            reached(FailPoint.TOPICS_DONE)
-        if facts.num_rows + result.published >= LARGE_ROUND_ROWS:
-            # Arrow keeps freed memory, and a large round is rarely followed by another one.
-            pa.default_memory_pool().release_unused()
-        self._progress = self._progress.advanced(mark, self._op.table)
-        self._keep_progress_sometimes(urgent=result.parked > 0)
+        if not facts.num_rows:
+            self._advance_to(mark, urgent=False)
+            return PublishResult()
+        self._half.table.refresh()
+        reach_deliveries(self._clock, facts)
+        begun_s = time.monotonic()
+        goal = self._goal(facts, low, mark)
+        if goal is None:
+            return self._publish_step(mark, goes_on=goes_on)
+        reached(FailPoint.PLAN_MADE)
+        names = [name for name in goal.plan.topics() if name not in self._progress.parked]
+        # With one thread a publisher does one thing after the other.
+        beside = goes_on and self._store.config.publish_threads > 1
+        write = self._topics.try_each if beside else self._topics.write_each
+        self._writing = Writing(facts, goal, begun_s, write(names, goal), may_try_again=beside)
+        return PublishResult() if beside else self._end_writing()
+
+    def _end_writing(self) -> PublishResult:
+        """Wait until the topics of the last step are written; then its mark is reached."""
+        writing = self._writing
+        if writing is None:
+            return PublishResult()
+        writing.wait()
+        self._writing = None
+        result = self._written(writing)
+        latency = publish_latency(writing.facts, self._clock.now_ms())
+        result += PublishResult(publish_latency=latency)
+        self._published_s = time.monotonic() - writing.begun_s
+        reached(FailPoint.TOPICS_DONE)
+        self._advance_to(writing.goal.mark, urgent=result.parked > 0)
         return result
+
+    def _advance_to(self, mark: int, *, urgent: bool) -> None:
+        self._progress = self._progress.advanced(mark, self._op.table)
+        self._keep_progress_sometimes(urgent=urgent)
 
     def _goal(
         self, facts: pa.Table, after: int, mark: int, parked: str | None = None
@@ -278,13 +279,13 @@ class PublishRound:
             facts = facts_about(facts, {*ids} - problems.keys())
             return readable_plan(self._half, facts, self._schedule), facts
 
-    def _write_topics(self, names: Sequence[str], goal: Goal) -> PublishResult:
-        tasks = self._topics.write_each(names, goal)
+    def _written(self, writing: Writing) -> PublishResult:
+        goal = writing.goal
         result = PublishResult(set_aside=len(goal.plan.missing))
         restored: SourceRestoredError | None = None
-        for name, task in tasks.items():
+        for name in writing.tasks:
             try:
-                result += task.result()
+                result += writing.result_of(name, self._topics.write)
             except SourceRestoredError as error:
                 restored = error
             except BaseException as error:  # noqa: BLE001 - one topic must not stop the others

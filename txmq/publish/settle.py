@@ -8,18 +8,19 @@ checks that both agree. A transaction whose halves cannot be read is not decided
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
-from txmq.columns import Groups, flags, integers
+from txmq.columns import Flags, Groups, flags, in_order, integers, only
 from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.errors import TxmqError
 from txmq.lifecycle import PENDING, Claim, ClaimKind, Fact, Halves, TransactionState, fold
+from txmq.publish.culprits import NOBODYS_FAULT, culprits
 from txmq.publish.deliveries import is_about_delivery, settle_deliveries
 from txmq.store.half import HalfLog, grouped_summaries
 from txmq.store.op import claims_of_table
@@ -96,27 +97,46 @@ def settle(  # noqa: PLR0913, PLR0917 - the tables that decide
     Reads: half, settled and, for DELIVER and RECALL, the schedule. Commits: 0.
     """
     # An UNKNOWN counts a check and changes no state.
-    rows = claims.filter(pc.not_equal(claims["kind"], ClaimKind.UNKNOWN.value))
-    is_held = flags(_is_about(rows, waiting.held))
+    rows = only(claims, flags(pc.not_equal(claims["kind"], ClaimKind.UNKNOWN.value)))
+    is_held = _is_about(rows, waiting.held)
     is_delivery = flags(is_about_delivery(rows))
-    active = rows.filter(pa.array(~is_held & ~is_delivery))
+    active = only(rows, ~is_held & ~is_delivery)
     facts, problems = _ends(active, half, settled, now_ms, waiting.given_up, received_ms)
-    is_held |= flags(_is_about(rows, problems))
+    is_held |= _is_about(rows, problems)
     if is_delivery.any():
         deliveries = rows.filter(pa.array(is_delivery & ~is_held))
         logs = (half, schedule, settled)
         delivered, late = settle_deliveries(deliveries, facts, logs, now_ms, waiting.given_up)
-        is_held |= is_delivery & flags(_is_about(rows, late))
+        is_held |= is_delivery & _is_about(rows, late)
         facts, problems = pa.concat_tables([facts, delivered]), {**problems, **late}
-    ordered = facts.sort_by([("op_version", "ascending"), ("ordinal", "ascending")])
+    ordered = in_order(facts, "op_version", "ordinal")
     undecided = rows.filter(pa.array(is_held))
     without_effect = claims.num_rows - facts.num_rows - undecided.num_rows
     return Settlement(ordered, claims.num_rows, without_effect, undecided, problems)
 
 
-def _is_about(claims: pa.Table, transaction_ids: Iterable[str]) -> pa.ChunkedArray:
+def settle_all_others(
+    decide: Callable[[Collection[str]], Settlement], claims: pa.Table, held: Collection[str]
+) -> Settlement:
+    """Settle claims without those about transactions that make this fail, which must wait."""
+    try:
+        return decide(held)
+    except NOBODYS_FAULT:
+        raise
+    except Exception:
+        ids = pc.unique(claims["transaction_id"]).to_pylist()
+        problems = culprits(ids, lambda part: decide({*ids, *held} - {*part}))
+        if not problems:
+            raise
+        settlement = decide({*held, *problems})
+        return replace(settlement, problems={**problems, **settlement.problems})
+
+
+def _is_about(claims: pa.Table, transaction_ids: Collection[str]) -> Flags:
+    if not transaction_ids:
+        return np.zeros(claims.num_rows, dtype=bool)
     value_set = pa.array(list(transaction_ids), pa.string())
-    return pc.is_in(claims["transaction_id"], value_set=value_set)
+    return flags(pc.is_in(claims["transaction_id"], value_set=value_set))
 
 
 def _ends(  # noqa: PLR0913, PLR0917 - as `settle`
@@ -130,16 +150,16 @@ def _ends(  # noqa: PLR0913, PLR0917 - as `settle`
     """The facts of all claims but DELIVER and RECALL, and which transactions must wait, and why."""
     if claims.num_rows == 0:
         return SETTLED.columns.empty_table(), {}
-    ids = pc.unique(claims["transaction_id"])
-    with_facts = pc.unique(settled.facts_of(ids)["transaction_id"])
-    summaries, unreadable = half.readable_summaries(ids)
-    complete = complete_groups(summaries)
-    is_open = pc.invert(pc.is_in(ids, value_set=complete["transaction_id"].combine_chunks()))
-    problems = undecidable(ids.filter(is_open), unreadable, given_up)
-    if problems:
-        claims = claims.filter(pc.invert(_is_about(claims, problems)))
+    by_id = Groups.of(claims["transaction_id"])
+    with_facts = pc.unique(settled.facts_of(by_id.keys)["transaction_id"])
+    summaries, unreadable = half.readable_summaries(by_id.keys)
+    group = complete_group(summaries, by_id.keys)
+    problems = undecidable(by_id.keys.filter(pc.is_null(group)), unreadable, given_up)
+    is_plain = _is_plain(claims, by_id, group, with_facts)
     claims = _with_store_times(claims, summaries, now_ms, received_ms)
-    plain, others = _split(claims, complete, with_facts)
+    plain = only(claims, is_plain)
+    # A transaction that waits lacks halves, so that none of its claims is plain.
+    others = only(claims, ~is_plain & ~_is_about(claims, problems))
     halves, more = _halves(others, half, summaries, given_up)
     folded = _folded(others, halves, settled, now_ms)
     return pa.concat_tables([_plain_facts(plain, now_ms), folded]), {**problems, **more}
@@ -177,12 +197,12 @@ def _with_store_times(
     return claims.set_column(column, claims.schema.field(column), values)
 
 
-def complete_groups(summaries: pa.Table) -> pa.Table:
-    """The complete transactions: all halves are there, once each, and of one producer group.
+def complete_group(summaries: pa.Table, ids: pa.Array) -> pa.Array:
+    """For each transaction its producer group; null for one that is not complete.
 
-    Returns: transaction_id and first_group, which is that group.
+    All halves are there, once each, and of one producer group.
     """
-    grouped = grouped_summaries(summaries)
+    grouped = grouped_summaries(summaries, ids)
     is_complete = pc.and_(
         pc.and_(
             pc.equal(grouped["rows"], grouped["places"]),
@@ -193,27 +213,19 @@ def complete_groups(summaries: pa.Table) -> pa.Table:
             pc.equal(grouped["first_group"], grouped["last_group"]),
         ),
     )
-    complete = grouped.filter(pc.fill_null(is_complete, False))  # noqa: FBT003
-    return complete.select(["transaction_id", "first_group"])
+    group = pc.if_else(is_complete, grouped["first_group"], pa.scalar(None, pa.string()))
+    return group.combine_chunks()
 
 
-def _split(claims: pa.Table, complete: pa.Table, with_facts: pa.Array) -> tuple[pa.Table, pa.Table]:
-    """The claims that columns can decide, and the rest; claims of one transaction stay together."""
-    by_id = Groups.of(claims["transaction_id"])
-    row = pc.index_in(by_id.keys, value_set=complete["transaction_id"])
-    half_group = pc.take(complete["first_group"].combine_chunks(), row).take(by_id.place)
-    conditions = [
-        pa.array(by_id.count()[by_id.place] == 1),
-        pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS))),
-        pc.invert(pc.is_in(claims["transaction_id"], value_set=with_facts)),
-        pc.fill_null(pc.equal(half_group, claims["producer_group"]), False),  # noqa: FBT003
-    ]
-    is_plain = conditions[0]
-    for condition in conditions[1:]:
-        is_plain = pc.and_(is_plain, condition)
-    if flags(is_plain).all():
-        return claims, claims.slice(0, 0)
-    return claims.filter(is_plain), claims.filter(pc.invert(is_plain))
+def _is_plain(claims: pa.Table, by_id: Groups, group: pa.Array, with_facts: pa.Array) -> Flags:
+    """The claims that columns can decide; claims of one transaction stay together."""
+    of_half = group.take(pa.array(by_id.place))
+    is_of_group = pc.fill_null(pc.equal(of_half, claims["producer_group"]), False)  # noqa: FBT003
+    is_end = pc.is_in(claims["kind"], value_set=pa.array(list(_PLAIN_ENDS)))
+    is_new = ~flags(pc.is_in(by_id.keys, value_set=with_facts))
+    is_first = (by_id.count() == 1) & is_new
+    is_plain: Flags = is_first[by_id.place] & flags(pc.and_(is_of_group, is_end))
+    return is_plain
 
 
 def _plain_facts(claims: pa.Table, now_ms: int) -> pa.Table:

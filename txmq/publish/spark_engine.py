@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
-from txmq.columns import Integers
+from txmq.columns import Integers, in_order
 from txmq.delta.files import DataFile
 from txmq.delta.object_store import spark_location
 from txmq.delta.parquet import NewFile, spark_writer, staging_folder, written_by_spark
@@ -120,7 +120,7 @@ def _layers(places: Integers) -> Iterator[Integers]:
 
 def _spark_job(files: Sequence[DataFile], rows: pa.Table) -> _SparkJob:
     """Arrays from the first to the last planned row of each file, null for the rows between."""
-    ordered = rows.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
+    ordered = in_order(rows, "file", "row").combine_chunks()
     used, begins = np.unique(ordered["file"].to_numpy(), return_index=True)
     rows_by_file = [ordered.slice(*span) for span in _spans(begins, ordered.num_rows)]
     used_files = [files[number] for number in used]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from txmq.clock import Clock
 from txmq.columns import flags
 from txmq.delta.files import UnreadableFile
 from txmq.delta.log import delete_files
-from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -29,21 +28,16 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.histogram import NO_DURATIONS, Histogram
-from txmq.publish.arrow_engine import ArrowEngine, batch_bytes_of
 from txmq.publish.culprits import NOBODYS_FAULT, culprits
-from txmq.publish.plan import PayloadEngine, Plan
+from txmq.publish.engine_choice import EngineChoice
+from txmq.publish.plan import Plan
 from txmq.publish.progress import RESTORED, commit_fingerprint
 from txmq.publish.publish_watch import PublishWatch
-from txmq.publish.spark_engine import SparkEngine, suits_spark
 from txmq.results import Sum
 from txmq.store.settled import NOTHING
 from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order
-from txmq.store.typed import body_schema_in
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from txmq.store.config import Config
     from txmq.store.op import OpLog
     from txmq.store.store import Store
 
@@ -77,28 +71,6 @@ class PublishResult(Sum):
     set_aside: int = 0
     end_latency: Histogram = field(default=NO_DURATIONS, compare=False, repr=False)
     publish_latency: Histogram = field(default=NO_DURATIONS, compare=False, repr=False)
-
-
-class EngineChoice:
-    """Chooses the engine that copies a plan."""
-
-    def __init__(self, config: Config, spark: SparkSession | None) -> None:
-        """With auto, Spark copies plans of `payload_engine_spark_bytes` or more."""
-        setting = config.payload_engine
-        batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
-        self._arrow = ArrowEngine(batch_bytes)
-        self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
-        self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
-
-    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
-        """The engine for the rows of one topic."""
-        # Only the Arrow engine can turn bodies into columns.
-        suits = suits_spark(plan) and body_schema_in(topic) is None
-        if self._spark is None or self._setting == "arrow" or not suits:
-            return self._arrow
-        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
-            return self._spark
-        return self._arrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +143,21 @@ class TopicWriter:
         submit = self._threads.submit if len(names) > 1 else _called
         return {name: submit(self.write, name, goal) for name in names}
 
+    def try_each(self, names: Sequence[str], goal: Goal) -> dict[str, Future[PublishResult]]:
+        """Begin one try of `write` for each topic; the caller goes on with other tables.
+
+        An error sets no transaction aside: `write` does, which comes to the same error.
+        """
+        self.expect(names)
+        return {name: self._threads.submit(self._try_once, name, goal) for name in names}
+
+    def _try_once(self, name: str, goal: Goal) -> PublishResult:
+        topic = self._topic(name)
+        missing = self._missing(topic, goal.plan, goal)
+        if missing is None:
+            return PublishResult()
+        return self._appended(topic, missing, goal, goal.mark)
+
     def write(self, name: str, goal: Goal) -> PublishResult:
         """Append the missing messages to a topic in one commit, or none.
 
@@ -179,13 +166,11 @@ class TopicWriter:
         """
         topic, plan, refused, set_aside = self._topic(name), goal.plan, 0, 0
         for _ in range(self._store.config.commit_attempts):
-            end = self._refreshed_end(topic)
-            self._check_not_ahead(topic, goal.mark)
-            missing = plan.of_topic(name, max(goal.after, topic.mark))
-            if goal.mark <= topic.mark or missing.rows.num_rows == 0:
+            missing = self._missing(topic, plan, goal)
+            if missing is None:
                 return PublishResult(refused=refused, set_aside=set_aside)
             try:
-                self._append(topic, missing, goal)
+                result = self._appended(topic, missing, goal, goal.mark)
             except CommitRefusedError:
                 refused += 1
             except Exception as error:
@@ -195,12 +180,21 @@ class TopicWriter:
                 set_aside += self._set_aside(problems, goal.after)
                 plan = _without(missing, goal.facts, problems)
             else:
-                count = missing.rows.num_rows
-                self.ends[name] = end.appended(goal.mark, count)
-                return PublishResult(
-                    published=count, topic_commits=1, refused=refused, set_aside=set_aside
-                )
+                return replace(result, refused=refused, set_aside=set_aside)
         raise CommitConflictError(name, f"other publishers were faster {refused} times")
+
+    def _missing(self, topic: TopicLog, plan: Plan, goal: Goal) -> Plan | None:
+        """What the newest version of a topic lacks; None where it lacks nothing."""
+        self._refreshed_end(topic)
+        self._check_not_ahead(topic, goal.mark)
+        missing = plan.of_topic(topic.name, max(goal.after, topic.mark))
+        return missing if goal.mark > topic.mark and missing.rows.num_rows else None
+
+    def _appended(self, topic: TopicLog, missing: Plan, goal: Goal, mark: int) -> PublishResult:
+        end, count = self.ends[topic.name], missing.rows.num_rows
+        self._append(topic, missing, goal)
+        self.ends[topic.name] = end.appended(mark, count)
+        return PublishResult(published=count, topic_commits=1)
 
     def write_late(self, name: str, goal: Goal, given_up: Collection[str]) -> PublishResult:
         """Append messages that the topic has passed without them, each once.
@@ -214,12 +208,12 @@ class TopicWriter:
         """
         topic, plan, refused = self._topic(name), goal.plan.of_topic(name, NOTHING), 0
         for _ in range(self._store.config.commit_attempts):
-            end = self._refreshed_end(topic)
+            self._refreshed_end(topic)
             missing = plan.only(pa.array(~_is_shown(topic, plan, goal.facts)))
             if missing.rows.num_rows == 0:
                 return PublishResult(refused=refused)
             try:
-                self._append(topic, missing, goal)
+                result = self._appended(topic, missing, goal, NOTHING)
             except CommitRefusedError:
                 refused += 1
             except Exception as error:
@@ -228,9 +222,7 @@ class TopicWriter:
                     raise
                 plan = _without(plan, goal.facts, problems)
             else:
-                count = missing.rows.num_rows
-                self.ends[name] = end.appended(NOTHING, count)
-                return PublishResult(published=count, topic_commits=1, refused=refused)
+                return replace(result, refused=refused)
         raise CommitConflictError(name, f"other publishers were faster {refused} times")
 
     def _refreshed_end(self, topic: TopicLog) -> TopicEnd:

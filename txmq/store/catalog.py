@@ -105,6 +105,13 @@ class TopicCatalog:
         if problem is not None:
             raise TopicKindError("topic", topic, problem)
 
+    def takes_anything(self, topic: str) -> bool:
+        """Whether no operator has set a topic's kind or schema, so that nothing has to be checked.
+
+        Raises: StorageError.
+        """
+        return self.settings(topic) is None
+
     def body_schema(self, topic: str) -> BodySchema | None:
         """The schema of a topic's bodies; None if the topic takes any bytes."""
         settings = self.settings(topic)

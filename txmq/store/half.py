@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from txmq.clock import timestamp
 from txmq.columns import Groups, Integers, first_of_each, flags, integers
 from txmq.delta.files import UnreadableFile
-from txmq.delta.schemas import HALF, HEAD_SEQUENCE
+from txmq.delta.schemas import HALF, HEAD_SEQUENCE, PROPERTIES
 from txmq.delta.storage import Table
 from txmq.lifecycle import Halves
 from txmq.message.delay_levels import delay_s_of
@@ -35,8 +35,6 @@ NO_SEQUENCE = -1
 # The bodies of about so many doubled halves are compared at once.
 COMPARED_ROWS = 256
 _DAY_MS = 86_400_000
-# Shared by all rows: a list for each message costs the garbage collector much work.
-_NO_PROPERTIES: list[tuple[str, str]] = []
 
 
 class HalfOrigin(NamedTuple):
@@ -93,78 +91,102 @@ def half_table(transactions: Iterable[HalfTransaction]) -> pa.Table:
 
     Columns are built one after the other: row by row would cost more than the commit.
     """
-    rows = list(_rows(transactions))
-    origins = [transaction.origin for transaction, _, _, _ in rows]
-    messages = [message for _, _, message, _ in rows]
-    sequences = [sequence for _, sequence, _, _ in rows]
-    columns = {
-        **_of_origins(origins),
-        **_of_messages(messages),
-        "sequence": sequences,
-        "message_id": [
-            message_id(origin.transaction_id, sequence)
-            for origin, sequence in zip(origins, sequences, strict=True)
-        ],
-        "real_queue_id": [queue_id for _, _, _, queue_id in rows],
-        "delay_s": [
-            delay_after_commit_s(message, origin.delay_levels_s)
-            for origin, message in zip(origins, messages, strict=True)
-        ],
-        **_of_heads(
-            [
-                transaction if sequence == HEAD_SEQUENCE else None
-                for transaction, sequence, _, _ in rows
-            ]
-        ),
-    }
-    return pa.table(
-        [pa.array(columns[field.name], field.type) for field in HALF.columns], schema=HALF.columns
+    rows = _rows(list(transactions))
+    columns = {**_of_origins(rows), **_of_messages(rows), **_of_heads(rows)}
+    arrays = [_array(columns[field.name], field.type) for field in _FIELDS]
+    return pa.table(arrays, schema=HALF.columns)
+
+
+class _Rows(NamedTuple):
+    """What the rows of a commit are made of; `heads` has None for rows that are no head."""
+
+    origins: list[HalfOrigin]
+    messages: list[Message | _HeadAlone]
+    sequences: list[int]
+    queues: list[int | None]
+    heads: Sequence[HalfTransaction | None]
+
+
+def _rows(transactions: Sequence[HalfTransaction]) -> _Rows:
+    origins = [one.origin for one in transactions]
+    if all(len(one.messages) == 1 for one in transactions):
+        messages: list[Message | _HeadAlone] = [one.messages[0] for one in transactions]
+        queues: list[int | None] = [one.queues[0] for one in transactions]
+        return _Rows(origins, messages, [HEAD_SEQUENCE] * len(messages), queues, transactions)
+    counts = [one.rows for one in transactions]
+    firsts = [[one, *[None] * (count - 1)] for one, count in zip(transactions, counts, strict=True)]
+    return _Rows(
+        [origin for origin, count in zip(origins, counts, strict=True) for _ in range(count)],
+        [message for one in transactions for message in one.messages or (_HEAD_ALONE,)],
+        [sequence for count in counts for sequence in range(HEAD_SEQUENCE, count)],
+        [queue for one in transactions for queue in (one.queues if one.messages else (None,))],
+        [head for of_one in firsts for head in of_one],
     )
 
 
-def _rows(
-    transactions: Iterable[HalfTransaction],
-) -> Iterator[tuple[HalfTransaction, int, Message | _HeadAlone, int | None]]:
-    for transaction in transactions:
-        if not transaction.messages:
-            yield transaction, HEAD_SEQUENCE, _HEAD_ALONE, None
-        for sequence, message in enumerate(transaction.messages):
-            yield transaction, sequence, message, transaction.queues[sequence]
+def _array(values: pa.Array | Sequence[object], kind: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    if values.count(None) == len(values):
+        return pa.nulls(len(values), kind)
+    return pa.array(values, kind)
 
 
-def _of_origins(origins: Sequence[HalfOrigin]) -> dict[str, object]:
-    born_ms = np.array([origin.born_timestamp_ms for origin in origins], dtype="datetime64[ms]")
-    times_ms = [transaction_time_ms(origin.transaction_id) for origin in origins]
+def _of_origins(rows: _Rows) -> dict[str, pa.Array | Sequence[object]]:
+    ids = [origin.transaction_id for origin in rows.origins]
     return {
-        "transaction_id": [origin.transaction_id for origin in origins],
-        "queue_id": [origin.queue_id for origin in origins],
-        "producer_group": [origin.producer_group for origin in origins],
-        "born_timestamp": born_ms.astype("datetime64[us]"),
-        "ordinary": [origin.ordinary for origin in origins],
-        "store_date": [time_ms // _DAY_MS for time_ms in times_ms],
+        "transaction_id": ids,
+        "sequence": rows.sequences,
+        "message_id": list(map(message_id, ids, rows.sequences)),
+        "queue_id": [origin.queue_id for origin in rows.origins],
+        "producer_group": [origin.producer_group for origin in rows.origins],
+        "born_timestamp": [origin.born_timestamp_ms * 1000 for origin in rows.origins],
+        "ordinary": [origin.ordinary for origin in rows.origins],
+        "store_date": _days(ids),
     }
 
 
-def _of_messages(messages: Sequence[Message | _HeadAlone]) -> dict[str, object]:
+def _days(ids: Sequence[str]) -> list[int]:
+    # Ids sort by their time, and most commits are of one day.
+    first, last = (transaction_time_ms(one) // _DAY_MS for one in (min(ids), max(ids)))
+    if first == last:
+        return [first] * len(ids)
+    return [transaction_time_ms(one) // _DAY_MS for one in ids]
+
+
+def _of_messages(rows: _Rows) -> dict[str, pa.Array | Sequence[object]]:
+    messages = rows.messages
     return {
         "real_topic": [message.topic for message in messages],
+        "real_queue_id": rows.queues,
         "tags": [message.tags for message in messages],
-        "keys": [message.joined_keys for message in messages],
+        "keys": [message.keys for message in messages],
         "body": [message.body for message in messages],
-        "properties": [_pairs(message) for message in messages],
+        "properties": _properties([message.properties for message in messages]),
         "sharding_key": [message.sharding_key for message in messages],
+        "delay_s": _delays_s(rows),
         "deliver_timestamp": [message.deliver_timestamp for message in messages],
     }
 
 
-def _pairs(message: Message | _HeadAlone) -> list[tuple[str, str]] | None:
-    if message.properties:
-        return list(message.properties.items())
-    return None if message.properties is None else _NO_PROPERTIES
+def _properties(properties: Sequence[Mapping[str, str] | None]) -> pa.Array:
+    if any(properties) or None in properties:
+        pairs = [None if one is None else list(one.items()) for one in properties]
+        return pa.array(pairs, PROPERTIES)
+    # A list for each message would cost Arrow and the garbage collector much work.
+    return pa.MapArray.from_arrays(np.zeros(len(properties) + 1, np.int32), _NO_TEXTS, _NO_TEXTS)
 
 
-def _of_heads(heads: Sequence[HalfTransaction | None]) -> dict[str, object]:
+def _delays_s(rows: _Rows) -> list[int | None]:
+    if not any(message.delay_level or message.delay_s for message in rows.messages):
+        return [None] * len(rows.messages)
+    pairs = zip(rows.messages, rows.origins, strict=True)
+    return [delay_after_commit_s(message, origin.delay_levels_s) for message, origin in pairs]
+
+
+def _of_heads(rows: _Rows) -> dict[str, Sequence[object]]:
     """The columns that only the head has."""
+    heads = rows.heads
     return {
         "message_count": [head and head.message_count for head in heads],
         "check_immunity_time_s": [head and head.origin.check_immunity_time_s for head in heads],
@@ -175,11 +197,13 @@ def _of_heads(heads: Sequence[HalfTransaction | None]) -> dict[str, object]:
 class _HeadAlone:
     """Stands for the message in a head without one."""
 
-    topic = tags = joined_keys = body = properties = sharding_key = None
+    topic = tags = keys = body = properties = sharding_key = None
     delay_level = delay_s = deliver_timestamp = None
 
 
 _HEAD_ALONE = _HeadAlone()
+_FIELDS = list(HALF.columns)
+_NO_TEXTS = pa.array([], pa.string())
 
 
 class HalfLog:
@@ -267,12 +291,17 @@ def is_delayed(rows: pa.Table) -> pa.ChunkedArray:
     return pc.or_(pc.is_valid(rows["delay_s"]), pc.is_valid(rows["deliver_timestamp"]))
 
 
-def grouped_summaries(summaries: pa.Table) -> pa.Table:
+def grouped_summaries(summaries: pa.Table, ids: pa.Array | None = None) -> pa.Table:
     """One row for each transaction: counts of its rows and messages, its groups and its head.
 
-    `places` counts distinct sequences.
+    `places` counts distinct sequences. With `ids` the rows are those of these transactions, in
+    this order; one without halves has counts of 0.
     """
-    groups = Groups.of(summaries["transaction_id"])
+    column = summaries["transaction_id"]
+    if ids is None:
+        groups = Groups.of(column)
+    else:
+        groups = Groups(ids, integers(pc.index_in(column, value_set=ids), -1))
     sequence = integers(summaries["sequence"], NO_SEQUENCE)
     rows = groups.count()
     first_group, last_group = _producer_groups(groups, summaries["producer_group"])
@@ -300,7 +329,7 @@ def _places(groups: Groups, sequence: Integers, rows: Integers) -> Integers:
     return groups.count(first_of_each(groups.place, sequence))
 
 
-def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array, ...]:
     senders = Groups.of(pc.fill_null(column, ""))
     order = pc.array_sort_indices(senders.keys)
     rank = np.empty(len(order), dtype=np.int64)
@@ -308,7 +337,8 @@ def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array,
     names, ranks = senders.keys.take(order), rank[senders.place]
     first = groups.smallest(ranks, len(order))
     last = groups.largest(ranks, -1)
-    return names.take(pa.array(first)), names.take(pa.array(last))
+    has_none = last < 0
+    return tuple(names.take(pa.array(place, mask=has_none)) for place in (first, last))
 
 
 def halves_by_id(rows: pa.Table) -> dict[str, Halves]:

@@ -29,6 +29,7 @@ _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
 # Times that Python can represent; a column may hold others.
 _TIMES = ("op_timestamp", "next_check_timestamp")
 _FIRST_TIME = pa.scalar(datetime.min.replace(tzinfo=UTC), MICROSECONDS_UTC)
+_FIELDS = list(OP.columns)
 _LAST_TIME = pa.scalar(datetime.max.replace(tzinfo=UTC), MICROSECONDS_UTC)
 
 
@@ -91,15 +92,21 @@ def end_table(
     by_row = {
         "transaction_id": [transaction_id for transaction_id, _ in ends],
         "ordinal": range(count),
-        "kind": [kind.value for _, kind in ends],
+        # These are texts; asking each for its value would take longer.
+        "kind": [kind for _, kind in ends],
     }
     columns = [
         pa.array(by_row[field.name], field.type)
         if field.name in by_row
-        else pa.repeat(pa.scalar(shared.get(field.name), field.type), count)
-        for field in OP.columns
+        else _repeated(shared.get(field.name), field.type, count)
+        for field in _FIELDS
     ]
     return pa.table(columns, schema=OP.columns)
+
+
+def _repeated(value: object, kind: pa.DataType, count: int) -> pa.Array:
+    """A column with one value in all rows."""
+    return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
 
 def claims_of_table(rows: pa.Table) -> list[Claim]:
@@ -167,6 +174,17 @@ class OpLog:
         key that this key has not signed.
         """
         return self._trusted(partial(self.table.changes, after + 1, through), warns=True)
+
+    def first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
+        """As `between`, up to the commit with which there are enough rows, and that commit."""
+        end = through
+
+        def read(columns: Sequence[str]) -> pa.Table:
+            nonlocal end
+            rows, end = self.table.first_changes(after + 1, through, columns, enough_rows)
+            return rows
+
+        return self._trusted(read, warns=True), end
 
     def claims_between(
         self, after: int, through: int, transaction_ids: Iterable[str]

@@ -7,7 +7,7 @@ they are passed over. The others are read. So no end needs a look at the whole l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from txmq.delta.commit_writer import Passed
@@ -37,12 +37,16 @@ class PassingClaims:
         self.followed: int | None = None
         table.watch = self._passed
 
-    def is_claimed(self, transaction_id: str, since: int | None) -> bool:
-        """Whether others may have claimed an end of a transaction that began at `since`.
+    def claimed(self, ends: Iterable[tuple[str, ClaimKind]], since: int | None) -> list[str]:
+        """Those of which others may have claimed an end, if they began at `since`.
 
-        True also where commits after `since` were not seen, and for None.
+        All of them where commits after `since` were not seen, and for None.
         """
-        return since is None or since < self._since or transaction_id in self._claimed
+        if since is None or since < self._since:
+            return [transaction_id for transaction_id, _ in ends]
+        if not self._claimed:
+            return []
+        return [transaction_id for transaction_id, _ in ends if transaction_id in self._claimed]
 
     def note(self, transaction_ids: Sequence[str]) -> None:
         """Count own claims among those of others: another end may be asked for later."""

@@ -99,7 +99,12 @@ class EndReader:
                 halves may not be all there; facts, claims and halves are read for these.
         """
         decided = self.ends_of(list({*doubtful}))
-        return [decided.get(transaction_id) or _UNCONTESTED[kind] for transaction_id, kind in ends]
+        return [
+            decided.get(transaction_id)
+            # An enum computes its hash in Python, at each look into a dict.
+            or (_COMMITTED if kind is ClaimKind.COMMIT else _UNCONTESTED[kind])
+            for transaction_id, kind in ends
+        ]
 
     def contested(self, transaction_ids: Sequence[str]) -> list[str]:
         """Those whose claims in the op log name different ends; 0 reads without transactions."""
@@ -131,6 +136,7 @@ _UNCONTESTED = {
     kind: Resolution(end_asked_for(kind), ClaimSource.PRODUCER.value)
     for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK)
 }
+_COMMITTED = _UNCONTESTED[ClaimKind.COMMIT]
 
 
 def _settled(facts: pa.Table) -> dict[str, tuple[Standing, str]]:

@@ -21,10 +21,10 @@ from deltalake.exceptions import DeltaError
 
 from tests.endurance.generator.plan import Step, Strike
 from tests.kit.fault_vocabulary import Fault
+from txmq import random_names
 from txmq.delta import retries
 from txmq.fail_points import FailPoint, arm
 from txmq.handles import ThreadHandle
-from txmq.message import ids
 from txmq.publish import round as publish_round
 from txmq.testing import _around_commits, _replaced
 
@@ -173,7 +173,7 @@ class Simulation:
     def in_place(self) -> Iterator[None]:
         """The made-up time and the interruptions are those of this process."""
         random.seed(self._seed)
-        ids._random.seed(self._seed)
+        random_names._random.seed(self._seed)
         with ExitStack() as stack:
             for owner, name, value in self._replacements():
                 stack.enter_context(_replaced(owner, name, value))

@@ -36,7 +36,7 @@ from txmq.verify import verify
 
 TOPIC, GROUP = "order-paid", "orders"
 # Requests of an idle broker without Spark, maintenance included; looks at a disk are many more.
-IDLE_A_SECOND_MAX = 40
+IDLE_A_SECOND_MAX = 20
 # A transaction of one message alone: two files, two commits, and looks for the commits of others.
 A_TRANSACTION_MAX = 11
 # 1,000 messages in ten sends.

@@ -194,7 +194,7 @@ def test_thread_that_breaks_answers_all_and_refuses_later_items(
 
     monkeypatch.setattr(group, "_taken", broken)
     with group._has_rows:
-        group._waiting.append((1, Size(1), None))
+        group._waiting.append((1, 1, 0, None))
     future = group.submit(2, Size(1))
 
     with pytest.raises(Panic):

@@ -62,7 +62,9 @@ def rival(store: Store) -> Writer:
 
 
 def claimed(writer: Writer, *numbers: int, since: int | None) -> list[bool]:
-    return [writer.passing.is_claimed(transaction_id(n), since) for n in numbers]
+    ends = [(transaction_id(n), ClaimKind.COMMIT) for n in numbers]
+    found = writer.passing.claimed(ends, since)
+    return [name in found for name, _ in ends]
 
 
 def test_nothing_is_known_before_the_first_commit(writer: Writer) -> None:

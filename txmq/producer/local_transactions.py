@@ -1,0 +1,151 @@
+"""The middle step of asynchronous sends: local transactions, in threads of their own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from txmq.message.message import LocalTransactionState, Message
+from txmq.producer.contexts import Sending
+from txmq.producer.routing import PlannedSend
+
+# Local transactions that a thread takes at once; their ends are written together.
+CHUNK = 64
+Execute = Callable[[str, Message, object], LocalTransactionState]
+
+logger = logging.getLogger(__name__)
+
+
+class Sent(NamedTuple):
+    """The send of one call. Thousands are on their way, so it is made of few objects.
+
+    Attributes:
+        others: of a batch that was split, its other transactions.
+        execute: None for ordinary messages.
+    """
+
+    send: PlannedSend
+    others: Sequence[PlannedSend]
+    size_bytes: int
+    future: Future[Any]
+    sending: Sending
+    execute: Execute | None = None
+    argument: object = None
+
+    @property
+    def sends(self) -> Sequence[PlannedSend]:
+        """All transactions."""
+        return (self.send, *self.others)
+
+    @property
+    def transaction_id(self) -> str:
+        """The id of the first transaction."""
+        return self.send.transaction_id
+
+    @property
+    def message(self) -> Message:
+        """The first message."""
+        return self.send.routed[0].message
+
+
+class Executed(NamedTuple):
+    """Sends whose ends are written together, and the answer of each local transaction.
+
+    The answer is COMMIT for ordinary messages.
+    """
+
+    sents: Sequence[Sent]
+    states: Sequence[LocalTransactionState]
+
+    @property
+    def rows(self) -> int:
+        """How many ends these are."""
+        return len(self.sents) + sum([len(sent.others) for sent in self.sents])
+
+
+def _state_of(sent: Sent) -> LocalTransactionState:
+    """The answer of a local transaction; UNKNOWN also where it raised SystemExit or the like."""
+    if sent.execute is None:
+        return LocalTransactionState.COMMIT
+    try:
+        return sent.execute(sent.transaction_id, sent.message, sent.argument)
+    except BaseException:
+        logger.exception("transaction %s: its local transaction broke", sent.transaction_id)
+        return LocalTransactionState.UNKNOWN
+
+
+class LocalTransactions:
+    """Runs `execute_local_transaction` in threads of its own."""
+
+    def __init__(
+        self,
+        done: Callable[[Executed], None],
+        refuse: Callable[[Sent, BaseException], None],
+        threads: int,
+        max_waiting: int,
+    ) -> None:
+        """Start no thread yet; with `max_waiting` sends in the queue `put` waits."""
+        self._done, self._refuse = done, refuse
+        self._count, self._max_waiting = threads, max_waiting
+        self._threads: list[threading.Thread] = []
+        self._durable: deque[Sent] = deque()
+        lock = threading.Lock()
+        self._has_work, self._has_room = threading.Condition(lock), threading.Condition(lock)
+        self._is_closed = False
+
+    def put(self, chunk: Sequence[Sent]) -> None:
+        """Queue sends whose halves are durable; only the thread of the halves calls this."""
+        if not chunk:
+            return
+        # First, so that a send whose threads cannot be started is in no queue.
+        self._start()
+        with self._has_work:
+            while len(self._durable) >= self._max_waiting:
+                self._has_room.wait()
+            self._durable.extend(chunk)
+            self._has_work.notify_all()
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the calling thread is one of these."""
+        return threading.current_thread() in self._threads
+
+    def _start(self) -> None:
+        while len(self._threads) < self._count:
+            name = f"txmq-local-{len(self._threads)}"
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system has no more threads; those that run do the work.
+                if self._threads:
+                    return
+                raise
+            self._threads.append(thread)
+
+    def close(self) -> None:
+        """Run what is queued and end the threads; call it after the last `put`."""
+        with self._has_work:
+            self._is_closed = True
+            self._has_work.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while chunk := self._next_chunk():
+            try:
+                self._done(Executed(chunk, [_state_of(sent) for sent in chunk]))
+            except BaseException as error:
+                logger.exception("%d local transactions have no end", len(chunk))
+                for sent in chunk:
+                    self._refuse(sent, error)
+
+    def _next_chunk(self) -> list[Sent]:
+        with self._has_work:
+            self._has_work.wait_for(lambda: self._durable or self._is_closed)
+            self._has_room.notify()
+            return [self._durable.popleft() for _ in range(min(CHUNK, len(self._durable)))]
