@@ -68,7 +68,9 @@ class MessageQuery:
         """Open nothing yet."""
         self._store = store
 
-    def by_id(self, message_id: str, *, with_body: bool = False) -> FoundMessage:
+    def by_id(
+        self, message_id: str, *, with_body: bool = False, with_trace: bool = True
+    ) -> FoundMessage:
         """One message and its trace.
 
         Reads: of half, op, settled, the schedule and the topics the files that may hold its
@@ -77,6 +79,7 @@ class MessageQuery:
         Args:
             message_id: `transaction id:sequence`, as a send returned it.
             with_body: read the body too.
+            with_trace: read its trace, which the whole trace topic may hold.
 
         Raises:
             MessageNotFoundError: no table holds the message.
@@ -85,7 +88,7 @@ class MessageQuery:
         """
         transaction_id, _ = message_address(message_id)
         messages = self._messages(
-            [transaction_id], [message_id], with_body=with_body, with_trace=True
+            [transaction_id], [message_id], with_body=with_body, with_trace=with_trace
         )
         if not messages:
             raise no_message(self._store, message_id)
@@ -135,28 +138,53 @@ class MessageQuery:
 
         Raises: InvalidNameError, TopicNotFoundError, StorageError.
         """
-        if not key or KEY_SEPARATOR in key:
-            raise InvalidNameError("key", key, "pass one key, without a space")
-        hits = [hit for name in self._searched(topic) for hit in self._hits(name, key, max_count)]
-        newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
-        message_ids = list(newest)[:max_count]
-        ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
-        return self._messages(ids, message_ids, with_body=with_body)
+        names = self._searched(key, topic)
+        hits = [hit for name in names for hit in self._hits(name, key, max_count, _Budget())]
+        return self._of_hits(hits, max_count, with_body=with_body)
+
+    def newest_by_key(
+        self, key: str, *, topic: str | None = None, max_count: int = MAX_COUNT, max_rows: int
+    ) -> KeySearch:
+        """As `by_key`, but of each topic only the newest files, `max_rows` rows in all at most.
+
+        Args:
+            key, topic, max_count: as of `by_key`.
+            max_rows: of so many messages the keys are read.
+
+        Reads, commits, raises: as `by_key`.
+        """
+        budget = _Budget(max_rows)
+        names = self._searched(key, topic)
+        hits = [hit for name in names for hit in self._hits(name, key, max_count, budget)]
+        messages = self._of_hits(hits, max_count, with_body=False)
+        return KeySearch(messages, max_rows - int(budget.rows), budget.was_enough)
 
     # --- by key ------------------------------------------------------------------------------
 
-    def _searched(self, topic: str | None) -> list[str]:
+    def _searched(self, key: str, topic: str | None) -> list[str]:
+        if not key or KEY_SEPARATOR in key:
+            raise InvalidNameError("key", key, "pass one key, without a space")
         if topic is None:
             return [name for name in self._store.topics() if name != TRACE_TOPIC]
         self._store.topic_location(topic)
         return [check_readable_topic(topic)]
 
-    def _hits(self, topic: str, key: str, max_count: int) -> list[_Hit]:
+    def _of_hits(
+        self, hits: Iterable[_Hit], max_count: int, *, with_body: bool
+    ) -> tuple[FoundMessage, ...]:
+        newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
+        message_ids = list(newest)[:max_count]
+        ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
+        return self._messages(ids, message_ids, with_body=with_body)
+
+    def _hits(self, topic: str, key: str, max_count: int, budget: _Budget) -> list[_Hit]:
         table = self._table(topic)
         hits: list[_Hit] = []
         for span in sorted(table.ranges("op_version"), key=_newest_first):
             is_full = len(hits) >= max_count and span.high is not None
             if is_full and span.high < hits[max_count - 1].op_version:
+                break
+            if not budget.take(span.file.num_records):
                 break
             more = _hits_in(table.read([span.file], _KEY_COLUMNS), key)
             hits = sorted([*hits, *more], reverse=True)
@@ -256,6 +284,37 @@ class MessageQuery:
                 bodies = table.read([file], ("body",)).filter(is_about)["body"]
                 records += _decoded(bodies.to_pylist())
         return sorted(records, key=record_moment)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySearch:
+    """What a search with a bound found.
+
+    Attributes:
+        messages: the newest first.
+        rows: of so many messages the keys were read.
+        is_complete: whether all messages were searched that could be among the newest.
+    """
+
+    messages: tuple[FoundMessage, ...]
+    rows: int
+    is_complete: bool
+
+
+@dataclass(slots=True)
+class _Budget:
+    """How many rows may still be read."""
+
+    rows: float = inf
+    was_enough: bool = True
+
+    def take(self, rows: int) -> bool:
+        """Whether so many may be read; then they are taken."""
+        if rows > self.rows:
+            self.was_enough = False
+            return False
+        self.rows -= rows
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from txmq.cli.shared import (
     say,
     titled_pairs,
 )
-from txmq.metrics.endpoint import endpoint_of
+from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.store.opening import open_store
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """Run all services of a store until SIGTERM or Ctrl-C."""
-    endpoint = endpoint_of(metrics_address, certificate, key, authority)
+    endpoint = MetricsEndpoint.of(metrics_address, certificate, key, authority)
     store = open_store(location, config)
     from txmq.broker import Broker, run_until_signal
     from txmq.local_spark.session import local_session
