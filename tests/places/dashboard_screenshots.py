@@ -1,0 +1,86 @@
+"""`python -m tests.places.dashboard_screenshots FOLDER [--all]`: pictures of the dashboard.
+
+Without `--all` only those that docs/dashboard.md shows; look at them before you commit them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.kit.browser import Browser, browser
+from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
+from txmq.dashboard.service import Dashboard, DashboardEndpoint
+
+ROUNDS = 36
+WIDTHS = (1440, 390)
+SCHEMES = ("light", "dark")
+# Those of the docs: the page, its width, its theme.
+OF_DOCS = {
+    ("overview", 1440, "light"), ("overview", 1440, "dark"), ("overview", 390, "light"),
+    ("transaction", 1440, "light"), ("transactions", 390, "dark"),
+}  # fmt: skip
+
+
+def paths_of(world: DashboardWorld, ids: dict[str, str]) -> dict[str, str]:
+    """One address of each kind of page."""
+    return {
+        "overview": "/",
+        "transactions": "/transactions",
+        "transaction": f"/transactions/{ids['discarded']}",
+        "committed": f"/transactions/{ids['committed']}",
+        "message": f"/messages/{ids['committed']}:0",
+        "topics": "/topics",
+        "topic": "/topics/order-paid",
+        "groups": "/groups",
+        "group": f"/groups/{CONSUMERS}",
+        "dead-letters": "/dead-letters",
+        "letters": f"/dead-letters/{CONSUMERS}",
+        "delayed": "/delayed",
+        "search": "/search?q=order-100",
+        "problem": "/topics/nowhere",
+    }
+
+
+def taken(window: Browser, address: str, folder: Path, *, everything: bool) -> None:
+    for name, path in PATHS.items():
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                if not everything and (name, width, scheme) not in OF_DOCS:
+                    continue
+                window.size(width)
+                window.scheme(scheme)
+                window.open(address.rstrip("/") + path)
+                picture = window.picture(1_800 if width == WIDTHS[0] else 1_600)
+                (folder / f"dashboard-{name}-{width}-{scheme}.png").write_bytes(picture)
+
+
+PATHS: dict[str, str] = {}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="txmq-pictures-") as temporary:
+        world = DashboardWorld(Path(temporary))
+        PATHS.update(paths_of(world, dict(world.day(ROUNDS))))
+        world.park("stock-changed")
+        world.count()
+        shown = Dashboard(world.store, DashboardEndpoint("127.0.0.1:0"), clock=world.clock)
+        # The history of the world is shown, and not one that began just now.
+        shown.counting.history = world.dashboard.counting.history
+        with shown.start() as running, browser(Path(temporary)) as window:
+            wait_for_count(shown)
+            taken(window, running.address, folder, everything="--all" in sys.argv)
+        world.close()
+
+
+def wait_for_count(shown: Dashboard) -> None:
+    from tests.kit.reading import wait_until
+
+    wait_until(lambda: shown.counting.last is not None, 60, "a count")
+
+
+if __name__ == "__main__":
+    main()
