@@ -93,7 +93,9 @@ def browser(folder: Path) -> Iterator[Browser]:
     """A browser with an empty profile."""
     port = free_port()
     driver = subprocess.Popen(
-        ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [shutil.which("chromedriver") or "", f"--port={port}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     root = f"http://127.0.0.1:{port}"
     try:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.kit.check_world import bent
 from tests.kit.consumer_world import ConsumerWorld, drained
 from tests.kit.handed_out import received
 from tests.kit.wsgi import Page, asked
 from txmq.consumer.send_back import SendBack
 from txmq.dashboard.service import Dashboard
+from txmq.delta.schemas import HALF
 from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.ids import new_transaction_id
 from txmq.message.message import Message
-from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
+from txmq.store.half import HalfOrigin, HalfTransaction
 from txmq.store.op import OpRow
 
 TOPICS = ("order-paid", "order-shipped", "invoice-due", "stock-changed")
 CONSUMERS = "billing"
-EVIL = "\"><script>alert('1')</script>\u202e\x1b[2J"
+MARKUP = "\"><script>alert('1')</script>"
+# As no message of txmq may have it, but a row that another program wrote.
+EVIL = f"{MARKUP}\u202e\x1b[2J"
 SECRET = "card 4111-1111"  # noqa: S105 - what no page may show unless it is asked to
 
 
@@ -31,6 +36,7 @@ class DashboardWorld(ConsumerWorld):
         super().__init__(folder, **settings)
         self.dashboard = Dashboard(self.store, clock=self.clock)
         self.dice = random.Random(7)
+        self.ids: dict[str, str] = {}
         self._reads_bodies = Dashboard(self.store, clock=self.clock, show_bodies=True)
 
     def count(self, dashboard: Dashboard | None = None) -> None:
@@ -58,6 +64,22 @@ class DashboardWorld(ConsumerWorld):
         number = self.dice.getrandbits(40)
         self.store.tables.op_log().append([row], 0, app_id=f"test-{number}", number=1)
         self.publisher.run_once()
+
+    def written_by_others(self) -> str:
+        """An open transaction with EVIL wherever a row can have it."""
+        own_id, now_ms = new_transaction_id(self.clock.now_ms()), self.clock.now_ms()
+        origin = HalfOrigin(own_id, f"group {EVIL}", 0, 6.0, now_ms)
+
+        def evil(rows: list[tuple[object, ...]]) -> Iterator[tuple[object, ...]]:
+            texts = {"keys": EVIL, "tags": EVIL, "properties": [(EVIL, EVIL)]}
+            for row in rows:
+                named = dict(zip(HALF.columns.names, row, strict=True))
+                yield tuple({**named, **texts}.values())
+
+        made = HalfTransaction(origin, [Message(TOPICS[0], b"x")], [0], 1)
+        table = bent([made], evil)
+        self.store.tables.half_log().table.append(table, app_id="others", number=1)
+        return own_id
 
     def discarded(self, topic: str) -> str:
         """A transaction that was asked about too often."""
@@ -88,9 +110,10 @@ class DashboardWorld(ConsumerWorld):
                  "attempts": 31, "retry_ms": self.clock.now_ms()}  # fmt: skip
         register.swap(seen, {**seen.value, "parked": {topic: entry}}, self.clock.now_ms())
 
-    def day(self, rounds: int) -> Mapping[str, str]:
-        """A busy store with trouble in it; the ids of what a test looks for."""
-        ids = {"old": self.prepared(TOPICS[2], key="order-13").id}
+    def day(self, rounds: int) -> None:
+        """A busy store with trouble in it; `ids` names what a test looks for."""
+        ids = self.ids
+        ids["old"] = self.prepared(TOPICS[2], key="order-13").id
         self.clock.advance(2 * 3600)
         ids["discarded"] = self.discarded(TOPICS[0])
         for _ in range(4):
@@ -113,7 +136,6 @@ class DashboardWorld(ConsumerWorld):
         ids["committed"] = done.id
         self.clock.advance(9)
         self.count()
-        return ids
 
     def _round(self, number: int) -> None:
         """Fifteen seconds of business."""
@@ -126,7 +148,3 @@ class DashboardWorld(ConsumerWorld):
         self.clock.advance(self.dice.choice((0.05, 0.08, 0.3)))
         self.publisher.run_once()
         self.clock.advance(10)
-
-
-def silent_producer(world: DashboardWorld, group: str) -> TransactionProducer:
-    return TransactionProducer(world.store, producer_group=group, clock=world.clock)

@@ -49,7 +49,7 @@ def asked(application: Any, address: str, method: str = "GET", **headers: str) -
     told: list[Any] = []
 
     def start(status: str, sent: Iterable[tuple[str, str]]) -> None:
-        told.extend((int(status.split()[0]), dict(sent)))
+        told.extend((int(status.split(maxsplit=1)[0]), dict(sent)))
 
     body = b"".join(application(environment, start))
     return Page(told[0], told[1], body.decode("utf-8"))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.kit.browser import Browser, browser
 from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
+from tests.kit.reading import wait_until
 from txmq.dashboard.service import Dashboard, DashboardEndpoint
 
 ROUNDS = 36
@@ -23,7 +25,7 @@ OF_DOCS = {
 }  # fmt: skip
 
 
-def paths_of(world: DashboardWorld, ids: dict[str, str]) -> dict[str, str]:
+def paths_of(ids: Mapping[str, str]) -> dict[str, str]:
     """One address of each kind of page."""
     return {
         "overview": "/",
@@ -43,8 +45,10 @@ def paths_of(world: DashboardWorld, ids: dict[str, str]) -> dict[str, str]:
     }
 
 
-def taken(window: Browser, address: str, folder: Path, *, everything: bool) -> None:
-    for name, path in PATHS.items():
+def taken(
+    window: Browser, address: str, paths: Mapping[str, str], folder: Path, *, everything: bool
+) -> None:
+    for name, path in paths.items():
         for width in WIDTHS:
             for scheme in SCHEMES:
                 if not everything and (name, width, scheme) not in OF_DOCS:
@@ -56,15 +60,12 @@ def taken(window: Browser, address: str, folder: Path, *, everything: bool) -> N
                 (folder / f"dashboard-{name}-{width}-{scheme}.png").write_bytes(picture)
 
 
-PATHS: dict[str, str] = {}
-
-
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="txmq-pictures-") as temporary:
         world = DashboardWorld(Path(temporary))
-        PATHS.update(paths_of(world, dict(world.day(ROUNDS))))
+        world.day(ROUNDS)
         world.park("stock-changed")
         world.count()
         shown = Dashboard(world.store, DashboardEndpoint("127.0.0.1:0"), clock=world.clock)
@@ -72,13 +73,13 @@ def main() -> None:
         shown.counting.history = world.dashboard.counting.history
         with shown.start() as running, browser(Path(temporary)) as window:
             wait_for_count(shown)
-            taken(window, running.address, folder, everything="--all" in sys.argv)
+            taken(
+                window, running.address, paths_of(world.ids), folder, everything="--all" in sys.argv
+            )
         world.close()
 
 
 def wait_for_count(shown: Dashboard) -> None:
-    from tests.kit.reading import wait_until
-
     wait_until(lambda: shown.counting.last is not None, 60, "a count")
 
 

@@ -12,7 +12,7 @@ from txmq.admin.status import Admin
 from txmq.clock import Clock
 from txmq.consumer.offsets import TopicOffsets
 from txmq.dashboard import commands
-from txmq.dashboard.pages import ROWS_MAX, Content, Seen, paged, whole_number
+from txmq.dashboard.pages import ROWS_MAX, Content, Seen, is_known_topic, paged, whole_number
 from txmq.errors import TransactionNotFoundError
 from txmq.message.ids import check_transaction_id, message_address
 from txmq.message.names import (
@@ -84,7 +84,8 @@ class Lookups:
     def offsets(self, seen: Seen, topic: str) -> Content:
         """The offsets of each queue of a topic, a page of queues."""
         name = stored_topic(topic)
-        self.store.topic_location(name)
+        if not is_known_topic(seen, name):
+            self.store.topic_location(name)
         offsets = TopicOffsets(self.store, name)
         settings = seen.snapshot.topics.settings.get(name)
         queues = max(offsets.queue_count(), settings.queue_nums if settings else 0)

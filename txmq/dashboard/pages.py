@@ -266,6 +266,17 @@ def topic(seen: Seen, name: str) -> Content:
     }
 
 
+def is_known_topic(seen: Seen, name: str) -> bool:
+    """Whether the last count met a topic, which may have no table yet."""
+    status = seen.snapshot.status
+    places = (status.messages, status.half_messages, seen.snapshot.topics.settings)
+    return (
+        any(name in place for place in places)
+        or name in parked_topics(seen)
+        or any(queue.topic == name for queue in seen.snapshot.lags)
+    )
+
+
 def parked_topics(seen: Seen) -> set[str]:
     """The names of the topics that could not be written."""
     return {one.topic for one in seen.snapshot.status.parked}

@@ -93,15 +93,18 @@ def value(item: Any, name: str = "") -> str:
         return words.duration(item)
     if name.endswith("_bytes"):
         return words.size(item)
-    if isinstance(item, datetime):
-        return words.moment(item)
-    if isinstance(item, bool):
-        return "yes" if item else "no"
-    if isinstance(item, int | float):
-        return f"{item:,g}" if isinstance(item, float) else f"{item:,}"
-    if isinstance(item, list | tuple):
-        return ", ".join(map(value, item))
-    return str(item)
+    match item:
+        case datetime():
+            text = words.moment(item)
+        case bool():
+            text = "yes" if item else "no"
+        case int():
+            text = words.count(item)
+        case list() | tuple():
+            text = ", ".join(map(value, item))
+        case _:
+            text = str(item)
+    return text
 
 
 def detail(name: str) -> str:
