@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
+from txmq.admin.key_search import Hit, KeySearch, RowBudget, has_key, hits_of
 from txmq.columns import python_rows
 from txmq.errors import InvalidBodyError, InvalidNameError
 from txmq.lifecycle import DeliveryState, TransactionState
@@ -34,7 +35,6 @@ from txmq.store.known import Known, KnownReader, known_by_message
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
-    from txmq.delta.files import FileRange
     from txmq.delta.reading import ReadTable
     from txmq.store.settled import SettledLog
     from txmq.store.store import Store
@@ -49,7 +49,6 @@ _CONTENT = (
 )  # fmt: skip
 _HALF_COLUMNS = (*_CONTENT, "real_topic", "delay_s", "deliver_timestamp", "ordinary")
 _TOPIC_COLUMNS = (*_CONTENT, "topic", *PLACE_COLUMNS)
-_KEY_COLUMNS = ("keys", "message_id", "op_version", "queue_offset")
 _INTERNAL = frozenset({SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 
 
@@ -139,7 +138,9 @@ class MessageQuery:
         Raises: InvalidNameError, TopicNotFoundError, StorageError.
         """
         names = self._searched(key, topic)
-        hits = [hit for name in names for hit in self._hits(name, key, max_count, _Budget())]
+        hits = [
+            hit for name in names for hit in hits_of(self._table(name), key, max_count, RowBudget())
+        ]
         return self._of_hits(hits, max_count, with_body=with_body)
 
     def newest_by_key(
@@ -153,9 +154,9 @@ class MessageQuery:
 
         Reads, commits, raises: as `by_key`.
         """
-        budget = _Budget(max_rows)
+        budget = RowBudget(max_rows)
         names = self._searched(key, topic)
-        hits = [hit for name in names for hit in self._hits(name, key, max_count, budget)]
+        hits = [hit for name in names for hit in hits_of(self._table(name), key, max_count, budget)]
         messages = self._of_hits(hits, max_count, with_body=False)
         return KeySearch(messages, max_rows - int(budget.rows), budget.was_enough)
 
@@ -170,25 +171,12 @@ class MessageQuery:
         return [check_readable_topic(topic)]
 
     def _of_hits(
-        self, hits: Iterable[_Hit], max_count: int, *, with_body: bool
+        self, hits: Iterable[Hit], max_count: int, *, with_body: bool
     ) -> tuple[FoundMessage, ...]:
         newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
         message_ids = list(newest)[:max_count]
         ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
         return self._messages(ids, message_ids, with_body=with_body)
-
-    def _hits(self, topic: str, key: str, max_count: int, budget: _Budget) -> list[_Hit]:
-        table = self._table(topic)
-        hits: list[_Hit] = []
-        for span in sorted(table.ranges("op_version"), key=_newest_first):
-            is_full = len(hits) >= max_count and span.high is not None
-            if is_full and span.high < hits[max_count - 1].op_version:
-                break
-            if not budget.take(span.file.num_records):
-                break
-            more = _hits_in(table.read([span.file], _KEY_COLUMNS), key)
-            hits = sorted([*hits, *more], reverse=True)
-        return hits[:max_count]
 
     # --- the messages of some ids ----------------------------------------------------------------
 
@@ -279,42 +267,11 @@ class MessageQuery:
         first = first_transaction_id(transaction_time_ms(transaction_id) - CLOCK_SLACK_MS)
         records: list[TraceRecord] = []
         for file in table.files_beyond("transaction_id", first):
-            is_about = _has_key(table.read([file], ("keys",))["keys"], transaction_id)
+            is_about = has_key(table.read([file], ("keys",))["keys"], transaction_id)
             if pc.any(is_about).as_py():
                 bodies = table.read([file], ("body",)).filter(is_about)["body"]
                 records += _decoded(bodies.to_pylist())
         return sorted(records, key=record_moment)
-
-
-@dataclass(frozen=True, slots=True)
-class KeySearch:
-    """What a search with a bound found.
-
-    Attributes:
-        messages: the newest first.
-        rows: of so many messages the keys were read.
-        is_complete: whether all messages were searched that could be among the newest.
-    """
-
-    messages: tuple[FoundMessage, ...]
-    rows: int
-    is_complete: bool
-
-
-@dataclass(slots=True)
-class _Budget:
-    """How many rows may still be read."""
-
-    rows: float = inf
-    was_enough: bool = True
-
-    def take(self, rows: int) -> bool:
-        """Whether so many may be read; then they are taken."""
-        if rows > self.rows:
-            self.was_enough = False
-            return False
-        self.rows -= rows
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,31 +280,6 @@ class _Delivery:
 
     state: DeliveryState
     op_version: float = inf
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Hit:
-    """A message that has the key; newer ones are greater."""
-
-    op_version: int
-    queue_offset: int
-    message_id: str
-
-
-def _newest_first(span: FileRange) -> tuple[bool, int]:
-    """Sort key of files; a file without statistics comes first."""
-    return span.high is not None, -(span.high or 0)
-
-
-def _hits_in(rows: pa.Table, key: str) -> Iterator[_Hit]:
-    for row in rows.filter(_has_key(rows["keys"], key)).drop_columns(["keys"]).to_pylist():
-        yield _Hit(row["op_version"], row["queue_offset"], row["message_id"])
-
-
-def _has_key(keys: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
-    """Whether each text has `key` as one of its words."""
-    padded = pc.binary_join_element_wise("", pc.fill_null(keys, ""), "", KEY_SEPARATOR)
-    return pc.match_substring(padded, f"{KEY_SEPARATOR}{key}{KEY_SEPARATOR}")
 
 
 def _is_one_of(rows: pa.Table, message_ids: Sequence[str]) -> pa.ChunkedArray:
