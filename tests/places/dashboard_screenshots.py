@@ -11,14 +11,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tests.kit.browser import Browser, browser
 from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
 from tests.kit.reading import wait_until
 from txmq.dashboard.service import Dashboard, DashboardEndpoint
+from txmq.dashboard.snapshot import Counting, Snapshot
 
 ROUNDS = 36
+LOCATION = "/data/txmq"
 WIDTHS = (1440, 390)
 SCHEMES = ("light", "dark")
 # Those of the docs: the page, its width, its theme.
@@ -26,6 +29,17 @@ OF_DOCS = {
     ("overview", 1440, "light"), ("overview", 1440, "dark"), ("overview", 390, "light"),
     ("transaction", 1440, "light"), ("transactions", 390, "dark"),
 }  # fmt: skip
+
+
+class Pictured(Counting):
+    """The store as if it were where the documents have it."""
+
+    @property
+    def last(self) -> Snapshot | None:
+        snapshot = super().last
+        if snapshot is None:
+            return None
+        return replace(snapshot, status=replace(snapshot.status, location=LOCATION))
 
 
 def paths_of(ids: Mapping[str, str]) -> dict[str, str]:
@@ -82,6 +96,8 @@ def main() -> None:
         world.park("stock-changed")
         world.count()
         shown = Dashboard(world.store, DashboardEndpoint("127.0.0.1:0"), clock=world.clock)
+        shown.counting = shown.app._counting = Pictured(world.store, world.clock)
+        shown.app._shown._common["location"] = LOCATION
         # The history of the world is shown, and not one that began just now.
         shown.counting.history = world.dashboard.counting.history
         with shown.start() as running, browser(Path(temporary)) as window:
