@@ -52,7 +52,7 @@ slices: ready ## run short slices of the long stories, and the state machine wit
 
 places: ready prometheus ## run Spark on S3, over Spark Connect and on a cluster, with a Prometheus, as docs/places.md says
 	PROMETHEUS_FOLDER=$(PROMETHEUS)/usr/bin $(BIN)/pytest tests/places
-	$(MAKE) azure container
+	$(MAKE) azure container browser
 
 PROMETHEUS := $(CURDIR)/.venv/prometheus
 
@@ -69,6 +69,16 @@ azure: ready ## run the tests of object stores on Azurite, a server of Azure's s
 	@command -v npm >/dev/null || echo "skipped  Azurite: npm is not installed"
 	@! command -v npm >/dev/null || npm install --silent --no-fund --prefix .venv/azurite azurite@3.35
 	@! command -v npm >/dev/null || OBJECT_STORE=azure AZURITE=$(CURDIR)/$(AZURITE) $(BIN)/pytest -n 2 tests/process/object_store
+
+AXE := $(CURDIR)/.venv/axe/node_modules/axe-core/axe.min.js
+HAS_BROWSER := command -v chromium chromedriver
+
+browser: ready ## open the dashboard in Chromium, with axe where npm is (needs chromium and chromium-driver)
+	@$(HAS_BROWSER) >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver; \
+	  } >/dev/null 2>&1 || echo "skipped  the browser: chromium or chromium-driver cannot be had"
+	@! command -v npm >/dev/null || npm install --silent --no-fund --prefix .venv/axe axe-core@4.10
+	AXE=$(AXE) $(BIN)/pytest -n 0 tests/places/test_dashboard_in_browser.py
 
 CONTAINER_BASE := .venv/container/base.tar
 CAN_BUILD := [ "$$(id -u)" = 0 ] && command -v buildah debootstrap pkill >/dev/null
@@ -152,4 +162,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel endurance ready archive clean
+.PHONY: help browser demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel endurance ready archive clean

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from txmq.catalogs.tables import CatalogTables
 from txmq.check.claims import RoundResult
@@ -357,7 +357,14 @@ class BrokerHandle:
                 raise
 
 
-def run_until_signal(start: Callable[[], BrokerHandle]) -> None:
+class Waiting(Protocol):
+    """Services that run until they are told to stop."""
+
+    def wait(self, stopping: threading.Event | None = None) -> None:
+        """As `BrokerHandle.wait`."""
+
+
+def run_until_signal(start: Callable[[], Waiting]) -> None:
     """Run services until SIGTERM or SIGINT, then stop them: the body of a job.
 
     Call it in the main thread, which alone receives signals.

@@ -43,6 +43,24 @@ class Histogram(Plain):
         """How many durations were counted."""
         return sum(self.counts)
 
+    def quantile(self, part: float) -> float | None:
+        """The duration in seconds that this part of all stays below; None where there is none.
+
+        Between two bounds it is drawn as a line, as Prometheus does; above all bounds it is the
+        last bound.
+
+        Args:
+            part: such as 0.99.
+        """
+        if not self.total:
+            return None
+        wanted, below, low_s = part * self.total, 0, 0.0
+        for bound_s, count in zip(BOUNDS_S, self.counts, strict=False):
+            if count and below + count >= wanted:
+                return low_s + (bound_s - low_s) * max(0.0, wanted - below) / count
+            below, low_s = below + count, bound_s
+        return BOUNDS_S[-1]
+
     def __add__(self, other: Histogram) -> Histogram:
         """Both together."""
         pairs = zip(self.counts, other.counts, strict=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.catalogs.tables import CatalogTables
 from txmq.handles import ServiceHandle
-from txmq.metrics.endpoint import endpoint_of
+from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.results import plain
 from txmq.store.opening import open_store
 from txmq.store.store import Store
@@ -96,7 +96,7 @@ def run_broker_job(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--metrics-client-authority", metavar="FILE", help="whose clients may look")
     options = parser.parse_args(arguments)
     files = (options.metrics_certificate, options.metrics_key, options.metrics_client_authority)
-    endpoint, store = endpoint_of(options.metrics, *files), _opened(options)
+    endpoint, store = MetricsEndpoint.of(options.metrics, *files), _opened(options)
     return _run(name, Broker(store, spark=_session(name), metrics=endpoint), options)
 
 

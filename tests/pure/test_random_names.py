@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-
-import pytest
+from typing import TYPE_CHECKING
 
 from txmq import random_names
 from txmq.message.ids import new_transaction_id
 from txmq.random_names import new_uuid, random_bits
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_names_are_uuids_of_version_4_and_differ() -> None:

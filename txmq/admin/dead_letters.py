@@ -166,6 +166,24 @@ class DeadLetters:
         rows = self._rows(noted, _CONTENT).slice(0, max_count)
         return tuple(_letters(rows, noted))
 
+    def between(self, start: int, end: int) -> tuple[DeadLetter, ...]:
+        """Those of `all` with an offset from `start` on and below `end`; for pages of a long list.
+
+        Reads: of topics/DLQ_<group> the files that may hold them. Commits, raises: as `all`.
+        """
+        if not self._table.exists():
+            return ()
+        noted, offsets = self._notes.read(), pa.array(range(start, end), pa.int64())
+        rows = self._table.refresh().rows_of("queue_offset", offsets, _CONTENT)
+        return tuple(_letters(self._visible(rows, noted), noted))
+
+    def first_offset(self, start: int) -> int:
+        """The first offset from `start` on that was not purged. Reads: state/dead_letters_<group>.
+
+        Commits: 0. Raises: StorageError.
+        """
+        return self._notes.read().purged.end_of(start)
+
     def count(self) -> int:
         """How many dead letters were not purged. Reads, commits, raises: as `all`."""
         return int(self._rows(self._notes.read(), _PLACE).num_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.log import log_files
-from txmq.delta.schemas import HALF
 from txmq.errors import StorageError
 from txmq.lifecycle import ClaimKind, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
@@ -23,6 +22,7 @@ from txmq.store.op import CLAIM_COLUMNS, claims_of_table
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
+    from txmq.delta.reading import ReadTable
     from txmq.store.op import OpLog
 
 SHOWN_HASH_CHARACTERS = 12
@@ -94,6 +94,26 @@ def claims_about(op: OpLog, transaction_id: str) -> pa.Table:
     return pa.concat_tables([old.append_column("_commit_version", version), recent])
 
 
+def claims_in_no_order(op: OpLog, transaction_id: str) -> pa.Table:
+    """As `claims_about`, but every claim has version NOTHING; reads only files that may hold it."""
+    rows = op.rows_about(pa.array([transaction_id]))
+    return rows.append_column("_commit_version", pa.array([NOTHING] * rows.num_rows, pa.int64()))
+
+
+def some_rows(
+    table: ReadTable, transaction_ids: pa.Array, columns: Sequence[str], max_rows: int
+) -> pa.Table:
+    """At most so many rows of transactions; no more files are read than it takes."""
+    rows = table.read([], columns)
+    for file in table.files_holding("transaction_id", transaction_ids):
+        of_file = table.read([file], columns)
+        is_about = pc.is_in(of_file["transaction_id"], value_set=transaction_ids)
+        rows = pa.concat_tables([rows, of_file.filter(is_about)])
+        if rows.num_rows >= max_rows:
+            break
+    return rows.slice(0, max_rows)
+
+
 def _first_commit(op: OpLog) -> int:
     return min(log_files(op.table).commits_ms, default=0)
 
@@ -124,7 +144,7 @@ def topics_of(halves: pa.Table) -> list[str]:
 
 def half_events(rows: pa.Table) -> Iterator[LifeEvent]:
     """One event for each half."""
-    for row in rows.select(HALF.columns.names).to_pylist():
+    for row in rows.to_pylist():
         title = "head without payload" if row["real_topic"] is None else f"to {row['real_topic']}"
         details = {
             "message_id": row["message_id"],
@@ -196,11 +216,11 @@ def shown_events(topic: str, rows: pa.Table) -> Iterator[LifeEvent]:
 
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:
     """The details of a message that may be shown: size and start of the hash, never the body."""
-    body = row["body"]
-    if body is None:
-        return {}
-    sha256 = hashlib.sha256(body).hexdigest()[:SHOWN_HASH_CHARACTERS]
     shown = {"tags": row["tags"], "keys": row["keys"], "sharding_key": row["sharding_key"]}
+    body = row.get("body")
+    if body is None:
+        return shown
+    sha256 = hashlib.sha256(body).hexdigest()[:SHOWN_HASH_CHARACTERS]
     return {**shown, "body_size_bytes": len(body), "body_sha256": sha256}
 
 

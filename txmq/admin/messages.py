@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
+from txmq.admin.key_search import Hit, KeySearch, RowBudget, has_key, hits_of
 from txmq.columns import python_rows
 from txmq.errors import InvalidBodyError, InvalidNameError
 from txmq.lifecycle import DeliveryState, TransactionState
@@ -34,7 +35,6 @@ from txmq.store.known import Known, KnownReader, known_by_message
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
-    from txmq.delta.files import FileRange
     from txmq.delta.reading import ReadTable
     from txmq.store.settled import SettledLog
     from txmq.store.store import Store
@@ -49,7 +49,6 @@ _CONTENT = (
 )  # fmt: skip
 _HALF_COLUMNS = (*_CONTENT, "real_topic", "delay_s", "deliver_timestamp", "ordinary")
 _TOPIC_COLUMNS = (*_CONTENT, "topic", *PLACE_COLUMNS)
-_KEY_COLUMNS = ("keys", "message_id", "op_version", "queue_offset")
 _INTERNAL = frozenset({SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 
 
@@ -68,7 +67,9 @@ class MessageQuery:
         """Open nothing yet."""
         self._store = store
 
-    def by_id(self, message_id: str, *, with_body: bool = False) -> FoundMessage:
+    def by_id(
+        self, message_id: str, *, with_body: bool = False, with_trace: bool = True
+    ) -> FoundMessage:
         """One message and its trace.
 
         Reads: of half, op, settled, the schedule and the topics the files that may hold its
@@ -77,6 +78,7 @@ class MessageQuery:
         Args:
             message_id: `transaction id:sequence`, as a send returned it.
             with_body: read the body too.
+            with_trace: read its trace, which the whole trace topic may hold.
 
         Raises:
             MessageNotFoundError: no table holds the message.
@@ -85,7 +87,7 @@ class MessageQuery:
         """
         transaction_id, _ = message_address(message_id)
         messages = self._messages(
-            [transaction_id], [message_id], with_body=with_body, with_trace=True
+            [transaction_id], [message_id], with_body=with_body, with_trace=with_trace
         )
         if not messages:
             raise no_message(self._store, message_id)
@@ -135,32 +137,46 @@ class MessageQuery:
 
         Raises: InvalidNameError, TopicNotFoundError, StorageError.
         """
-        if not key or KEY_SEPARATOR in key:
-            raise InvalidNameError("key", key, "pass one key, without a space")
-        hits = [hit for name in self._searched(topic) for hit in self._hits(name, key, max_count)]
-        newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
-        message_ids = list(newest)[:max_count]
-        ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
-        return self._messages(ids, message_ids, with_body=with_body)
+        names = self._searched(key, topic)
+        hits = [
+            hit for name in names for hit in hits_of(self._table(name), key, max_count, RowBudget())
+        ]
+        return self._of_hits(hits, max_count, with_body=with_body)
+
+    def newest_by_key(
+        self, key: str, *, topic: str | None = None, max_count: int = MAX_COUNT, max_rows: int
+    ) -> KeySearch:
+        """As `by_key`, but of each topic only the newest files, `max_rows` rows in all at most.
+
+        Args:
+            key, topic, max_count: as of `by_key`.
+            max_rows: of so many messages the keys are read.
+
+        Reads, commits, raises: as `by_key`.
+        """
+        budget = RowBudget(max_rows)
+        names = self._searched(key, topic)
+        hits = [hit for name in names for hit in hits_of(self._table(name), key, max_count, budget)]
+        messages = self._of_hits(hits, max_count, with_body=False)
+        return KeySearch(messages, max_rows - int(budget.rows), budget.was_enough)
 
     # --- by key ------------------------------------------------------------------------------
 
-    def _searched(self, topic: str | None) -> list[str]:
+    def _searched(self, key: str, topic: str | None) -> list[str]:
+        if not key or KEY_SEPARATOR in key:
+            raise InvalidNameError("key", key, "pass one key, without a space")
         if topic is None:
             return [name for name in self._store.topics() if name != TRACE_TOPIC]
         self._store.topic_location(topic)
         return [check_readable_topic(topic)]
 
-    def _hits(self, topic: str, key: str, max_count: int) -> list[_Hit]:
-        table = self._table(topic)
-        hits: list[_Hit] = []
-        for span in sorted(table.ranges("op_version"), key=_newest_first):
-            is_full = len(hits) >= max_count and span.high is not None
-            if is_full and span.high < hits[max_count - 1].op_version:
-                break
-            more = _hits_in(table.read([span.file], _KEY_COLUMNS), key)
-            hits = sorted([*hits, *more], reverse=True)
-        return hits[:max_count]
+    def _of_hits(
+        self, hits: Iterable[Hit], max_count: int, *, with_body: bool
+    ) -> tuple[FoundMessage, ...]:
+        newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
+        message_ids = list(newest)[:max_count]
+        ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))
+        return self._messages(ids, message_ids, with_body=with_body)
 
     # --- the messages of some ids ----------------------------------------------------------------
 
@@ -251,7 +267,7 @@ class MessageQuery:
         first = first_transaction_id(transaction_time_ms(transaction_id) - CLOCK_SLACK_MS)
         records: list[TraceRecord] = []
         for file in table.files_beyond("transaction_id", first):
-            is_about = _has_key(table.read([file], ("keys",))["keys"], transaction_id)
+            is_about = has_key(table.read([file], ("keys",))["keys"], transaction_id)
             if pc.any(is_about).as_py():
                 bodies = table.read([file], ("body",)).filter(is_about)["body"]
                 records += _decoded(bodies.to_pylist())
@@ -264,31 +280,6 @@ class _Delivery:
 
     state: DeliveryState
     op_version: float = inf
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Hit:
-    """A message that has the key; newer ones are greater."""
-
-    op_version: int
-    queue_offset: int
-    message_id: str
-
-
-def _newest_first(span: FileRange) -> tuple[bool, int]:
-    """Sort key of files; a file without statistics comes first."""
-    return span.high is not None, -(span.high or 0)
-
-
-def _hits_in(rows: pa.Table, key: str) -> Iterator[_Hit]:
-    for row in rows.filter(_has_key(rows["keys"], key)).drop_columns(["keys"]).to_pylist():
-        yield _Hit(row["op_version"], row["queue_offset"], row["message_id"])
-
-
-def _has_key(keys: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
-    """Whether each text has `key` as one of its words."""
-    padded = pc.binary_join_element_wise("", pc.fill_null(keys, ""), "", KEY_SEPARATOR)
-    return pc.match_substring(padded, f"{KEY_SEPARATOR}{key}{KEY_SEPARATOR}")
 
 
 def _is_one_of(rows: pa.Table, message_ids: Sequence[str]) -> pa.ChunkedArray:

@@ -27,10 +27,12 @@ from txmq.admin.life import (
     check_times_of,
     claim_events,
     claims_about,
+    claims_in_no_order,
     event_order,
     fact_events,
     half_events,
     shown_events,
+    some_rows,
     topics_of,
 )
 from txmq.check.standing import StandingReader
@@ -45,6 +47,7 @@ from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
+    from txmq.delta.reading import ReadTable
     from txmq.store.logs import Logs
     from txmq.store.store import Store
 
@@ -184,7 +187,9 @@ class Admin:
             members=members_of(self._store, now_ms),
         )
 
-    def transaction(self, transaction_id: str) -> TransactionLife:
+    def transaction(
+        self, transaction_id: str, *, max_messages: int | None = None
+    ) -> TransactionLife:
         """All rows about one transaction, without message bodies.
 
         Reads: op (its whole change feed, which alone has the order of commits); of half, settled
@@ -193,16 +198,21 @@ class Admin:
 
         Args:
             transaction_id: the id that `begin_transaction` or a send gave.
+            max_messages: a quick look: so many messages at most in each table, without the size
+                and the hash of their bodies, and claims without their place in the op log. Reads
+                of op too only the files that may hold the id.
 
         Raises: TransactionNotFoundError, StorageError.
         """
         transaction_id = check_transaction_id(transaction_id)
         ids, logs = pa.array([transaction_id]), self._store.tables.logs()
         known = KnownReader(logs).of(transaction_id)
-        claims = claims_about(logs.op, transaction_id)
+        claims = (claims_about if max_messages is None else claims_in_no_order)(
+            logs.op, transaction_id
+        )
         facts = logs.settled.table.rows_of("transaction_id", ids, SETTLED.columns.names)
-        halves = logs.half.rows(ids)
-        shown = self._shown(transaction_id, halves, logs.op.table.table_id)
+        halves = _rows_about(logs.half.table, ids, max_messages)
+        shown = self._shown(ids, halves, logs.op.table.table_id, max_messages)
         if not any(rows.num_rows for rows in (claims, facts, halves, *shown.values())):
             raise no_transaction(self._store, transaction_id)
         known = _known_by_messages(known, shown)
@@ -221,11 +231,16 @@ class Admin:
         )
 
     def _shown(
-        self, transaction_id: str, halves: pa.Table, op_table_id: str
+        self, ids: pa.Array, halves: pa.Table, op_table_id: str, max_messages: int | None
     ) -> dict[str, pa.Table]:
         """Its rows in each topic; without halves it may have messages in any."""
         topics = topics_of(halves) if halves.num_rows else self._store.topics()
-        rows = {topic: self._rows_in(topic, transaction_id, op_table_id) for topic in topics}
+        tables = {topic: self._store.tables.topic_log(topic, op_table_id).table for topic in topics}
+        rows = {
+            topic: _rows_about(table, ids, max_messages)
+            for topic, table in tables.items()
+            if table.exists()
+        }
         return {topic: of_topic for topic, of_topic in rows.items() if of_topic.num_rows}
 
     def _topic_sizes(self, op_table_id: str) -> dict[str, TableSize]:
@@ -236,15 +251,15 @@ class Admin:
         table = self._store.tables.topic_log(topic, op_table_id).table
         return TableSize.of(table.files() if table.exists() else ())
 
-    def _rows_in(self, topic: str, transaction_id: str, op_table_id: str) -> pa.Table:
-        table = self._store.tables.topic_log(topic, op_table_id).table
-        columns = table.schema.columns
-        if not table.exists():
-            return columns.empty_table()
-        return table.rows_of("transaction_id", pa.array([transaction_id]), columns.names)
-
 
 # --- one transaction ------------------------------------------------------------------------------
+
+
+def _rows_about(table: ReadTable, ids: pa.Array, max_rows: int | None) -> pa.Table:
+    names = table.schema.columns.names
+    if max_rows is None:
+        return table.rows_of("transaction_id", ids, names)
+    return some_rows(table, ids, [name for name in names if name != "body"], max_rows)
 
 
 def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from txmq import __version__
 from txmq.check.recheck import RecheckJob, RecheckResult
+from txmq.cli.dashboard import add_dashboard_command
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
 from txmq.cli.groups import add_group_commands
@@ -161,6 +162,7 @@ def demo(  # noqa: PLR0913 - the options of a command
 
 add_serve_commands(app)
 add_status_command(app)
+add_dashboard_command(app)
 add_doctor_command(app)
 add_transaction_commands(app)
 add_message_commands(app)

@@ -16,7 +16,7 @@ from txmq.cli.shared import (
     titled_pairs,
 )
 from txmq.errors import EnvironmentProblemError
-from txmq.metrics.endpoint import MetricsEndpoint, endpoint_of
+from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.store.opening import open_store
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     as_json: AsJson = False,
 ) -> None:
     """Run all services of a store until SIGTERM or Ctrl-C."""
-    endpoint = endpoint_of(metrics_address, certificate, key, authority)
+    endpoint = MetricsEndpoint.of(metrics_address, certificate, key, authority)
     hooks, shown = _opentelemetry() if with_opentelemetry else ([], [])
     shown += [endpoint] if endpoint is not None else []
     store = open_store(location, config)

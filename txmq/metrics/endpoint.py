@@ -1,10 +1,11 @@
-"""Where figures and health are shown: an address, and who may look at it."""
+"""Where figures, health and the dashboard are shown: an address, and who may look at it."""
 
 from __future__ import annotations
 
 import ipaddress
 import ssl
 from dataclasses import dataclass
+from typing import ClassVar, Self
 
 from txmq.errors import ConfigError, shown
 
@@ -12,9 +13,9 @@ PORT_MAX = 65_535
 LOCAL_NAME = "localhost"
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsEndpoint:
-    """An address to listen on.
+@dataclass(frozen=True)
+class Endpoint:
+    """An address to listen on; errors begin with its `purpose`.
 
     Args:
         address: `HOST:PORT`, such as `127.0.0.1:9464` or `[::1]:9464`; port 0 takes a free one.
@@ -32,11 +33,29 @@ class MetricsEndpoint:
     key: str | None = None
     client_authority: str | None = None
 
+    purpose: ClassVar[str] = "endpoint"
+    usual: ClassVar[str] = "127.0.0.1:9464"
+
     def __post_init__(self) -> None:
         """Check all of it."""
-        problems = [*_address_problems(self.address)] or [*self._problems_of_rights()]
+        problems = self._problems_of_address() or self._problems_of_rights()
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError([f"{self.purpose}: {problem}" for problem in problems])
+
+    @classmethod
+    def of(
+        cls, address: str | None, certificate: str | None, key: str | None, authority: str | None
+    ) -> Self | None:
+        """The endpoint that options name; None without an address.
+
+        Raises: ConfigError, as the class; or files are given without an address.
+        """
+        if address is not None:
+            return cls(address, certificate, key, authority)
+        if certificate or key or authority:
+            problem = "certificate, key and client authority need an address"
+            raise ConfigError([f"{cls.purpose}: {problem}"])
+        return None
 
     @property
     def host(self) -> str:
@@ -65,7 +84,8 @@ class MetricsEndpoint:
             context.load_cert_chain(self.certificate, self.key)
         except OSError as error:
             files = f"{shown(self.certificate)} and {shown(self.key)}"
-            raise ConfigError([f"metrics: {files} are no certificate and key: {error}"]) from error
+            problem = f"{self.purpose}: {files} are no certificate and key: {error}"
+            raise ConfigError([problem]) from error
         if self.client_authority is not None:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
@@ -75,41 +95,43 @@ class MetricsEndpoint:
             ssl.create_default_context(cafile=self.client_authority)
         except OSError as error:
             name = shown(self.client_authority)
-            raise ConfigError([f"metrics: {name} has no certificates: {error}"]) from error
+            problem = f"{self.purpose}: {name} has no certificates: {error}"
+            raise ConfigError([problem]) from error
         return self.client_authority
+
+    def _problems_of_address(self) -> list[str]:
+        host, _, port = self.address.rpartition(":")
+        is_port = port.isascii() and port.isdigit() and int(port) <= PORT_MAX
+        if is_port and host and (host == LOCAL_NAME or _is_address(host.strip("[]"))):
+            return []
+        return [f"{shown(self.address)} must be HOST:PORT, such as {self.usual}"]
 
     def _problems_of_rights(self) -> list[str]:
         if (self.certificate is None) != (self.key is None):
-            return ["metrics: give both a certificate and its key, or none"]
+            return ["give both a certificate and its key, or none"]
         if self.client_authority is not None and self.certificate is None:
-            return ["metrics: a client authority needs a certificate and its key"]
+            return ["a client authority needs a certificate and its key"]
         if not self.is_local and self.client_authority is None:
-            who = f"metrics: others reach {shown(self.address)}"
             step = "give a certificate, its key and a client authority, or listen on 127.0.0.1"
-            return [f"{who}: {step}"]
+            return [f"others reach {shown(self.address)}: {step}"]
         return []
 
 
-def endpoint_of(
-    address: str | None, certificate: str | None, key: str | None, authority: str | None
-) -> MetricsEndpoint | None:
-    """The endpoint that options name; None without an address.
+class MetricsEndpoint(Endpoint):
+    """Where figures and health are shown.
 
-    Raises: ConfigError, as `MetricsEndpoint`; or files are given without an address.
+    Args:
+        address: `HOST:PORT`, such as `127.0.0.1:9464` or `[::1]:9464`; port 0 takes a free one.
+        certificate: the file of the server's certificate; with it the endpoint speaks TLS.
+        key: the file of its private key.
+        client_authority: the file of the authority whose clients may look; all others are refused.
+
+    Raises:
+        ConfigError: the address cannot be read; others could reach it, and it has no TLS and no
+            rights; or one of `certificate` and `key` is missing.
     """
-    if address is not None:
-        return MetricsEndpoint(address, certificate, key, authority)
-    if certificate or key or authority:
-        raise ConfigError(["metrics: certificate, key and client authority need an address"])
-    return None
 
-
-def _address_problems(address: str) -> list[str]:
-    host, _, port = address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and int(port) <= PORT_MAX
-    if is_port and host and (host == LOCAL_NAME or _is_address(host.strip("[]"))):
-        return []
-    return [f"metrics: {shown(address)} must be HOST:PORT, such as 127.0.0.1:9464"]
+    purpose = "metrics"
 
 
 def _is_address(host: str) -> bool:

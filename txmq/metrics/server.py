@@ -1,4 +1,4 @@
-"""Shows figures and health over HTTP: /metrics, /healthz, /readyz."""
+"""Answers over HTTP those who may look; shows figures and health: /metrics, /healthz, /readyz."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -17,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from txmq.errors import EnvironmentProblemError
 from txmq.handles import ThreadHandle
-from txmq.metrics.endpoint import LOCAL_NAME, MetricsEndpoint
+from txmq.metrics.endpoint import LOCAL_NAME, Endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ POLL_S = 0.2
 
 Environment = Mapping[str, Any]
 StartResponse = Callable[..., object]
+Application = Callable[[Environment, StartResponse], Iterable[bytes]]
 Answer = tuple[HTTPStatus, str, bytes]
 
 
@@ -54,7 +55,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, endpoint: MetricsEndpoint) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         if ":" in endpoint.host:
             self.address_family = socket.AF_INET6
         self._places = threading.BoundedSemaphore(REQUESTS_MAX)
@@ -95,16 +96,17 @@ class _Server(ThreadingMixIn, WSGIServer):
 class ServerHandle(ThreadHandle):
     """A thread that answers until it is stopped."""
 
-    def __init__(self, endpoint: MetricsEndpoint, answers: Answers) -> None:
+    def __init__(self, endpoint: Endpoint, answers: Application) -> None:
         """Listen at once.
 
         Raises: EnvironmentProblemError where the address cannot be had; ConfigError for its files.
         """
-        super().__init__("metrics endpoint", 0.0)
+        super().__init__(f"{endpoint.purpose} endpoint", 0.0)
         try:
             self._server = _Server(endpoint)
         except OSError as error:
-            what = f"metrics: {endpoint.address} cannot be listened on ({error.strerror or error})"
+            cannot = f"cannot be listened on ({error.strerror or error})"
+            what = f"{endpoint.purpose}: {endpoint.address} {cannot}"
             raise EnvironmentProblemError(
                 what, "Choose another port, or stop who has it"
             ) from error
@@ -152,17 +154,30 @@ class Answers:
     def __call__(self, environment: Environment, start: StartResponse) -> Iterable[bytes]:
         """Answer one request, as WSGI asks for it."""
         path = environment.get("PATH_INFO", "")
-        if self._is_local and not is_local_host(environment.get("HTTP_HOST", "")):
-            return _sent(start, _refusal(HTTPStatus.MISDIRECTED_REQUEST, "ask for 127.0.0.1"))
-        if environment.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
-            return _sent(start, _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only GET"))
+        refused = refused_request(environment, is_local=self._is_local)
+        if refused is not None:
+            return sent(start, refused)
         if path == "/metrics":
             return self._metrics(environment, start)
         answer = self._paths.get(path)
         if answer is None:
             known = "/metrics, /healthz, /readyz"
-            return _sent(start, _refusal(HTTPStatus.NOT_FOUND, f"there are {known}"))
-        return _sent(start, answer())
+            return sent(start, refusal(HTTPStatus.NOT_FOUND, f"there are {known}"))
+        return sent(start, answer())
+
+
+def refused_request(environment: Environment, *, is_local: bool) -> Answer | None:
+    """The answer to who may not look, or wants more than to look; None for all others.
+
+    Args:
+        environment: of the request, as WSGI has it.
+        is_local: whether only names of this machine are taken for the host.
+    """
+    if is_local and not is_local_host(environment.get("HTTP_HOST", "")):
+        return refusal(HTTPStatus.MISDIRECTED_REQUEST, "ask for 127.0.0.1")
+    if environment.get("REQUEST_METHOD") not in {"GET", "HEAD"}:
+        return refusal(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")
+    return None
 
 
 def is_local_host(header: str) -> bool:
@@ -186,16 +201,21 @@ def _readiness(missing: list[str]) -> Answer:
     return status, "application/json", json.dumps({"waits_for": missing}).encode()
 
 
-def _refusal(status: HTTPStatus, text: str) -> Answer:
+def refusal(status: HTTPStatus, text: str) -> Answer:
+    """An answer that says in one line why there is no other."""
     return status, "text/plain; charset=utf-8", f"{status.phrase}: {text}\n".encode()
 
 
-def _sent(start: StartResponse, answer: Answer) -> Iterable[bytes]:
+def sent(
+    start: StartResponse, answer: Answer, more: Sequence[tuple[str, str]] = ()
+) -> Iterable[bytes]:
+    """Send an answer, with more headers than all answers have."""
     status, kind, body = answer
     headers = [
         ("Content-Type", kind),
         ("Content-Length", str(len(body))),
         ("X-Content-Type-Options", "nosniff"),
+        *more,
     ]
     start(f"{status.value} {status.phrase}", headers)
     return [body]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.metrics.endpoint import MetricsEndpoint, endpoint_of
+from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.metrics.server import is_local_host
 
 
@@ -43,9 +43,9 @@ def test_certificate_and_key_come_together() -> None:
 
 
 def test_files_need_an_address() -> None:
-    assert endpoint_of(None, None, None, None) is None
+    assert MetricsEndpoint.of(None, None, None, None) is None
     with pytest.raises(ConfigError, match="need an address"):
-        endpoint_of(None, "tls.crt", "tls.key", None)
+        MetricsEndpoint.of(None, "tls.crt", "tls.key", None)
 
 
 def test_file_that_is_no_certificate_is_an_error() -> None:

@@ -1,0 +1,1 @@
+"""A web page over a store: rates, open transactions, topics, groups, dead letters. Read-only."""

@@ -1,0 +1,176 @@
+"""Counts a store from time to time; pages show what the last count saw and read nothing for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.admin.consumer_groups import ConsumerGroups, GroupSummary
+from txmq.admin.status import Admin, Status
+from txmq.check.open_transactions import open_transactions
+from txmq.clock import Clock, SystemClock
+from txmq.columns import times_ms
+from txmq.consumer.lag import ConsumerLag, QueueLag
+from txmq.dashboard.history import History, Sample
+from txmq.histogram import NO_DURATIONS, Histogram
+from txmq.metrics.figures import Figure, store_figures
+from txmq.publish.deliveries import are_ended
+from txmq.publish.latencies import end_latency
+from txmq.store.settled import NOTHING
+
+if TYPE_CHECKING:
+    from txmq.store.store import Store
+    from txmq.store.topic_settings import RegisteredTopics
+
+# Of more than these the oldest, or those that are due first, are listed.
+OPEN_MAX = 10_000
+DELAYED_MAX = 1_000
+_FACTS = ("transaction_id", "state", "op_version", "op_timestamp", "settled_timestamp")
+DELAYED_COLUMNS = ("transaction_id", "sequence", "topic", "deliver_timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one count saw.
+
+    Attributes:
+        open_rows: the oldest OPEN_MAX transactions without a final end.
+        states: how many there are in all, by their state.
+        delayed: DELAYED_COLUMNS of the messages that are due first.
+        took_s: how long the count took.
+    """
+
+    status: Status
+    figures: tuple[Figure, ...]
+    lags: tuple[QueueLag, ...]
+    groups: tuple[GroupSummary, ...]
+    topics: RegisteredTopics
+    open_rows: pa.Table
+    states: Mapping[str, int]
+    delayed: pa.Table
+    took_s: float
+
+
+class Counting:
+    """Counts a store when it is told to, and keeps the last count and a history of all.
+
+    Safe for several threads: `count` in one of them, everything else in any.
+
+    Args:
+        store: the store to count.
+        clock: the clock by which ages and lags are computed.
+    """
+
+    def __init__(self, store: Store, clock: Clock | None = None) -> None:
+        """Count nothing yet."""
+        self._store, self._clock = store, clock or SystemClock()
+        self._lock, self._snapshot = threading.Lock(), None
+        self._failure: str | None = None
+        self._settled: int | None = None
+        self.history = History()
+        self._last: Snapshot | None = self._snapshot
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The last count; None before the first."""
+        with self._lock:
+            return self._last
+
+    @property
+    def failure(self) -> str | None:
+        """Why the newest count failed, if it did; the one before it is shown meanwhile."""
+        with self._lock:
+            return self._failure
+
+    def count(self) -> float:
+        """Count once; returns how long it took, in seconds.
+
+        Reads: as `Admin.status`, `ConsumerLag.of_all` and the list of open transactions; of the
+        schedule the days that are due first; new facts. Commits: 0. Raises: StorageError.
+        """
+        begun_s = time.monotonic()
+        try:
+            snapshot, sample = self._counted(begun_s)
+        except BaseException as error:
+            with self._lock:
+                self._failure = f"{type(error).__name__}: {error}"
+            raise
+        with self._lock:
+            self._last, self._failure = snapshot, None
+        self.history.add(sample)
+        return snapshot.took_s
+
+    def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
+        status = Admin(self._store, clock=self._clock).status()
+        lags = ConsumerLag(self._store, self._clock).of_all()
+        rows = open_transactions(self._store, clock=self._clock)
+        snapshot = Snapshot(
+            status,
+            tuple(store_figures(status, lags)),
+            tuple(lags),
+            tuple(ConsumerGroups(self._store, clock=self._clock).list()),
+            self._store.tables.topic_register().read(),
+            rows.slice(0, OPEN_MAX).combine_chunks(),
+            Counter(rows["state"].to_pylist()),
+            self._delayed(),
+            time.monotonic() - begun_s,
+        )
+        return snapshot, _sample(snapshot, *self._latencies())
+
+    def _latencies(self) -> tuple[Histogram, Histogram]:
+        """Of the facts since the last count; of the first count nothing."""
+        settled = self._store.tables.logs().settled
+        before, self._settled = self._settled, settled.mark
+        if before is None or settled.mark <= before:
+            return NO_DURATIONS, NO_DURATIONS
+        facts = settled.between(before, settled.mark, _FACTS)
+        timed = facts.filter(pc.is_valid(facts["op_timestamp"]))
+        took_ms = times_ms(timed["settled_timestamp"]) - times_ms(timed["op_timestamp"])
+        return end_latency(timed), Histogram.of(took_ms)
+
+    def _delayed(self) -> pa.Table:
+        """The messages that are due first, day by day until there are enough."""
+        logs = self._store.tables.logs()
+        schedule, settled = logs.schedule.refresh(), logs.settled
+        columns = [schedule.table.schema.columns.field(name) for name in DELAYED_COLUMNS]
+        rows = pa.schema(columns).empty_table()
+        for day in sorted(schedule.due_dates()):
+            of_day, _ = schedule.readable(day, NOTHING, DELAYED_COLUMNS)
+            waiting = of_day.filter(pa.array(~are_ended(of_day, settled)))
+            rows = pa.concat_tables([rows, waiting])
+            if rows.num_rows >= DELAYED_MAX:
+                break
+        return rows.sort_by("deliver_timestamp").slice(0, DELAYED_MAX).combine_chunks()
+
+
+def _sample(snapshot: Snapshot, ends: Histogram, settles: Histogram) -> Sample:
+    status = snapshot.status
+    return Sample(
+        at_s=status.at.timestamp(),
+        committed=status.committed,
+        rolled_back=status.rolled_back,
+        open=status.open,
+        half_messages=sum(status.half_messages.values()),
+        publish_lag_s=status.published.seconds,
+        oldest_open_s=status.oldest_open_half_age_s or 0.0,
+        scheduled=status.scheduled,
+        dead_letters=status.dead_letters,
+        messages=status.messages,
+        lags=_by_group(snapshot.lags),
+        end_latency=ends,
+        settle_latency=settles,
+    )
+
+
+def _by_group(lags: Sequence[QueueLag]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for queue in lags:
+        counts[queue.group] += queue.lag
+    return dict(counts)
