@@ -85,7 +85,7 @@ class DashboardHandle(MetricsHandle):
 
     def __init__(self, server: ServerHandle, meter: MeterHandle, address: str) -> None:
         """Made by `Dashboard.start()`."""
-        super().__init__(server, meter)
+        super().__init__([server, meter])
         self.address = address
 
     def wait(self, stopping: threading.Event | None = None) -> None:
