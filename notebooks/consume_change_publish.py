@@ -5,9 +5,9 @@
 # MAGIC the changes to a second topic. Each message of the first topic counts once in the table and
 # MAGIC is published once to the second topic.
 # MAGIC
-# MAGIC On a cluster of Databricks: `%pip install txmq`, and a widget `folder` for an external location.
+# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
 # MAGIC Not on serverless compute, whose batches run in another process; and not on S3, where
-# MAGIC delta-rs and Databricks do not see each other's commits. See docs/databricks.md.
+# MAGIC delta-rs and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

@@ -5,9 +5,9 @@
 # MAGIC only if the MERGE took place. Nobody has to write a listener: the MERGE carries a marker,
 # MAGIC and the `DeltaListener` looks for it.
 # MAGIC
-# MAGIC On a cluster of Databricks: `%pip install txmq`, and a widget `folder` for an external location.
-# MAGIC Not on serverless compute, which refuses the marker of a MERGE; and not on S3, where delta-rs
-# MAGIC and Databricks do not see each other's commits. See docs/databricks.md.
+# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
+# MAGIC Not on serverless compute, which refuses the marker of a MERGE; not on S3, where delta-rs
+# MAGIC and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

@@ -5,9 +5,9 @@
 # MAGIC payment. Whenever the job dies, each micro-batch is booked once and its messages are visible
 # MAGIC once.
 # MAGIC
-# MAGIC On a cluster of Databricks: `%pip install txmq`, and a widget `folder` for an external location.
+# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
 # MAGIC Not on serverless compute, whose batches run in another process; and not on S3, where
-# MAGIC delta-rs and Databricks do not see each other's commits. See docs/databricks.md.
+# MAGIC delta-rs and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

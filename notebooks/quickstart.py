@@ -5,7 +5,7 @@
 # MAGIC visible if and only if the change took place.
 # MAGIC
 # MAGIC On Databricks, on a cluster or serverless: `%pip install txmq`, a widget `folder` for an
-# MAGIC external location, and a widget `secrets` for a scope with credentials. See docs/databricks.md.
+# MAGIC external location, a widget `secrets` for a scope with credentials. See docs/databricks.md.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------

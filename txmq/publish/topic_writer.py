@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
+    EnvironmentProblemError,
     SourceRestoredError,
     StoreNotFoundError,
     TopicBehindError,
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
 _REBUILD = "restore it, or run txmq rebuild-topic"
 # Registers transactions, each with its problem, from a version on; says how many are new.
 SetAside = Callable[[Mapping[str, str], int], int]
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class EngineChoice:
         setting = config.payload_engine
         batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
         self._arrow = ArrowEngine(batch_bytes)
-        self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
+        self._spark = _spark_engine(spark, setting)
         self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
 
     def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
@@ -97,6 +102,22 @@ class EngineChoice:
         if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
             return self._spark
         return self._arrow
+
+
+def _spark_engine(spark: SparkSession | None, setting: str) -> SparkEngine | None:
+    """The engine, where it may be chosen; a session can be one for consumers and listeners alone.
+
+    Raises: EnvironmentProblemError where the setting demands an engine that cannot be.
+    """
+    if setting == "arrow" or (spark is None and setting != "spark"):
+        return None
+    try:
+        return SparkEngine(spark)
+    except EnvironmentProblemError as error:
+        if setting == "spark":
+            raise
+        logger.info("this process copies all messages itself: %s", error)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
