@@ -27,7 +27,7 @@ SETTABLE = {
     "spark.sql.shuffle.partitions",
 }
 # What PySpark's own client reads; it sets none of them.
-_OF_PYSPARK = ("spark.sql.", "spark.connect.")
+_OF_PYSPARK = ("spark.sql.", "spark.connect.", "spark.python.")
 _SET = re.compile(r"\s*set\s+(?!time\s+zone|var)([\w.]+)", re.IGNORECASE)
 _STARTS = {"available_now", "once"}
 

@@ -45,7 +45,11 @@ def rules() -> ServerlessRules:
 
 
 @pytest.fixture
-def spark(connect_address: str, rules: ServerlessRules) -> Iterator[SparkSession]:
+def spark(
+    connect_address: str, rules: ServerlessRules, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SparkSession]:
+    # As in a process that can have no other session; PySpark's functions look at it.
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     session = serverless_session(connect_address, rules)
     yield session
     session.stop()
@@ -167,7 +171,7 @@ def test_statement_that_needs_a_setting_is_refused_with_the_way_out(
             sql(f"INSERT INTO delta.`{orders}` VALUES (1)")
         transaction.rollback()
 
-    inbox = DeltaInbox(orders, name="orders")
+    inbox = DeltaInbox("billing", orders)
     refused = pytest.raises(EnvironmentProblemError, match=r"txnAppId.*batch_options\(\)")
     with refused, inbox.batch_sql(spark, 1, checkpoint="orders"):
         pass
