@@ -52,7 +52,15 @@ slices: ready ## run short slices of the long stories, and the state machine wit
 
 places: ready prometheus ## run Spark on S3, over Spark Connect and on a cluster, with a Prometheus, as docs/places.md says
 	PROMETHEUS_FOLDER=$(PROMETHEUS)/usr/bin $(BIN)/pytest tests/places
-	$(MAKE) azure container browser
+	$(MAKE) azure container browser bundle
+
+BUNDLES := $(CURDIR)/.venv/databricks-bundles
+
+bundle: $(PACKAGES) ## compare the bundle for Databricks with Databricks's own types, and with its schema where `databricks` is
+	@test -d $(BUNDLES) || $(BIN)/pip install -qq --no-deps --target $(BUNDLES) databricks-bundles==1.22.1 || \
+	  echo "skipped  Databricks's types: pip could not fetch them"
+	@DATABRICKS_BUNDLES=$$(test -d $(BUNDLES) && echo $(BUNDLES)) \
+	  $(BIN)/pytest -n 0 tests/places/test_databricks_bundle.py
 
 PROMETHEUS := $(CURDIR)/.venv/prometheus
 
@@ -162,4 +170,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help browser demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel endurance ready archive clean
+.PHONY: help browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel endurance ready archive clean

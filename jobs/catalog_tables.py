@@ -4,9 +4,7 @@ spark-submit --properties-file conf/spark-defaults.conf \
   jobs/catalog_tables.py LOCATION SCHEMA [--once]
 """
 
-import sys
-
 from txmq.job import run_catalog_job
 
 if __name__ == "__main__":
-    sys.exit(run_catalog_job())
+    run_catalog_job()

@@ -3,10 +3,8 @@
 spark-submit --properties-file conf/spark-defaults.conf jobs/check_service.py LOCATION [--once]
 """
 
-import sys
-
 from txmq import CheckService
 from txmq.job import run_job
 
 if __name__ == "__main__":
-    sys.exit(run_job("check_service", lambda store, spark: CheckService(store, spark=spark)))
+    run_job("check_service", lambda store, spark: CheckService(store, spark=spark))

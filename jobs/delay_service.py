@@ -3,10 +3,8 @@
 python jobs/delay_service.py LOCATION [--once], or spark-submit jobs/delay_service.py LOCATION
 """
 
-import sys
-
 from txmq import DelayService
 from txmq.job import run_plain_job
 
 if __name__ == "__main__":
-    sys.exit(run_plain_job("delay-service", DelayService))
+    run_plain_job("delay-service", DelayService)

@@ -3,10 +3,8 @@
 python jobs/maintenance.py LOCATION, or spark-submit jobs/maintenance.py LOCATION
 """
 
-import sys
-
 from txmq import Maintenance
 from txmq.job import run_batch_job
 
 if __name__ == "__main__":
-    sys.exit(run_batch_job("maintenance", Maintenance))
+    run_batch_job("maintenance", Maintenance)

@@ -3,10 +3,8 @@
 spark-submit --properties-file conf/spark-defaults.conf jobs/publisher.py LOCATION [--once]
 """
 
-import sys
-
 from txmq import Publisher
 from txmq.job import run_job
 
 if __name__ == "__main__":
-    sys.exit(run_job("publisher", lambda store, spark: Publisher(store, spark=spark)))
+    run_job("publisher", lambda store, spark: Publisher(store, spark=spark))

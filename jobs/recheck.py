@@ -3,10 +3,8 @@
 python jobs/recheck.py LOCATION, or spark-submit jobs/recheck.py LOCATION
 """
 
-import sys
-
 from txmq import RecheckJob
 from txmq.job import run_batch_job
 
 if __name__ == "__main__":
-    sys.exit(run_batch_job("recheck", RecheckJob))
+    run_batch_job("recheck", RecheckJob)

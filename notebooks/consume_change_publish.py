@@ -5,13 +5,16 @@
 # MAGIC the changes to a second topic. Each message of the first topic counts once in the table and
 # MAGIC is published once to the second topic.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
+# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
+# MAGIC Not on serverless compute, whose batches run in another process; and not on S3, where
+# MAGIC delta-rs and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------
 
 import json
 import tempfile
+import uuid
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -35,7 +38,10 @@ try:
 except NameError:
     spark = local_session("consume-change-publish", for_minutes=True)
 
-folder = tempfile.mkdtemp()
+if "dbutils" in globals():
+    folder = f"{dbutils.widgets.get('folder')}/{uuid.uuid4()}"  # noqa: F821
+else:
+    folder = tempfile.mkdtemp()
 store = Store.create(f"{folder}/store")
 totals = f"{folder}/totals"
 spark.createDataFrame([], "customer string, total long").write.format("delta").save(totals)

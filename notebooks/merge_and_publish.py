@@ -5,13 +5,16 @@
 # MAGIC only if the MERGE took place. Nobody has to write a listener: the MERGE carries a marker,
 # MAGIC and the `DeltaListener` looks for it.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
+# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
+# MAGIC Not on serverless compute, which refuses the marker of a MERGE; not on S3, where delta-rs
+# MAGIC and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------
 
 import json
 import tempfile
+import uuid
 from contextlib import suppress
 
 from txmq import (
@@ -32,7 +35,10 @@ try:
 except NameError:
     spark = local_session("merge-and-publish", for_minutes=True)
 
-folder = tempfile.mkdtemp()
+if "dbutils" in globals():
+    folder = f"{dbutils.widgets.get('folder')}/{uuid.uuid4()}"  # noqa: F821
+else:
+    folder = tempfile.mkdtemp()
 # By default the check asks after 6 seconds; this notebook does not wait so long.
 store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
 orders = f"{folder}/orders"

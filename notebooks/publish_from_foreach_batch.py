@@ -5,12 +5,15 @@
 # MAGIC payment. Whenever the job dies, each micro-batch is booked once and its messages are visible
 # MAGIC once.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
+# MAGIC On a cluster of Databricks: `%pip install txmq`, a widget `folder`; see docs/databricks.md.
+# MAGIC Not on serverless compute, whose batches run in another process; and not on S3, where
+# MAGIC delta-rs and Databricks do not see each other's commits.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------
 
 import tempfile
+import uuid
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
@@ -33,7 +36,10 @@ try:
 except NameError:
     spark = local_session("publish-from-foreach-batch", for_minutes=True)
 
-folder = tempfile.mkdtemp()
+if "dbutils" in globals():
+    folder = f"{dbutils.widgets.get('folder')}/{uuid.uuid4()}"  # noqa: F821
+else:
+    folder = tempfile.mkdtemp()
 # By default the check asks after 6 seconds; this notebook does not wait so long.
 store = Store.create(f"{folder}/store", Config(transaction_timeout_s=0.001))
 incoming, booked = f"{folder}/incoming", f"{folder}/booked"

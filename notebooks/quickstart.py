@@ -4,12 +4,15 @@
 # MAGIC A job changes its own table **and** publishes a message about it. The message becomes
 # MAGIC visible if and only if the change took place.
 # MAGIC
-# MAGIC On Databricks: `%pip install txmq`, and a folder of an external location for the store.
+# MAGIC On Databricks, on a cluster or serverless: `%pip install txmq`, a widget `folder` for an
+# MAGIC external location, a widget `secrets` for a scope with credentials. See docs/databricks.md.
 # MAGIC On a laptop: run this file with Python.
 
 # COMMAND ----------
 
+import os
 import tempfile
+import uuid
 
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -24,13 +27,18 @@ from txmq import (
     verify,
 )
 from txmq.local_spark.session import local_session
+from txmq.secret_scopes import export_secrets
 
 try:
     spark  # noqa: B018 - Databricks gives one
 except NameError:
     spark = local_session("quickstart", for_minutes=True)
 
-folder = tempfile.mkdtemp()
+if "dbutils" in globals():
+    folder = f"{dbutils.widgets.get('folder')}/{uuid.uuid4()}"  # noqa: F821
+    export_secrets(dbutils.widgets.get("secrets"), os.environ)  # noqa: F821
+else:
+    folder = tempfile.mkdtemp()
 store = Store.create(f"{folder}/store")
 orders = f"{folder}/orders"
 
@@ -110,14 +118,13 @@ seen = (
     .selectExpr("keys", "cast(body AS string) AS body", "queue_id", "queue_offset")
 )
 query = (
-    seen.writeStream.format("memory")
-    .queryName("seen")
+    seen.writeStream.format("delta")
     .option("checkpointLocation", f"{folder}/checkpoint")
     .trigger(availableNow=True)
-    .start()
+    .start(f"{folder}/seen")
 )
 query.awaitTermination()
-spark.table("seen").orderBy("keys").show()
+spark.read.format("delta").load(f"{folder}/seen").orderBy("keys").show()
 
 # COMMAND ----------
 

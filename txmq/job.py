@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from txmq.broker import Broker, BrokerHandle, run_until_signal
@@ -13,8 +14,11 @@ from txmq.catalogs.tables import CatalogTables
 from txmq.handles import ServiceHandle
 from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.results import plain
+from txmq.secret_scopes import export_secrets
+from txmq.store.claim_keys import required_keys
 from txmq.store.opening import open_store
 from txmq.store.store import Store
+from txmq.verify import MarkerPlace, VerifyReport, verify
 from txmq.watch.logs import LogFormat, LogLevel, log_to_stderr
 
 if TYPE_CHECKING:
@@ -78,7 +82,7 @@ def run_catalog_job(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_broker_job(arguments: Sequence[str] | None = None) -> int:
-    """Parse LOCATION [--config FILE] [--once] [--metrics HOST:PORT …] and serve a store on Spark.
+    """Parse LOCATION [--config FILE] [--once] [--no-spark] [--metrics HOST:PORT …]; serve a store.
 
     Args:
         arguments: those of the command line if left out.
@@ -90,6 +94,7 @@ def run_broker_job(arguments: Sequence[str] | None = None) -> int:
     """
     name = "broker"
     parser = _service_parser(name)
+    parser.add_argument("--no-spark", action="store_true", help="threads alone, without a session")
     parser.add_argument("--metrics", metavar="HOST:PORT", help="where figures and health are shown")
     parser.add_argument("--metrics-certificate", metavar="FILE", help="TLS for them")
     parser.add_argument("--metrics-key", metavar="FILE", help="its private key")
@@ -97,7 +102,8 @@ def run_broker_job(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     files = (options.metrics_certificate, options.metrics_key, options.metrics_client_authority)
     endpoint, store = MetricsEndpoint.of(options.metrics, *files), _opened(options)
-    return _run(name, Broker(store, spark=_session(name), metrics=endpoint), options)
+    spark = None if options.no_spark else _session(name)
+    return _run(name, Broker(store, spark=spark, metrics=endpoint), options)
 
 
 def run_plain_job(
@@ -137,6 +143,44 @@ def run_batch_job(
     return 0
 
 
+def run_verify_job(arguments: Sequence[str] | None = None) -> int:
+    """Parse LOCATION [--config FILE] [--drained] and check every promise once, without Spark.
+
+    Args:
+        arguments: those of the command line if left out.
+
+    Returns:
+        The exit code 0.
+
+    Raises: SystemExit for a broken promise, and TxmqError, so that the scheduler sees it.
+    """
+    parser = _parser("verify", "txmq verify: checks every promise, then ends")
+    help_text = "nothing runs, so what is not published is lost; else it is on its way"
+    parser.add_argument("--drained", action="store_true", help=help_text)
+    options = parser.parse_args(arguments)
+    report = verify_opened(_opened(options), drained=options.drained)
+    _tell(report)
+    if not report.is_clean:
+        text = f"{report.violation_count:,} violations in {report.location}"
+        raise SystemExit(f"{text}; run `txmq verify` for the places, and see docs/runbook.md")
+    return 0
+
+
+def verify_opened(
+    store: Store, *, drained: bool, business: Mapping[str, MarkerPlace] | None = None
+) -> VerifyReport:
+    """`verify` by the settings with which a store was opened. Raises: as `verify`."""
+    groups = store.config.check_settings().items()
+    return verify(
+        store.location,
+        drained=drained,
+        check_limits={group: settings.transaction_check_max for group, settings in groups},
+        storage_options=store.storage_options,
+        business=business,
+        claim_keys=required_keys(store.config),
+    )
+
+
 def _tell(result: object) -> None:
     """The result as one line of JSON, for who reads the log of a job."""
     values = result.to_dict() if hasattr(result, "to_dict") else plain(result)
@@ -147,6 +191,7 @@ def _tell(result: object) -> None:
 
 def _opened(options: argparse.Namespace) -> Store:
     log_to_stderr(LogLevel(options.log_level).number, LogFormat(options.log_format))
+    export_secrets(options.secrets, os.environ)
     return open_store(options.location, options.config)
 
 
@@ -162,6 +207,12 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config",
         help="settings in place of the store's, as conf/txmq.yaml; TXMQ_… variables come first",
+    )
+    parser.add_argument(
+        "--secrets",
+        metavar="SCOPE",
+        default="",
+        help="in Databricks: a secret scope whose credentials become variables first",
     )
     parser.add_argument(
         "--log-level", default="info", choices=list(LogLevel), help="from where on logs are shown"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kit import s3
+from tests.kit.connect_server import connect_server
 from tests.kit.spark_environment import spark_environment as kit_environment
 from txmq.local_spark.jars import spark_home
 from txmq.user_data.s3_log_store import s3_log_store_jar
@@ -27,6 +28,13 @@ RunSpark = Callable[..., Any]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3]:
     with s3.moto(tmp_path_factory.mktemp("s3") / "moto.log") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def connect_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark Connect server, for all that asks for one."""
+    with connect_server(tmp_path_factory.mktemp("connect") / "server.log") as address:
+        yield address
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.connect_server import connect_server
 from tests.kit.reading import wait_until
 from tests.oracle.checker import verify_by_spark
 from txmq.broker import Broker
@@ -33,13 +32,12 @@ PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(connect_address: str) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
-    with connect_server(tmp_path_factory.mktemp("connect") / "server.log") as address:
-        session = SparkSession.builder.remote(address).getOrCreate()
-        yield session
-        session.stop()
+    session = SparkSession.builder.remote(connect_address).getOrCreate()
+    yield session
+    session.stop()
 
 
 @pytest.fixture

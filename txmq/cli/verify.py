@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.cli.shared import AsJson, ConfigFile, Location, print_result
-from txmq.store.claim_keys import required_keys
+from txmq.job import verify_opened
 from txmq.store.opening import open_store
 from txmq.verify import (
     BusinessReport,
@@ -19,7 +19,6 @@ from txmq.verify import (
     VerifyReport,
     marker_places,
 )
-from txmq.verify import verify as verify_store
 
 EXIT_VIOLATIONS = 1
 EXIT_BUSINESS_VIOLATIONS = 3
@@ -60,15 +59,7 @@ def verify(
     """
     places = marker_places(business or [])
     store = open_store(location, config)
-    groups = store.config.check_settings().items()
-    report = verify_store(
-        store.location,
-        drained=drained,
-        check_limits={group: settings.transaction_check_max for group, settings in groups},
-        storage_options=store.storage_options,
-        business=places,
-        claim_keys=required_keys(store.config),
-    )
+    report = verify_opened(store, drained=drained, business=places)
     print_result(report, _view, as_json=as_json)
     if not report.is_txmq_clean:
         raise typer.Exit(EXIT_VIOLATIONS)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,11 +16,13 @@ import pyarrow.parquet as pq
 
 from txmq.clock import elapsed_ms
 from txmq.delta.row_statistics import stats_json, stats_of_rows
+from txmq.errors import EnvironmentProblemError, StorageError
 from txmq.random_names import new_uuid
 from txmq.results import plain
+from txmq.spark_settings import MICROSECONDS, session_settings
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameWriter
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 # Bodies are often random bytes, for which a dictionary costs time and saves nothing.
 WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue_offset")
@@ -27,6 +30,8 @@ WITHOUT_DICTIONARY = ("body", "transaction_id", "message_id", "sequence", "queue
 DICTIONARY_ROWS = 32
 COMPRESSION = "snappy"
 STAGING_PREFIX = "staging-"
+# Of the files by which Databricks commits a folder of Parquet files.
+STARTED_PREFIX, COMMITTED_PREFIX = "_started_", "_committed_"
 BLOCK_BYTES = 32 * 1024 * 1024
 # A round of the schedule has some tens of due dates, each with a buffer of this size.
 PARTITION_BUFFER_BYTES = 4 * 1024 * 1024
@@ -212,15 +217,12 @@ def described(
 
 
 @contextmanager
-def microsecond_timestamps(spark: Any) -> Iterator[None]:
-    """Let Spark write TIMESTAMP_MICROS; few engines read INT96, its default."""
-    key = "spark.sql.parquet.outputTimestampType"
-    before = spark.conf.get(key)
-    spark.conf.set(key, "TIMESTAMP_MICROS")
-    try:
+def microsecond_timestamps(spark: SparkSession) -> Iterator[None]:
+    """Let Spark write TIMESTAMP_MICROS where its session allows that; txmq reads INT96 too."""
+    with ExitStack() as changed:
+        with suppress(EnvironmentProblemError):
+            changed.enter_context(session_settings(spark, MICROSECONDS, way_out=""))
         yield
-    finally:
-        spark.conf.set(key, before)
 
 
 def spark_writer(rows: DataFrame) -> DataFrameWriter:
@@ -237,11 +239,33 @@ def written_by_spark(
     statistics: Sequence[str],
     partition: Mapping[str, str | None],
 ) -> list[NewFile]:
-    """The Parquet files of a folder that Spark wrote, in the order of its partitions."""
+    """The Parquet files of a folder that Spark wrote, in the order of its partitions.
+
+    Databricks leaves the files of tasks that failed in the folder, and names the others in
+    `_committed_…`.
+    """
     infos = filesystem.get_file_info(pa_fs.FileSelector(folder))
-    paths = sorted(info.path for info in infos if info.path.endswith(".parquet"))
+    names = {info.path.rpartition("/")[2]: info.path for info in infos}
+    lists = [path for name, path in names.items() if name.startswith(COMMITTED_PREFIX)]
+    if not lists and any(name.startswith(STARTED_PREFIX) for name in names):
+        raise StorageError(folder, "Databricks began to write files and committed none")
+    written = {name for name in names if name.endswith(".parquet")}
+    written = written & _committed(filesystem, lists) if lists else written
+    paths = sorted(names[name] for name in written)
     files = [described(path, filesystem, statistics, partition) for path in paths]
     return [file for file in files if file.num_records]
+
+
+def _committed(filesystem: pa_fs.FileSystem, lists: Iterable[str]) -> set[str]:
+    """The names of the files that Databricks's own commits of a folder added and left."""
+    added: set[str] = set()
+    removed: set[str] = set()
+    for path in lists:
+        with filesystem.open_input_stream(path) as source:
+            commit = json.loads(source.read())
+        added |= set(commit["added"])
+        removed |= set(commit["removed"])
+    return added - removed
 
 
 def _stats_of_footer(metadata: pq.FileMetaData, statistics: Sequence[str]) -> str:

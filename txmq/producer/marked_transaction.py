@@ -70,6 +70,8 @@ class MarkedTransaction(ABC):
             LocalTransactionFencedError: a listener has set a fence; nothing was changed.
             LocalTransactionMissingError: no statement put the marker into the table.
             LocalTransactionError: no table is known, or the block runs a second statement.
+            EnvironmentProblemError: the session refuses the marker's settings, as on serverless
+                compute; `delta_options` needs none.
 
         Example:
             >>> with transaction.delta_sql(spark, table) as sql:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from txmq.delta.storage import Table
+from txmq.errors import EnvironmentProblemError
 from txmq.publish.arrow_engine import ArrowEngine, batch_bytes_of
 from txmq.publish.plan import PayloadEngine, Plan
 from txmq.publish.spark_engine import SparkEngine, suits_spark
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from txmq.store.config import Config
 
 
+logger = logging.getLogger(__name__)
+
+
 class EngineChoice:
     """Chooses the engine that copies a plan."""
 
@@ -24,7 +29,7 @@ class EngineChoice:
         setting = config.payload_engine
         batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
         self._arrow = ArrowEngine(batch_bytes)
-        self._spark = None if spark is None and setting != "spark" else SparkEngine(spark)
+        self._spark = _spark_engine(spark, setting)
         self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
 
     def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
@@ -36,3 +41,19 @@ class EngineChoice:
         if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
             return self._spark
         return self._arrow
+
+
+def _spark_engine(spark: SparkSession | None, setting: str) -> SparkEngine | None:
+    """The engine, where it may be chosen; a session can be one for consumers and listeners alone.
+
+    Raises: EnvironmentProblemError where the setting demands an engine that cannot be.
+    """
+    if setting == "arrow" or (spark is None and setting != "spark"):
+        return None
+    try:
+        return SparkEngine(spark)
+    except EnvironmentProblemError as error:
+        if setting == "spark":
+            raise
+        logger.info("this process copies all messages itself: %s", error)
+        return None

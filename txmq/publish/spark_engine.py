@@ -22,6 +22,7 @@ from txmq.delta.schemas import HALF, TOPIC
 from txmq.delta.storage import Table
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
 from txmq.publish.plan import COPIED, GIVEN, Plan
+from txmq.spark_settings import MICROSECONDS, change_setting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,13 +42,13 @@ class SparkEngine:
     """Spark reads the half files and writes the topic's files; this process holds no body."""
 
     def __init__(self, spark: SparkSession | None) -> None:
-        """Raise EnvironmentProblemError if there is no session."""
+        """Raise EnvironmentProblemError if there is no session, or none that can write topics."""
         if spark is None:
             problem = "payload_engine is spark, but the publisher has no Spark session"
             raise EnvironmentProblemError(problem, "Pass spark=, or set payload_engine to arrow.")
         self._spark = spark
-        # Few engines read Spark's default, INT96.
-        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        for name, value in MICROSECONDS.items():
+            change_setting(spark, name, value, way_out="Set payload_engine to arrow or auto.")
 
     def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
         """See PayloadEngine."""

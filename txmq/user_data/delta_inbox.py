@@ -28,6 +28,7 @@ from txmq.message.received import (
     note_effect,
     origin_place,
 )
+from txmq.spark_settings import session_settings
 from txmq.user_data.delta_marker import (
     APP_ID_OPTION,
     APP_ID_SETTING,
@@ -35,7 +36,6 @@ from txmq.user_data.delta_marker import (
     VERSION_SETTING,
     MarkedStatement,
     SqlStatement,
-    session_settings,
 )
 from txmq.user_data.effect_names import Place, names_of
 from txmq.user_data.inbox_table import InboxTable
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 APPLY_ATTEMPTS = 20
+_BY_OPTIONS = "Mark a write of a DataFrame by batch_options(), or run the statement on a cluster"
 MAX_NAME_CHARACTERS = 200
 _QUEUE_MARK = "txmq-inbox/{group}/{topic}/{queue}"
 _BATCH_MARK = "txmq-inbox-batch/{group}/{checkpoint}"
@@ -230,12 +231,14 @@ class DeltaInbox:
             batch_id: the number that `foreachBatch` passes.
             checkpoint: a name for the checkpoint of the query.
 
-        Raises: as `batch_options`; InboxError for a second statement.
+        Raises: as `batch_options`; InboxError for a second statement; EnvironmentProblemError if
+            the session refuses the marker's settings, as on serverless compute.
         """
         name = self._next_batch(batch_id, checkpoint)
         problem = "one batch_sql block marks one statement; Spark would skip a second one"
         second = InboxError(self._table.location, problem)
-        with session_settings(spark, {APP_ID_SETTING: name, VERSION_SETTING: str(batch_id)}):
+        settings = {APP_ID_SETTING: name, VERSION_SETTING: str(batch_id)}
+        with session_settings(spark, settings, way_out=_BY_OPTIONS):
             yield MarkedStatement(spark, second)
 
     def is_done(self, batch_id: int, *, checkpoint: str) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txmq.errors import UnsupportedPlaceError, shown
+from txmq.spark_settings import setting_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +51,7 @@ def check_log_store(spark: SparkSession | None, location: str) -> None:
     scheme = location.partition("://")[0].lower()
     if spark is None or scheme not in SCHEMES:
         return
-    log_stores = {spark.conf.get(_setting(name), None) for name in (scheme, "s3a")}
+    log_stores = {setting_of(spark, _setting(name)) for name in (scheme, "s3a")}
     if problem := log_store_problem(log_stores, os.environ):
         raise UnsupportedPlaceError(f"table {shown(location)}", problem)
 
