@@ -152,7 +152,10 @@ class CommitWriter:
             if following.type is pa_fs.FileType.NotFound:
                 return seen._replace(stamp=stamp_of(known)), False
             actions = self._actions(seen.version + 1)
-            seen = Seen(seen.version + 1, stamp_of(following), actions.in_commit_ms)
+            named_ms = actions.in_commit_ms or seen.in_commit_ms
+            # Times in commits begin and end with a change of the properties, which is a conflict.
+            in_commit_ms = None if seen.in_commit_ms is None else named_ms
+            seen = Seen(seen.version + 1, stamp_of(following), in_commit_ms)
             if actions.token == commit.token:
                 return seen, True
             self._check_passable(commit, actions, between)
