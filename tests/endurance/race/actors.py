@@ -52,7 +52,7 @@ def sell_one(
         place.do(transaction, pause)
         transaction.commit()
     except (TxmqError, *place.errors()) as error:
-        journal(path, id=transaction.id, what=type(error).__name__)
+        journal(path, id=transaction.id, what=type(error).__name__, text=str(error)[:500])
     else:
         journal(path, id=transaction.id, what="committed")
 

@@ -36,7 +36,7 @@ class SparkBusiness:
 
     # Each write by Spark is many tasks, and takes a second or two.
     threads = 3
-    immunity_s = 1.5
+    immunity_s = 2.5
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
