@@ -477,17 +477,22 @@ class StorageUnavailableError(StorageError):
     retryable = True
 
 
+_WITHOUT_THEM = (
+    "Drop them (ALTER TABLE ... DROP FEATURE), or use a table that was made without them"
+)
+
+
 class UnsupportedTableError(StorageError):
     """The table uses features of Delta that txmq's committer cannot write."""
 
-    def __init__(self, table: str, features: Sequence[str]) -> None:
+    def __init__(self, table: str, features: Sequence[str], next_step: str = "") -> None:
         """`features` are the names that Delta's protocol gives them."""
         self.features = tuple(features)
         names = ", ".join(self.features) or "that it does not name"
         super().__init__(
             table,
-            f"uses table features that delta-rs cannot write: {names}; nothing was written. "
-            "Drop them (ALTER TABLE ... DROP FEATURE), or use a table that was made without them",
+            f"uses table features that txmq cannot write: {names}; nothing was written. "
+            f"{next_step or _WITHOUT_THEM}",
         )
 
 

@@ -16,6 +16,7 @@ LOG_FOLDER = "_delta_log"
 ENGINE = "txmq"
 # What txmq says in a commit beside Delta's actions.
 TOKEN, NOTE = "txmq.token", "txmq.note"
+IN_COMMIT_TIME = "inCommitTimestamp"
 # Delta leaves these as they are in a path.
 _PLAIN_IN_PATHS = "/=:@!$&'()*+,;-._~"
 # They change neither files nor marks.
@@ -83,6 +84,7 @@ class NewCommit:
         marks: each with the number that it gets.
         token: tells this commit from every other, so that its answer may be lost.
         note: what the writer says of its rows, for writers that see the commit pass by.
+        tags: what the features of a table ask a commit to say.
     """
 
     added: Sequence[AddedFile]
@@ -90,9 +92,15 @@ class NewCommit:
     marks: Mapping[str, int]
     token: str
     note: str = ""
+    tags: Mapping[str, str] | None = None
 
-    def content(self, now_ms: int) -> bytes:
-        """The commit file; `now_ms` is the writer's clock."""
+    def content(self, now_ms: int, before_ms: int | None = None) -> bytes:
+        """The commit file.
+
+        Args:
+            now_ms: the writer's clock.
+            before_ms: the time in the commit before this one; None in a table without such times.
+        """
         # Where a retention of marks is set, Spark ignores marks without lastUpdated.
         marks = [
             {"txn": {"appId": name, "version": number, "lastUpdated": now_ms}}
@@ -102,12 +110,18 @@ class NewCommit:
             *(file.action() for file in self.removed),
             *(file.action() for file in self.added),
         ]
-        lines = [self._info(now_ms), *marks, *files]
+        # Where a table keeps times in its commits, the line with the time is the first one.
+        lines = [self._info(now_ms, before_ms), *marks, *files]
         return "".join([_ENCODE(line) + "\n" for line in lines]).encode()
 
-    def _info(self, now_ms: int) -> dict[str, Any]:
+    @property
+    def is_without_files(self) -> bool:
+        """Whether it leaves all rows as they are."""
+        return not self.added and not self.removed
+
+    def _info(self, now_ms: int, before_ms: int | None) -> dict[str, Any]:
         is_append = not self.removed
-        info = {
+        info: dict[str, Any] = {
             "timestamp": now_ms,
             "operation": "WRITE",
             "operationParameters": {"mode": "Append" if is_append else "Overwrite"},
@@ -115,7 +129,13 @@ class NewCommit:
             "isBlindAppend": is_append,
             TOKEN: self.token,
         }
-        return {"commitInfo": {**info, NOTE: self.note} if self.note else info}
+        if self.note:
+            info[NOTE] = self.note
+        if self.tags:
+            info["tags"] = dict(self.tags)
+        if before_ms is not None:
+            info[IN_COMMIT_TIME] = max(now_ms, before_ms + 1)
+        return {"commitInfo": info}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +148,7 @@ class CommitActions:
         token, note: as in NewCommit; empty in a commit of another program.
         metadata, protocol: the new ones; None where they stay.
         changed: files with the changes, where a commit keeps them apart; no commit of txmq does.
+        in_commit_ms: the time that the commit names, in tables whose commits do.
     """
 
     marks: Mapping[str, int]
@@ -139,6 +160,7 @@ class CommitActions:
     metadata: Mapping[str, Any] | None = None
     protocol: Mapping[str, Any] | None = None
     changed: Sequence[Mapping[str, Any]] = ()
+    in_commit_ms: int | None = None
 
     @property
     def removed_paths(self) -> set[str]:
@@ -170,6 +192,7 @@ def commit_actions(content: bytes) -> CommitActions:
         next(iter(of_kind(actions, "metaData")), None),
         next(iter(of_kind(actions, "protocol")), None),
         of_kind(actions, "cdc"),
+        info.get(IN_COMMIT_TIME),
     )
 
 
@@ -193,10 +216,16 @@ Stamp = tuple[int | None, int | None]
 
 
 class Seen(NamedTuple):
-    """The newest commit that a writer knows of, and the stamp of its file; None if not known."""
+    """The newest commit that a writer knows of.
+
+    Attributes:
+        stamp: of its file; None if not known.
+        in_commit_ms: the time that it names; None in tables whose commits name none.
+    """
 
     version: int
     stamp: Stamp | None = None
+    in_commit_ms: int | None = None
 
 
 def stamp_of(info: pa_fs.FileInfo) -> Stamp:

@@ -1,4 +1,4 @@
-"""Commits to a table of txmq: puts the next commit file, if nobody else has put it.
+"""Commits to a table by txmq itself: puts the next commit file, if nobody else has put it.
 
 A writer that finds its version taken reads the winner's commit file, decides by `clash` whether
 its own commit may follow, and tries the next version. No snapshot is read, and no log is listed.
@@ -125,7 +125,7 @@ class CommitWriter:
                     # The put had landed, and its answer was lost.
                     return Written(seen, between.passed)
             self._turns.wait()
-            if self._put(seen.version + 1, commit):
+            if self._put(seen, commit):
                 return Written(self._confirmed(seen, commit), between.passed)
             self._pause(refusal)
         seen, is_there = self._followed(seen, commit, between)
@@ -150,9 +150,12 @@ class CommitWriter:
             known, following = self._table.commit_infos(seen.version, seen.version + 1)
             self._check_same(seen, known)
             if following.type is pa_fs.FileType.NotFound:
-                return Seen(seen.version, stamp_of(known)), False
+                return seen._replace(stamp=stamp_of(known)), False
             actions = self._actions(seen.version + 1)
-            seen = Seen(seen.version + 1, stamp_of(following))
+            named_ms = actions.in_commit_ms or seen.in_commit_ms
+            # Times in commits begin and end with a change of the properties, which is a conflict.
+            in_commit_ms = None if seen.in_commit_ms is None else named_ms
+            seen = Seen(seen.version + 1, stamp_of(following), in_commit_ms)
             if actions.token == commit.token:
                 return seen, True
             self._check_passable(commit, actions, between)
@@ -184,8 +187,9 @@ class CommitWriter:
 
     # --- putting ------------------------------------------------------------------------------
 
-    def _put(self, version: int, commit: NewCommit) -> bool:
-        content = commit.content(time.time_ns() // 1_000_000)
+    def _put(self, seen: Seen, commit: NewCommit) -> bool:
+        version = seen.version + 1
+        content = commit.content(time.time_ns() // 1_000_000, seen.in_commit_ms)
         try:
             return self._objects.put_new(commit_path(version), content)
         except STORAGE_ERRORS as error:

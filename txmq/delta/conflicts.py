@@ -30,6 +30,10 @@ class Clash(NamedTuple):
         return self.conflict.value.format(self.subject)
 
 
+# They say something of the files of a table: how far row ids are given out, how files lie.
+_ABOUT_FILES = frozenset({"domainMetadata"})
+
+
 def clash(commit: NewCommit, winner: CommitActions) -> Clash | None:
     """Why `commit` may not follow `winner`; None where both can stand, as two appends.
 
@@ -39,8 +43,9 @@ def clash(commit: NewCommit, winner: CommitActions) -> Clash | None:
         return Clash(Conflict.PROTOCOL)
     if "metaData" in winner.kinds:
         return Clash(Conflict.METADATA)
-    if winner.kinds:
-        return Clash(Conflict.UNKNOWN, ", ".join(sorted(winner.kinds)))
+    unknown = winner.kinds - _ABOUT_FILES if commit.is_without_files else winner.kinds
+    if unknown:
+        return Clash(Conflict.UNKNOWN, ", ".join(sorted(unknown)))
     moved = commit.marks.keys() & winner.marks.keys()
     if moved:
         return Clash(Conflict.MARK, min(moved))

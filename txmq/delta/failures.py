@@ -40,6 +40,12 @@ _CLEANED_BEHIND = re.compile(
     r"Invalid table version|not found: \S*_delta_log/|_delta_log/\S* not found"
 )
 _UNSUPPORTED = re.compile(r"unsupported (table|reader|writer) feature", re.IGNORECASE)
+_UNREADABLE = re.compile(r"feature '([\w-]+)' is not supported", re.IGNORECASE)
+_OF_A_CATALOG = re.compile(r"catalog-managed table", re.IGNORECASE)
+_NOT_BY_ITS_LOCATION = (
+    "Its commits go through its catalog, so no fence can be put at its location: let another "
+    "listener answer (QueryListener, HttpListener, DatabaseListener), or use an external table"
+)
 _FEATURES = re.compile(r"\[([^\]]*)\]")
 _FULL_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY_NUMBERS = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -134,8 +140,8 @@ FINAL_READ_ERRORS = (
 
 def failed_read(table: str, error: Exception) -> StorageError:
     """The error of txmq for a failure to read a table."""
-    if _UNSUPPORTED.search(str(error)):
-        return UnsupportedTableError(table, _features(str(error)))
+    if unsupported := _unsupported(table, str(error)):
+        return unsupported
     known = _of_kind(table, error, _KINDS, "read")
     if known is None and _is_denied(error):
         known = AccessDeniedError(table, "cannot be read; check its rights")
@@ -146,8 +152,8 @@ def failed_read(table: str, error: Exception) -> StorageError:
 
 def failed_write(table: str, error: Exception) -> StorageError:
     """The error of txmq for a failure to write a table, or to commit to it."""
-    if _UNSUPPORTED.search(str(error)):
-        return UnsupportedTableError(table, _features(str(error)))
+    if unsupported := _unsupported(table, str(error)):
+        return unsupported
     known = disk_error(table, error) or _of_kind(table, error, _KINDS, "written")
     if known is not None:
         return known
@@ -212,6 +218,14 @@ def _of_kind(
 def _is_denied(error: Exception) -> bool:
     number = error.errno if isinstance(error, OSError) else None
     return number in _READ_ONLY_NUMBERS or bool(_READ_ONLY.text.search(without_paths(str(error))))
+
+
+def _unsupported(table: str, text: str) -> UnsupportedTableError | None:
+    if _OF_A_CATALOG.search(text):
+        return UnsupportedTableError(table, ["catalogManaged"], _NOT_BY_ITS_LOCATION)
+    if name := _UNREADABLE.search(text):
+        return UnsupportedTableError(table, [name[1]])
+    return UnsupportedTableError(table, _features(text)) if _UNSUPPORTED.search(text) else None
 
 
 def _features(text: str) -> list[str]:

@@ -22,9 +22,15 @@ from deltalake import (
 )
 from deltalake.exceptions import DeltaError
 
-from txmq.delta.actions import NOTE, Seen, stamp_of
+from txmq.delta.actions import DAMAGES, NOTE, NewCommit, Seen, commit_actions, stamp_of
+from txmq.delta.commit_writer import CommitWriter, new_token
 from txmq.delta.failures import read_errors, translated
-from txmq.delta.features import unwritable_features
+from txmq.delta.features import (
+    ROWS_STAY,
+    TIMES_IN_COMMITS,
+    unmarkable_features,
+    unwritable_features,
+)
 from txmq.delta.folder import NOT_FOUND, TableFolder
 from txmq.delta.forks import begin_use
 from txmq.delta.object_store import is_remote
@@ -42,6 +48,13 @@ if TYPE_CHECKING:
 CARRIED_COMMITS = 16
 # A handle grows with each update.
 REOPEN_AFTER_UPDATES = 100
+WRITE_BY_SPARK = (
+    "Write it by Spark, or use a table that was made without them (ALTER TABLE ... DROP FEATURE)"
+)
+ASK_ANOTHER = (
+    "Let another listener answer (QueryListener, HttpListener, DatabaseListener), or use a table "
+    "that was made without them"
+)
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
@@ -201,16 +214,51 @@ class PinnedTable(TableFolder):
         """Raise UnsupportedTableError for features that delta-rs cannot write; 0 commits."""
         features = unwritable_features(self.handle)
         if features:
-            raise UnsupportedTableError(self.name, features)
+            raise UnsupportedTableError(self.name, features, WRITE_BY_SPARK)
+
+    def check_markable(self) -> None:
+        """Raise UnsupportedTableError for features that allow no `commit_marks`; 0 commits."""
+        features = unmarkable_features(self.handle)
+        if features:
+            raise UnsupportedTableError(self.name, features, ASK_ANOTHER)
 
     # --- committing ------------------------------------------------------------------------
 
     def commit_marks(self, marks: Mapping[str, int], note: str = "") -> None:
         """Commit marks and a note only, if nobody moved these marks meanwhile: one commit.
 
+        Where delta-rs does not write the table, txmq puts the commit itself (decision 0057).
+
         Raises: CommitRefusedError where another writer was first; StorageError.
         """
-        self.check_writable()
+        self.check_markable()
+        if unwritable_features(self.handle):
+            self._put_marks(marks, note)
+        else:
+            self._commit_by_delta_rs(marks, note)
+        self._note_newest()
+
+    def _put_marks(self, marks: Mapping[str, int], note: str) -> None:
+        commit = NewCommit((), (), marks, new_token(), note, ROWS_STAY)
+        with translated(self.name):
+            CommitWriter(self).commit(Seen(self.version, None, self._in_commit_ms()), commit)
+
+    def _in_commit_ms(self) -> int | None:
+        """The time that the pinned commit names; None in tables whose commits name none."""
+        if self.properties().get(TIMES_IN_COMMITS, "").lower() != "true":
+            return None
+        content = self.commit_bytes(self.version)
+        if content is None:
+            problem = "the log was cleaned since it was opened; opening again"
+            raise CommitRefusedError(self.name, problem)
+        with suppress(*DAMAGES):
+            named_ms = commit_actions(content).in_commit_ms
+            if named_ms is not None:
+                return int(named_ms)
+        problem = f"commit {self.version} names no time, although {TIMES_IN_COMMITS} is set"
+        raise StorageError(self.name, problem)
+
+    def _commit_by_delta_rs(self, marks: Mapping[str, int], note: str) -> None:
         handle, pinned = self.handle, self.version
         with translated(self.name):
             handle.create_write_transaction(
@@ -220,7 +268,6 @@ class PinnedTable(TableFolder):
                 post_commithook_properties=NO_CLEANUP,
             )  # fmt: skip
         self._check_not_overtaken(pinned)
-        self._note_newest()
 
     def append_rows(self, rows: pa.Table, marks: Mapping[str, int], note: str = "") -> None:
         """Append rows and marks in one commit, only if nobody moved these marks meanwhile.

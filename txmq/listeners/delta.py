@@ -29,7 +29,8 @@ class DeltaListener:
     the local transaction. If a local transaction writes several tables, the marker belongs on the
     last write. After a fence, a local transaction that is still on its way cannot land: its write
     changes nothing, and `commit()` of its producer raises LocalTransactionFencedError
-    (decision 0012).
+    (decision 0012). The table may have features that Spark alone writes, such as row tracking and
+    clustering (decision 0057); one whose commits go through a catalog is refused.
 
     Args:
         table: the location of the user's table.
@@ -52,7 +53,7 @@ class DeltaListener:
         rollback_after_s: float = 0.0,
         clock: Clock | None = None,
     ) -> None:
-        """Open nothing."""
+        """Open nothing. Raises: UnsupportedPlaceError for a name in a catalog."""
         self.table, self.storage_options = table, dict(storage_options or {})
         self._marked = MarkedTable("the local transactions' table", table, storage_options)
         self._rollback_after_s = rollback_after_s
@@ -75,6 +76,7 @@ class DeltaListener:
 
         Raises:
             StorageError: the location is no Delta table, or cannot be read or written.
+            UnsupportedTableError: a feature of the table, which it names, allows no fence.
             CommitConflictError: other writers won every attempt to write the fences.
         """
         with self._lock:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from txmq.delta.checkpoint_file import checkpoint_path
 from txmq.delta.log import log_files
 from txmq.delta.pinned import PinnedTable
 from txmq.delta.retries import pause
-from txmq.errors import CommitConflictError, CommitRefusedError
+from txmq.errors import CommitConflictError, CommitRefusedError, UnsupportedPlaceError, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +38,8 @@ APP_ID_OPTION, VERSION_OPTION = "txnAppId", "txnVersion"
 APP_ID_SETTING = "spark.databricks.delta.write.txnAppId"
 VERSION_SETTING = "spark.databricks.delta.write.txnVersion"
 _INTERVAL = re.compile(r"(?:interval\s+)?(\d+)\s+(second|minute|hour|day|week)s?", re.ASCII)
+# `catalog.schema.table` or `schema.table`: Spark knows it, and no reader of files does.
+_NAME_IN_A_CATALOG = re.compile(r"`?\w+`?(\.`?\w+`?){1,2}", re.ASCII)
 _UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
 
 
@@ -54,6 +57,13 @@ class MarkedTable(PinnedTable):
     """The markers and fences of a user's Delta table. Not safe for several threads."""
 
     missing = "is no Delta table; give the table that the local transaction writes"
+
+    def __init__(
+        self, name: str, location: str, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        """As PinnedTable. Raises: UnsupportedPlaceError for a name in a catalog."""
+        _check_location(location)
+        super().__init__(name, location, storage_options)
 
     def markers(self, transaction_ids: Sequence[str]) -> dict[str, int]:
         """DONE or FENCED of the ids that have a marker or a fence, in the pinned version.
@@ -120,6 +130,15 @@ class MarkedTable(PinnedTable):
         with self.filesystem.open_input_file(path) as source:
             stored = pq.ParquetFile(source).read(["txn"])["txn"].combine_chunks()
         yield from _of_ids(_pairs(stored.drop_null()), ids)
+
+
+def _check_location(location: str) -> None:
+    if _NAME_IN_A_CATALOG.fullmatch(location) and not Path(location).exists():
+        problem = (
+            "is the name of a table in a catalog; give its location, which DESCRIBE DETAIL shows, "
+            f"or ./{location} for a folder"
+        )
+        raise UnsupportedPlaceError(f"table {shown(location)}", problem)
 
 
 def _pairs(stored: pa.StructArray) -> Iterator[tuple[str, int]]:

@@ -6,7 +6,7 @@ skipped because of a fence, and COMMIT would publish messages of a change that d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -106,7 +106,7 @@ class LocalTransaction:
         Raises: LocalTransactionDoneError, LocalTransactionFencedError, UnsupportedTableError.
         """
         marked = self._mark(table).reopen()
-        self._check_fence(marked)
+        self._check(marked, marked.check_writable)
         mark = marked.mark(self._id)
         if mark is not None:
             raise self._problem(marked.location, is_done=mark == DONE)
@@ -149,7 +149,7 @@ class LocalTransaction:
             self._confirm(marked)
         if self._lookup is not None and not (self._databases or self._marked):
             is_done = self._lookup.is_marked(self._id)
-            self._check(self._lookup.marker_place(), is_done=is_done)
+            self._check_done(self._lookup.marker_place(), is_done=is_done)
 
     @property
     def has_database(self) -> bool:
@@ -167,7 +167,7 @@ class LocalTransaction:
         if not is_done and markers.is_open:
             problem = "the database transaction is not committed; commit it, then call again"
             raise LocalTransactionError(self._id, markers.table, problem)
-        self._check(markers.table, is_done=is_done)
+        self._check_done(markers.table, is_done=is_done)
 
     def _is_committed(self, markers: MarkerTable) -> bool | None:
         """As `MarkerLookup.is_marked`; through another connection where there is one."""
@@ -189,7 +189,7 @@ class LocalTransaction:
             raise LocalTransactionError(self._id, markers.table, problem) from error
         return None if outcome is None else outcome == database_marker.DONE
 
-    def _check(self, where: str, *, is_done: bool | None) -> None:
+    def _check_done(self, where: str, *, is_done: bool | None) -> None:
         if is_done is None:
             raise LocalTransactionMissingError(self._id, where)
         if not is_done:
@@ -197,19 +197,19 @@ class LocalTransaction:
 
     def _confirm(self, marked: MarkedTable) -> None:
         mark = marked.refresh().mark(self._id)
-        self._check(marked.location, is_done=None if mark is None else mark == DONE)
+        self._check_done(marked.location, is_done=None if mark is None else mark == DONE)
 
     def _markable(self, table: str | None) -> MarkedTable:
         """The table, if it can be fenced; one that is not there yet is made by the marked write."""
         marked = self._mark(table)
         with suppress(StoreNotFoundError):
-            self._check_fence(marked)
+            self._check(marked, marked.check_markable)
         return marked
 
-    def _check_fence(self, marked: MarkedTable) -> None:
-        """Raise UnsupportedTableError where the check could write no fence; nothing is marked."""
+    def _check(self, marked: MarkedTable, check: Callable[[], None]) -> None:
+        """Raise UnsupportedTableError where `check` does; then nothing is marked."""
         try:
-            marked.check_writable()
+            check()
         except UnsupportedTableError:
             self._marked.pop(marked.location, None)
             raise

@@ -58,8 +58,9 @@ def check_log_store(spark: SparkSession | None, location: str) -> None:
 
 def active_session() -> SparkSession | None:
     """The session of this thread; None where Spark was not even loaded."""
-    pyspark = sys.modules.get("pyspark.sql")
-    return None if pyspark is None else pyspark.SparkSession.getActiveSession()
+    # Another thread may be loading it at this moment.
+    session = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
+    return None if session is None else session.getActiveSession()
 
 
 def log_store_problem(

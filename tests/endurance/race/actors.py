@@ -7,9 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psycopg
-from deltalake.exceptions import DeltaError
-
 from tests.endurance.race.business import GROUP, Business, business, journal
 from txmq.check.recheck import RecheckJob
 from txmq.errors import TxmqError
@@ -17,11 +14,6 @@ from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
-
-THREADS = 12
-# The check asks after this; local transactions pause up to three times, each up to SLOWEST_S.
-IMMUNITY_S = 0.25
-SLOWEST_S = 1.5
 
 
 def produce(location: str, spec: str, folder: str, seed: int) -> None:
@@ -37,10 +29,10 @@ def produce(location: str, spec: str, folder: str, seed: int) -> None:
     listener = place.listener(fenced=True)
     with (
         TransactionProducer(store, producer_group=GROUP, listener=listener) as producer,
-        ThreadPoolExecutor(THREADS) as pool,
+        ThreadPoolExecutor(place.threads) as pool,
     ):
         while not stop.exists():
-            list(pool.map(sell, [drawn.getrandbits(32) for _ in range(THREADS)]))
+            list(pool.map(sell, [drawn.getrandbits(32) for _ in range(place.threads)]))
 
 
 def sell_one(
@@ -50,7 +42,7 @@ def sell_one(
     transaction.send(Message("orders", transaction.id.encode()))
     transaction.prepare()
     journal(path, id=transaction.id, what="prepared")
-    slowness_s = drawn.choice([0.0, IMMUNITY_S, SLOWEST_S])
+    slowness_s = drawn.choice([0.0, place.immunity_s, 6 * place.immunity_s])
 
     def pause() -> None:
         time.sleep(drawn.uniform(0, slowness_s))
@@ -59,8 +51,8 @@ def sell_one(
         pause()
         place.do(transaction, pause)
         transaction.commit()
-    except (TxmqError, DeltaError, psycopg.Error) as error:
-        journal(path, id=transaction.id, what=type(error).__name__)
+    except (TxmqError, *place.errors()) as error:
+        journal(path, id=transaction.id, what=type(error).__name__, text=str(error)[:500])
     else:
         journal(path, id=transaction.id, what="committed")
 
@@ -77,6 +69,11 @@ def check(location: str, spec: str, folder: str, *, fenced: bool) -> None:
         except TxmqError as error:
             journal(f"{folder}/journal", what=f"checker {type(error).__name__}")
         time.sleep(0.02)
+
+
+def create(spec: str) -> None:
+    """The business table; by a process of its own, for Spark is not forked from."""
+    business(spec).create()
 
 
 def main(role: str, location: str, spec: str, folder: str, last: str) -> None:

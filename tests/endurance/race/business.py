@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import psycopg
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
+from tests.endurance.race.spark_business import SparkBusiness
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
 from txmq.producer.transaction import Transaction
@@ -24,7 +26,16 @@ Pause = Callable[[], None]
 
 
 class Business(Protocol):
-    """A business table; `do` is the local transaction."""
+    """A business table; `do` is the local transaction, of `threads` at once.
+
+    The check asks after `immunity_s`; a local transaction pauses up to three times, each time up to
+    six times as long.
+    """
+
+    threads: int
+    immunity_s: float
+
+    def errors(self) -> tuple[type[Exception], ...]: ...
 
     def create(self) -> None: ...
 
@@ -38,8 +49,14 @@ class Business(Protocol):
 class DeltaBusiness:
     """An append by delta-rs, whose commits on a local disk never overwrite another."""
 
+    threads = 12
+    immunity_s = 0.25
+
     def __init__(self, location: str) -> None:
         self._location = location
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (DeltaError,)
 
     def create(self) -> None:
         DeltaTable.create(self._location, schema=COLUMNS)
@@ -62,8 +79,14 @@ class DeltaBusiness:
 class PostgresBusiness:
     """An INSERT beside its marker row."""
 
+    threads = 12
+    immunity_s = 0.25
+
     def __init__(self, connection: str) -> None:
         self._connection = connection
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (psycopg.Error,)
 
     def connect(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self._connection)
@@ -119,9 +142,10 @@ def said(ids: list[str], there: list[bool]) -> pa.Table:
 
 
 def business(spec: str) -> Business:
-    """`delta:LOCATION` or `postgresql:CONNECTION`."""
+    """`delta:LOCATION`, `postgresql:CONNECTION` or `spark:ENDPOINT`."""
     kind, _, place = spec.partition(":")
-    return DeltaBusiness(place) if kind == "delta" else PostgresBusiness(place)
+    kinds = {"delta": DeltaBusiness, "postgresql": PostgresBusiness, "spark": SparkBusiness}
+    return kinds[kind](place)
 
 
 def journal(path: str, **line: object) -> None:

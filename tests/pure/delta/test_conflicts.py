@@ -99,6 +99,29 @@ def test_actions_beside_files_and_marks_are_passed(kind: str) -> None:
     assert clash(a_commit(adds=frozenset({"1.parquet"})), winner) is None
 
 
+def test_how_files_lie_matters_to_commits_with_files_alone() -> None:
+    lie = {"domain": "delta.rowTracking", "configuration": "{}", "removed": False}
+    winner = commit_actions(json.dumps({"domainMetadata": lie}).encode())
+
+    assert clash(a_commit(marks={"app": 2}), winner) is None
+    for commit in (a_commit(frozenset({"1.parquet"})), a_commit(removes=frozenset({"1.parquet"}))):
+        conflict = clash(commit, winner)
+        assert conflict is not None
+        assert conflict.conflict is Conflict.UNKNOWN
+
+
+@given(st.integers(0, 9), st.integers(0, 9))
+def test_times_in_commits_rise(now_ms: int, before_ms: int) -> None:
+    content = a_commit(marks={"app": 2}).content(now_ms, before_ms)
+
+    named_ms = commit_actions(content).in_commit_ms
+    assert named_ms is not None
+    assert named_ms > before_ms
+    assert named_ms >= now_ms
+    assert content.startswith(b'{"commitInfo"')
+    assert commit_actions(a_commit().content(now_ms)).in_commit_ms is None
+
+
 def test_each_conflict_names_what_it_is_about() -> None:
     winner = as_read(a_commit(removes=frozenset({"1.parquet"}), marks={"app": 1}))
 

@@ -1,10 +1,11 @@
-"""Tables whose features delta-rs cannot write, usual on other platforms, are refused at once."""
+"""Tables whose features delta-rs cannot write, usual on other platforms: fenced, or refused."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,20 +14,30 @@ from deltalake.exceptions import DeltaError
 
 from tests.kit.stores import fresh_store
 from txmq.delta.failures import failed_write
-from txmq.delta.features import WRITABLE_FEATURES
+from txmq.delta.features import MARKABLE_FEATURES, WRITABLE_FEATURES
 from txmq.delta.pinned import PinnedTable
-from txmq.errors import UnsupportedTableError
+from txmq.errors import (
+    CommitRefusedError,
+    StorageError,
+    UnsupportedPlaceError,
+    UnsupportedTableError,
+)
+from txmq.listeners.delta import DeltaListener
 from txmq.user_data.delta_inbox import DeltaInbox
 from txmq.user_data.delta_marker import MarkedTable
 from txmq.user_data.local_transaction import LocalTransaction
 
 OWN_ID = "019b76da-a800-7000-8000-000000000001"
+OTHER_ID = "019b76da-a800-7000-8000-000000000002"
 # Features that readers must know as well.
-OF_READERS = ("columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "v2Checkpoint",
-              "vacuumProtocolCheck", "variantType")  # fmt: skip
+OF_READERS = ("catalogManaged", "columnMapping", "deletionVectors", "timestampNtz",
+              "typeWidening", "typeWidening-preview", "v2Checkpoint", "vacuumProtocolCheck",
+              "variantType")  # fmt: skip
 OF_WRITERS = ("appendOnly", "changeDataFeed", "checkConstraints", "clustering", "domainMetadata",
               "generatedColumns", "icebergCompatV1", "icebergCompatV2", "identityColumns",
               "inCommitTimestamp", "invariants", "rowTracking")  # fmt: skip
+# A catalog or a coordinator makes the commits, or nobody knows what they ask of one.
+BEYOND_MARKS = ("catalogManaged", "coordinatedCommits-preview", "inventedLater")
 USUAL = ("clustering", "inCommitTimestamp", "rowTracking")
 
 
@@ -38,9 +49,32 @@ def demand(location: str, features: Sequence[str]) -> None:
         "readerFeatures": [name for name in features if name in OF_READERS],
         "writerFeatures": [*features],
     }
-    version = DeltaTable(location).version() + 1
-    path = Path(location) / "_delta_log" / f"{version:020d}.json"
-    path.write_text(json.dumps({"protocol": protocol}) + "\n")
+    commit(location, {"protocol": protocol})
+
+
+def commit(location: str, *actions: dict[str, Any]) -> None:
+    """A commit by another program, which knows its features."""
+    lines = [json.dumps(action) + "\n" for action in actions]
+    log_file(location, newest(location) + 1).write_text("".join(lines))
+
+
+def newest(location: str) -> int:
+    return len(list(Path(location, "_delta_log").glob("*.json"))) - 1
+
+
+def log_file(location: str, version: int) -> Path:
+    return Path(location, "_delta_log", f"{version:020d}.json")
+
+
+def lines_of(location: str, version: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log_file(location, version).read_text().splitlines()]
+
+
+def times_in_commits(location: str, first_ms: int) -> list[dict[str, Any]]:
+    """The actions that turn them on."""
+    (metadata,) = (line for line in lines_of(location, 0) if "metaData" in line)
+    metadata["metaData"]["configuration"] = {"delta.enableInCommitTimestamps": "true"}
+    return [{"commitInfo": {"inCommitTimestamp": first_ms}}, metadata]
 
 
 @pytest.fixture
@@ -72,16 +106,87 @@ def test_the_features_that_are_known_are_those_that_delta_rs_writes(
         assert isinstance(failed_write("orders", error), UnsupportedTableError)
 
 
-@pytest.mark.parametrize("feature", USUAL)
-def test_a_fence_on_such_a_table_is_refused_by_name(location: str, feature: str) -> None:
+@pytest.mark.parametrize("feature", sorted(MARKABLE_FEATURES - WRITABLE_FEATURES))
+def test_a_fence_is_put_where_delta_rs_cannot_commit(location: str, feature: str) -> None:
     demand(location, [feature])
+    marked = MarkedTable("user's table", location)
+
+    assert marked.fence([OWN_ID, OTHER_ID]) == {OWN_ID: 2, OTHER_ID: 2}
+
+    assert DeltaTable(location).version() == 2
+    assert DeltaTable(location).transaction_version(OWN_ID) == 2
+    assert marked.fence([OWN_ID]) == {OWN_ID: 2}
+    assert DeltaTable(location).version() == 2, "a fence that is there is found"
+
+
+def test_a_fence_on_a_table_of_old_writers_with_identity_columns(location: str) -> None:
+    commit(location, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 6}})
+
+    assert MarkedTable("user's table", location).fence([OWN_ID]) == {OWN_ID: 2}
+
+
+def test_times_in_commits_rise_with_a_fence(location: str) -> None:
+    demand(location, ["inCommitTimestamp"])
+    ahead_ms = 4_102_444_800_000
+    commit(location, *times_in_commits(location, ahead_ms))
+    marked = MarkedTable("user's table", location).refresh()
+    # Another writer comes first, which the fence follows.
+    commit(location, {"commitInfo": {"inCommitTimestamp": ahead_ms + 10}})
+
+    marked.commit_marks({OWN_ID: 2})
+
+    first, *others = lines_of(location, DeltaTable(location).version())
+    assert first["commitInfo"]["inCommitTimestamp"] == ahead_ms + 11
+    assert first["commitInfo"]["tags"] == {"delta.rowTracking.preserved": "true"}
+    assert [[*line] for line in others] == [["txn"]]
+
+
+def test_a_commit_without_its_time_is_named_and_not_followed(location: str) -> None:
+    demand(location, ["inCommitTimestamp"])
+    _, metadata = times_in_commits(location, 1)
+    commit(location, metadata)
+
+    with pytest.raises(StorageError, match="commit 2 names no time"):
+        MarkedTable("user's table", location).fence([OWN_ID])
+
+
+def test_a_marker_that_comes_first_is_found_by_the_fence(location: str) -> None:
+    demand(location, ["rowTracking"])
+    marked = MarkedTable("user's table", location).refresh()
+    commit(location, {"txn": {"appId": OWN_ID, "version": 1, "lastUpdated": 1}})
+
+    with pytest.raises(CommitRefusedError, match=OWN_ID):
+        marked.commit_marks({OWN_ID: 2, OTHER_ID: 2})
+    assert marked.fence([OWN_ID, OTHER_ID]) == {OWN_ID: 1, OTHER_ID: 2}
+
+
+@pytest.mark.parametrize("feature", BEYOND_MARKS)
+def test_a_fence_that_a_feature_forbids_is_refused_by_name(location: str, feature: str) -> None:
+    demand(location, [feature])
+    marked, version = MarkedTable("user's table", location), newest(location)
 
     with pytest.raises(UnsupportedTableError, match=f"user's table.*{feature}") as caught:
-        MarkedTable("user's table", location).fence([OWN_ID])
+        marked.fence([OWN_ID])
+    with pytest.raises(UnsupportedTableError, match="QueryListener"):
+        LocalTransaction(OWN_ID).delta_options(location)
 
     assert caught.value.features == (feature,)
     assert not caught.value.retryable
-    assert DeltaTable(location).version() == 1
+    assert newest(location) == version
+
+
+@pytest.mark.parametrize("name", ["main.sales.orders", "sales.orders", "`main`.sales.`orders`"])
+def test_a_name_in_a_catalog_is_refused_with_the_way_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnsupportedPlaceError, match="DESCRIBE DETAIL"):
+        DeltaListener(name)
+    with pytest.raises(UnsupportedPlaceError, match="give its location"):
+        LocalTransaction(OWN_ID).delta_options(name)
+
+    write_deltalake(f"./{name}", pa.table({"number": [1]}))
+    assert MarkedTable("orders", name).fence([OWN_ID]) == {OWN_ID: 2}
 
 
 @pytest.mark.parametrize("feature", ["columnMapping", "deletionVectors", "v2Checkpoint"])
@@ -92,13 +197,15 @@ def test_a_fence_needs_no_rows_and_so_none_of_their_features(location: str, feat
 
 
 @pytest.mark.parametrize("feature", USUAL)
-def test_a_local_transaction_hears_of_it_before_it_begins(location: str, feature: str) -> None:
+def test_a_local_transaction_by_delta_rs_hears_of_it_before_it_begins(
+    location: str, feature: str
+) -> None:
     demand(location, [feature])
     local = LocalTransaction(OWN_ID)
 
-    with pytest.raises(UnsupportedTableError, match=feature):
-        local.delta_options(location)
-    with pytest.raises(UnsupportedTableError, match=feature), local.delta_rs(location):
+    assert local.delta_options(location)["txnAppId"] == OWN_ID
+    by_spark = pytest.raises(UnsupportedTableError, match=f"{feature}.*by Spark")
+    with by_spark, local.delta_rs(location):
         pytest.fail("the block was entered")
 
 
@@ -149,4 +256,4 @@ def test_a_feature_that_nobody_listed_is_told_by_delta_rs_s_own_text(location: s
     demand(location, ["rowTracking", "inventedLater"])
 
     with pytest.raises(UnsupportedTableError, match="inventedLater, rowTracking"):
-        table.commit_marks({"app": 1})
+        table.append_rows(pa.table({"number": [1]}), {"app": 1})
