@@ -38,7 +38,7 @@ def status() -> Status:
         oldest_open_half_age_s=61.0, older_than=dict.fromkeys(AGE_BOUNDS_S, 1),
         half_messages={"orders": 6}, delay_lag_s=0.5, tables={"half": TableSize(2, 9, 1_000)},
         op_version=8, settled=Lag(8, 0, 0.0), published=Lag(6, 2, 1.5), parked=(parked,),
-        set_aside=(), unreadable=(), members={"billing": 1},
+        set_aside=(), unreadable=(), members={"billing": 1}, brokers=(),
     )  # fmt: skip
 
 
