@@ -27,6 +27,7 @@ from txmq.cli.shared import (
     say,
     titled_pairs,
 )
+from txmq.cli.sql_views import add_sql_views_command
 from txmq.cli.status import add_status_command
 from txmq.cli.topics import add_topic_commands
 from txmq.cli.transactions import add_transaction_commands
@@ -161,6 +162,7 @@ add_group_commands(app)
 add_dead_letter_commands(app)
 add_verify_command(app)
 add_user_table_commands(app)
+add_sql_views_command(app)
 arrange(app)
 
 
