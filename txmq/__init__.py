@@ -55,6 +55,7 @@ from txmq.errors import (
     LocalTransactionFencedError,
     LocalTransactionMissingError,
     MessageError,
+    MessageIdError,
     MessageNotFoundError,
     MessagesExpiredError,
     MessageTooLargeError,
@@ -100,6 +101,7 @@ from txmq.errors import (
 )
 from txmq.public_names import NAMES
 from txmq.verify import verify
+from txmq.version import __version__
 
 if TYPE_CHECKING:
     from txmq.admin.consumer_groups import ConsumerGroups
@@ -169,7 +171,6 @@ if TYPE_CHECKING:
     from txmq.user_data.delta_inbox import DeltaInbox
     from txmq.user_data.s3_log_store import s3_log_store_jar, s3_log_store_settings
 
-__version__ = "0.1.0"
 _MODULES = {name: module for module, names in NAMES.items() for name in names}
 
 __all__ = [
@@ -254,6 +255,7 @@ __all__ = [
     "Message",
     "MessageError",
     "MessageFilter",
+    "MessageIdError",
     "MessageNotFoundError",
     "MessageQuery",
     "MessageTooLargeError",

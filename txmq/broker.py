@@ -28,6 +28,7 @@ from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
 from txmq.store.store_clock import StoreClock
 from txmq.watch.counts import BrokerCounts
+from txmq.watch.heartbeat import Heartbeat, HeartbeatHandle
 from txmq.watch.report import ReportHandle
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Broker:
             services["maintenance"] = self.maintenance.start()
             if self.catalog_tables is not None:
                 services["catalog"] = self.catalog_tables.start()
+            services["heartbeat"] = HeartbeatHandle(self._heartbeat(services))
             services["report"] = ReportHandle(watched.counts)
         except BaseException:
             BrokerHandle(services).stop()
@@ -187,6 +189,9 @@ class Broker:
         watched.all_run()
         logger.info("ready after %.1f s: %s", time.monotonic() - begun_s, ", ".join(services))
         return BrokerHandle(services)
+
+    def _heartbeat(self, services: Iterable[str]) -> Heartbeat:
+        return Heartbeat(self.store.tables, self._clock, self.publisher.name, services)
 
 
 class WatchedServices:

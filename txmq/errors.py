@@ -232,6 +232,17 @@ class TransactionForgottenError(TransactionNotFoundError):
         )
 
 
+class MessageIdError(TransactionNotFoundError):
+    """A text that no send has returned was given as the id of a message."""
+
+    def __init__(self, message_id: object) -> None:
+        """Say what an id looks like."""
+        self.transaction_id = str(message_id)
+        form = "it is TRANSACTION_ID:NUMBER, as a send returned it"
+        step = "all messages of a transaction: txmq message --transaction"
+        TxmqError.__init__(self, f"{shown(message_id)} is no message id: {form}; {step}")
+
+
 class MessageNotFoundError(TransactionError):
     """No message of this id is there."""
 

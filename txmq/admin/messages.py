@@ -82,7 +82,7 @@ class MessageQuery:
 
         Raises:
             MessageNotFoundError: no table holds the message.
-            TransactionNotFoundError: `message_id` is not a message id.
+            MessageIdError: `message_id` is not a message id.
             StorageError: a table cannot be read.
         """
         transaction_id, _ = message_address(message_id)

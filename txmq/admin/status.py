@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from txmq.admin.brokers import BrokerStatus, broker_statuses
 from txmq.admin.counting import (
     Lag,
     TableSize,
@@ -96,6 +97,7 @@ class Status(Plain):
         set_aside: the transactions that wait because messages of them cannot be read.
         unreadable: the files of half that cannot be read; the counts leave them out.
         members: how many live producers answer checks, by producer group.
+        brokers: who serves the store, and who did until lately; by the last sign of life.
     """
 
     location: str
@@ -122,6 +124,7 @@ class Status(Plain):
     set_aside: tuple[SetAsideStatus, ...]
     unreadable: tuple[str, ...]
     members: Mapping[str, int]
+    brokers: tuple[BrokerStatus, ...]
 
 
 class Admin:
@@ -185,6 +188,7 @@ class Admin:
             set_aside=_set_aside(self._store),
             unreadable=halves.unreadable,
             members=members_of(self._store, now_ms),
+            brokers=broker_statuses(self._store, now_ms),
         )
 
     def transaction(

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 30.0
 _LOCATION = "Location"
+_TOPICS = "topics/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class CatalogTables:
             if name not in self._done:
                 self._attempt(name, partial(self._register, name, path, made), failed)
         if made:
-            for name, statement in view_statements(self.schema).items():
+            for name, statement in view_statements(self.schema, self._named(tables)).items():
                 self._attempt(name, partial(self._spark.sql, statement), failed)
         self._tell(failed)
         return CatalogResult(tuple(made), failed)
@@ -92,8 +93,17 @@ class CatalogTables:
     def _tables(self) -> tuple[dict[str, str], dict[str, str]]:
         """The path in the store of each name, and the problems of topics without one."""
         names, problems = names_in_catalog(self.store.topics())
-        topics = {name: f"topics/{topic}" for topic, name in names.items()}
+        topics = {name: f"{_TOPICS}{topic}" for topic, name in names.items()}
         return {**{LOG_PREFIX + log: log for log in LOGS}, **topics}, dict(problems)
+
+    def _named(self, tables: Mapping[str, str]) -> dict[str, str]:
+        """The topics that have a name by now."""
+        named = {path: name for name, path in tables.items() if name in self._done}
+        return {
+            path.removeprefix(_TOPICS): name
+            for path, name in named.items()
+            if path.startswith(_TOPICS)
+        }
 
     def _attempt(self, name: str, work: Callable[[], object], failed: dict[str, str]) -> None:
         """One table must not keep the others out of the catalog."""

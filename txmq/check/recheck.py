@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,9 +21,11 @@ from txmq.check.round import PATIENCE_S, CheckRound
 from txmq.clock import Clock
 from txmq.fail_points import FailPoint, reached
 from txmq.hooks import Hook, Hooks
-from txmq.lifecycle import ClaimSource
+from txmq.lifecycle import ClaimSource, TransactionState
+from txmq.listeners.outcomes import Reason
 from txmq.listeners.protocol import CheckListener, check_listener, load_listeners
 from txmq.message.names import stored_name
+from txmq.results import plain
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.store.store_clock import StoreClock
@@ -42,18 +45,23 @@ class RecheckResult:
         open_transactions: transactions without an end at the last search.
         incomplete: ids of the open transactions with missing messages.
         is_complete: false if another service kept the lease, or the recheck was stopped.
+        next_check: when the next one of them is asked again; None where none waits for that.
+        unheard_groups: groups with open transactions whose last check found no listener, also
+            those that this recheck did not try because their pause was not over.
     """
 
     checks: RoundResult
     open_transactions: int
     incomplete: tuple[str, ...]
     is_complete: bool
+    next_check: datetime | None = None
+    unheard_groups: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values, for JSON."""
-        checks = asdict(self.checks) | {"asked": self.checks.asked}
-        checks["unheard_groups"] = sorted(self.checks.unheard_groups)
-        return asdict(self) | {"checks": checks}
+        values: dict[str, Any] = plain(self)
+        values["checks"]["asked"] = self.checks.asked
+        return values
 
 
 class RecheckJob:
@@ -239,4 +247,24 @@ def _result(checks: RoundResult, transactions: pa.Table, *, is_complete: bool) -
     if incomplete:
         shown = ", ".join(incomplete[:5])
         logger.warning("%d open transactions miss messages: %s", len(incomplete), shown)
-    return RecheckResult(checks, transactions.num_rows, tuple(incomplete), is_complete)
+    return RecheckResult(
+        checks,
+        transactions.num_rows,
+        tuple(incomplete),
+        is_complete,
+        _next_check(transactions),
+        _unheard(transactions),
+    )
+
+
+def _next_check(transactions: pa.Table) -> datetime | None:
+    """The first deadline among those that are asked again."""
+    is_pending = pc.equal(transactions["state"], TransactionState.PENDING.value)
+    first: datetime | None = pc.min(transactions.filter(is_pending)["deadline"]).as_py()
+    return first
+
+
+def _unheard(transactions: pa.Table) -> tuple[str, ...]:
+    is_unheard = pc.equal(transactions["reason"], Reason.NO_LISTENER.value)
+    groups = pc.unique(transactions.filter(is_unheard)["producer_group"])
+    return tuple(sorted(groups.to_pylist()))

@@ -11,13 +11,13 @@ import typer
 from typer.core import TyperGroup
 
 from txmq import __version__
-from txmq.check.recheck import RecheckJob, RecheckResult
 from txmq.cli.dashboard import add_dashboard_command
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
 from txmq.cli.groups import add_group_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.panels import arrange
+from txmq.cli.recheck import add_recheck_command
 from txmq.cli.serve import add_serve_commands
 from txmq.cli.shared import (
     AsJson,
@@ -28,6 +28,7 @@ from txmq.cli.shared import (
     say,
     titled_pairs,
 )
+from txmq.cli.sql_views import add_sql_views_command
 from txmq.cli.status import add_status_command
 from txmq.cli.topics import add_topic_commands
 from txmq.cli.transactions import add_transaction_commands
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EXIT_ERROR = 2
-SHOWN_INCOMPLETE = 5
 
 
 class _CleanErrors(TyperGroup):
@@ -111,14 +111,6 @@ def init(location: Location, config: ConfigFile = None) -> None:
 
 
 @app.command()
-def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
-    """Ask the configured listeners about all due transactions, once; for schedulers."""
-    store = open_store(location, config)
-    result = RecheckJob(store).run_once()
-    print_result(result, _recheck_view, as_json=as_json)
-
-
-@app.command()
 def maintenance(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
     """Compact, clean and retire, once; for schedulers. `serve` does it too."""
     store = open_store(location, config)
@@ -161,6 +153,7 @@ def demo(  # noqa: PLR0913 - the options of a command
 
 
 add_serve_commands(app)
+add_recheck_command(app)
 add_status_command(app)
 add_dashboard_command(app)
 add_doctor_command(app)
@@ -171,30 +164,11 @@ add_group_commands(app)
 add_dead_letter_commands(app)
 add_verify_command(app)
 add_user_table_commands(app)
+add_sql_views_command(app)
 arrange(app)
 
 
 # --- views ----------------------------------------------------------------------------------------
-
-
-def _recheck_view(result: RecheckResult) -> RenderableType:
-    checks = result.checks
-    lines = {
-        "asked": f"{checks.asked:,}",
-        "committed": f"{checks.committed:,}",
-        "rolled back": f"{checks.rolled_back:,}",
-        "unknown, asked again later": f"{checks.unknown:,}",
-        "not asked yet": f"{checks.unasked:,}",
-        "discarded": f"{checks.discarded:,}",
-        "still open": f"{result.open_transactions:,}",
-    }
-    if checks.unheard_groups:
-        lines["groups without a listener"] = ", ".join(sorted(checks.unheard_groups))
-    if result.incomplete:
-        lines["with messages missing"] = ", ".join(result.incomplete[:SHOWN_INCOMPLETE])
-    if not result.is_complete:
-        lines["not finished"] = "another service asks now; nothing is lost"
-    return titled_pairs("recheck", lines)
 
 
 def _maintenance_view(result: MaintenanceResult) -> RenderableType:

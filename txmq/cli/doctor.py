@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from txmq.admin.doctor import Diagnosis, Doctor
-from txmq.cli.shared import AsJson, Location, pairs, print_result
+from txmq.admin.doctor import Doctor
+from txmq.admin.findings import Diagnosis
+from txmq.cli.shared import AsJson, ConfigFile, Location, pairs, print_result
 from txmq.printable import printable
 from txmq.store.opening import open_store
 
@@ -17,12 +20,23 @@ def add_doctor_command(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(location: Location, *, as_json: AsJson = False) -> None:
-    """Look for what needs a hand; reads only, and loads nothing that the store names.
+def doctor(
+    location: Location,
+    config: ConfigFile = None,
+    *,
+    probes: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Also write a small file and remove it: rights, two writers, clock."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what needs a hand; loads nothing that the store names, and reads only.
 
-    Exit code 1 if something was found.
+    Exit code 1 if something was found. For example: txmq doctor /data/txmq --probe
     """
-    diagnosis = Doctor(open_store(location)).examine()
+    diagnosis = Doctor(open_store(location, config)).examine(probes=probes)
     print_result(diagnosis, _view, as_json=as_json)
     if diagnosis.findings:
         raise typer.Exit(1)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import islice
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,18 +111,20 @@ def consume(  # noqa: PLR0913 - the options of a command
     """Print messages, one JSON object a line.
 
     Without --group no offset is stored and no consumer group is affected. With it the messages
-    count as consumed by the group once they are printed.
+    count as consumed by the group once they are printed. SIGTERM and Ctrl-C leave the group; the
+    exit codes are 143 and 130.
     """
     location, topic = location_and(location, topic, "TOPIC")
     start = _start(from_where)
     store, message_filter = open_store(location), parse_filter(filter_text)
     messages = (
-        islice(_peeked(store, topic, start, message_filter, follow=follow), max_count)
+        _peeked(store, topic, start, message_filter, follow=follow, count=max_count)
         if group is None
         else _consumed(store, topic, group, start, message_filter, follow=follow, count=max_count)
     )
-    for message in messages:
-        typer.echo(json.dumps(_values(message, with_body=with_body)))
+    with _sigterm_exits(), closing(messages):
+        for message in messages:
+            typer.echo(json.dumps(_values(message, with_body=with_body)))
 
 
 def reset(  # noqa: PLR0913 - the options of a command
@@ -153,16 +159,36 @@ def reset(  # noqa: PLR0913 - the options of a command
 # --- reading -------------------------------------------------------------------------------------
 
 
-def _peeked(
-    store: Store, topic: str, start: StartPoint, message_filter: MessageFilter, *, follow: bool
-) -> Iterator[ReceivedMessage]:
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that a member leaves its group."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _peeked(  # noqa: PLR0913 - the options of a command
+    store: Store,
+    topic: str,
+    start: StartPoint,
+    message_filter: MessageFilter,
+    *,
+    follow: bool,
+    count: int | None,
+) -> Generator[ReceivedMessage]:
     stored = stored_topic(topic)
     # Refuses a mistyped topic, which would wait for ever or show nothing.
     store.topic_location(stored)
     peek = TopicPeek(
         store, stored, start, message_filter=None if message_filter.is_all else message_filter
     )
-    yield from peek.follow() if follow else peek.messages()
+    yield from islice(peek.follow() if follow else peek.messages(), count)
 
 
 def _consumed(  # noqa: PLR0913 - the options of a command
@@ -174,7 +200,7 @@ def _consumed(  # noqa: PLR0913 - the options of a command
     *,
     follow: bool,
     count: int | None,
-) -> Iterator[ReceivedMessage]:
+) -> Generator[ReceivedMessage]:
     moment = None if start.moment_ms is None else timestamp(start.moment_ms)
     with PullConsumer(
         store, consumer_group=group, topics={topic: message_filter},

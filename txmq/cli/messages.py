@@ -17,7 +17,15 @@ from rich.text import Text
 
 from txmq.admin.found_message import FoundMessage, MessagePlace
 from txmq.admin.messages import MAX_COUNT, MessageQuery
-from txmq.cli.shared import AsJson, Location, console, location_and, print_json, say
+from txmq.cli.shared import (
+    AsJson,
+    Location,
+    console,
+    list_console,
+    location_and,
+    print_json,
+    say,
+)
 from txmq.message.message import Message
 from txmq.message.names import shown_name, stored_name, wrapped
 from txmq.producer.producer import TransactionProducer
@@ -143,7 +151,7 @@ def message(  # noqa: PLR0913 - the options of a command
         values = [message.to_dict() for message in messages]
         print_json({"count": len(messages), "messages": values})
     else:
-        console().print(_messages_view(messages))
+        list_console().print(_messages_view(messages))
 
 
 def recall(
@@ -285,6 +293,8 @@ def _messages_view(messages: Sequence[FoundMessage]) -> RenderableType:
 def _message_view(message: FoundMessage) -> Iterator[RenderableType]:
     yield Text(f"{message.message_id}: {message.where}", style="bold")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in _facts(message).items():
         table.add_row(name, Text(str(value)))
     yield table

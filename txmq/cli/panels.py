@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 PANELS: Mapping[str, Sequence[str]] = {
     "Begin and run": ("init", "serve", "demo", "recheck", "maintenance"),
-    "Look": ("status", "dashboard", "metrics", "doctor", "verify"),
+    "Look": ("status", "dashboard", "metrics", "doctor", "verify", "sql-views"),
     "Transactions": ("open", "show", "resolve", "resume", "discarded"),
     "Messages and topics": ("produce", "message", "recall", "topics", "rebuild-topic"),
     "Consumers": ("consume", "groups", "lag", "offsets", "dead-letters"),

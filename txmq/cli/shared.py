@@ -68,7 +68,7 @@ def print_result(result: Shown, view: Callable[[Shown], RenderableType], *, as_j
     if as_json:
         print_json(result.to_dict())
     else:
-        console().print(view(result))
+        list_console().print(view(result))
 
 
 def say(text: str) -> None:
@@ -94,7 +94,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def list_console() -> Console:
-    """A console for tables: programs that read a pipe expect each row on one line."""
+    """A console for results: programs that read a pipe expect each row on one line."""
     wide = console()
     if not wide.is_terminal:
         wide.width = max(wide.width, PIPED_WIDTH)

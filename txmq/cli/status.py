@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from time import sleep
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from txmq.admin.brokers import BrokerStatus
 from txmq.admin.counting import Lag
 from txmq.admin.status import Admin, SetAsideStatus, Status
-from txmq.cli.shared import AsJson, Location, console, moment, print_json, titled_pairs
+from txmq.cli.shared import AsJson, Location, list_console, moment, print_json, titled_pairs
 from txmq.message.names import shown_name
 from txmq.store.opening import open_store
 
 SHOWN_SET_ASIDE = 20
+SHOWN_BROKERS = 5
 
 
 def add_status_command(app: typer.Typer) -> None:
@@ -33,28 +37,39 @@ def status(
         float, typer.Option("--interval-s", min=0.1, help="Seconds between two looks.")
     ] = 2.0,
 ) -> None:
-    """Show how a store stands: open and ended transactions, topics, lag."""
+    """Show how a store stands: transactions, topics, lag, brokers.
+
+    --watch ends with Ctrl-C, exit code 0; in a pipe it prints one report after the other.
+    """
     admin = Admin(open_store(location))
     if watch:
         _watch(admin, interval_s, as_json=as_json)
     elif as_json:
         print_json(admin.status().to_dict())
     else:
-        console().print(_status_view(admin.status()))
+        list_console().print(_status_view(admin.status()))
 
 
 def _watch(admin: Admin, interval_s: float, *, as_json: bool) -> None:
-    try:
-        if as_json:
-            while True:
-                print_json(admin.status().to_dict(), indent=None)
-                sleep(interval_s)
-        with Live(console=console(), auto_refresh=False) as live:
+    """Until Ctrl-C. A terminal shows the newest report in place, a pipe one after the other."""
+    shown = list_console()
+    with suppress(KeyboardInterrupt):
+        if as_json or not shown.is_terminal:
+            _print_again_and_again(admin, interval_s, as_json=as_json)
+        with Live(console=shown, auto_refresh=False) as live:
             while True:
                 live.update(_status_view(admin.status()), refresh=True)
                 sleep(interval_s)
-    except KeyboardInterrupt:
-        return
+
+
+def _print_again_and_again(admin: Admin, interval_s: float, *, as_json: bool) -> NoReturn:
+    while True:
+        if as_json:
+            print_json(admin.status().to_dict(), indent=None)
+        else:
+            list_console().print(_status_view(admin.status()), Text())
+        sys.stdout.flush()
+        sleep(interval_s)
 
 
 # --- views ----------------------------------------------------------------------------------------
@@ -68,6 +83,7 @@ def _status_view(status: Status) -> RenderableType:
         titled_pairs("visible messages", messages),
         titled_pairs("progress", _progress(status)),
     ]
+    parts.append(_brokers(status))
     if status.members:
         members = {shown_name(group): f"{count:,}" for group, count in status.members.items()}
         parts.append(titled_pairs("producers that answer checks", members))
@@ -88,6 +104,23 @@ def _status_view(status: Status) -> RenderableType:
         parts.append(Text(f"and {count:,} more transactions are set aside", style="red"))
     parts += [Text(f"half cannot be read: {file}", style="red") for file in status.unreadable]
     return Group(*parts)
+
+
+def _brokers(status: Status) -> RenderableType:
+    living = [broker for broker in status.brokers if not broker.is_gone]
+    if not living:
+        last = "".join(f"; {_broker(one, status)}" for one in status.brokers[:1])
+        text = "no broker is known to run; what is committed waits for one (txmq serve)"
+        return Text(f"{text}{last}", style="yellow")
+    lines = {broker.name: _broker(broker, status) for broker in status.brokers[:SHOWN_BROKERS]}
+    return titled_pairs("brokers", lines)
+
+
+def _broker(broker: BrokerStatus, status: Status) -> str:
+    seen = f"seen {(status.at - broker.last_seen).total_seconds():,.0f} s ago"
+    if broker.is_gone:
+        return f"{broker.name} was {seen}, at {moment(broker.last_seen)}, and did not stop in order"
+    return f"runs since {moment(broker.started)}, {seen}, txmq {broker.version}"
 
 
 def _waiting(waiting: SetAsideStatus) -> str:

@@ -169,7 +169,10 @@ def _life_view(life: TransactionLife) -> RenderableType:
         f"group {shown_name(life.producer_group or '?')}, life {life.life}, "
         f"{life.check_times} checks, {_halves(life)}"
     )
-    table = Table("time", "table", "what", "details", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for column in ("time", "table", "what", "details"):
+        # An id that is cut is no id; a narrow terminal folds it.
+        table.add_column(column, overflow="fold")
     for event in life.events:
         table.add_row(
             moment(event.at),

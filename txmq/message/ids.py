@@ -13,7 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import milliseconds
-from txmq.errors import InvalidMessageError, InvalidMessageTypeError, TransactionNotFoundError
+from txmq.errors import (
+    InvalidMessageError,
+    InvalidMessageTypeError,
+    MessageIdError,
+    TransactionNotFoundError,
+)
 from txmq.message.message import MAX_FIELD_BYTES
 from txmq.random_names import random_bits
 
@@ -140,9 +145,9 @@ def message_id(transaction_id: str, sequence: int) -> str:
 def message_address(message_id: object) -> tuple[str, int]:
     """The transaction and the sequence of a message_id.
 
-    Raises: TransactionNotFoundError if it cannot be the id of a message.
+    Raises: MessageIdError if it cannot be the id of a message.
     """
     match = _MESSAGE_ID.fullmatch(message_id) if isinstance(message_id, str) else None
     if match is None:
-        raise TransactionNotFoundError(message_id)
+        raise MessageIdError(message_id)
     return match[1], int(match[2])

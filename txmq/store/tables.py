@@ -38,7 +38,7 @@ from txmq.store.typed import BODY_SCHEMA_PROPERTY, check_body_schema, set_body_s
 # Made with the store.
 REGISTERS = ("config", "publisher", "check_lease", "maintenance")
 # Made with their first value.
-OPTIONAL_REGISTERS = ("delay", "set_aside", "topics")
+OPTIONAL_REGISTERS = ("brokers", "delay", "set_aside", "topics")
 # Prefixes: one register for each group, made with its first value.
 REMOTE, CONSUMER_GROUP, DEAD_LETTERS = "remote_", "group_", "dead_letters_"
 _OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)

@@ -14,6 +14,8 @@ Shape = Callable[[str, object], Iterator[Problem]]
 # Offsets, versions and times are columns of 64 bits.
 _QUEUE_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _NUMBERS = range(-(2**63), 2**63)
+# Up to the last day of the year 9999.
+_MOMENTS_MS = range(253_402_214_400_000)
 
 
 class Field(NamedTuple):
@@ -28,6 +30,12 @@ def number(place: str, value: object) -> Iterator[Problem]:
     # In Python a bool is an int.
     if type(value) is not int or value not in _NUMBERS:
         yield place, "must be a whole number"
+
+
+def moment(place: str, value: object) -> Iterator[Problem]:
+    """Milliseconds since 1970, as Python can show them."""
+    if type(value) is not int or value not in _MOMENTS_MS:
+        yield place, "must be a time in milliseconds"
 
 
 def real(place: str, value: object) -> Iterator[Problem]:
@@ -199,7 +207,11 @@ _TOPIC_SETTINGS = record(
     body=_later(anything),
 )
 _RANGES = sequence(row(number, number))
+_BROKER = record(
+    name=text, version=text, services=sequence(text), started_ms=moment, seen_ms=moment
+)
 _SHAPES: Mapping[str, Shape] = {
+    "brokers": record(brokers=mapping(_BROKER)),
     "publisher": _PUBLISHER,
     "check_lease": record(
         holder=_later(optional(text)), renewed_ms=number, asking=_later(mapping(text))

@@ -1,1 +1,1 @@
-"""Tells what the services of a broker do, in the log of their process."""
+"""Tells what the services of a broker do, in the log; and which brokers there are."""

@@ -54,9 +54,12 @@ def test_topic_that_is_spelt_as_the_name_gets_it() -> None:
 def test_views_name_tables_of_their_schema_alone() -> None:
     statements = view_statements(CatalogSchema.parse("main.messages"))
 
-    assert statements.keys() == {"txmq_transactions"}
+    assert statements.keys() == {
+        "txmq_transactions", "txmq_stuck", "txmq_topic_lag", "txmq_dead_letters",
+    }  # fmt: skip
     for statement in statements.values():
         assert set(re.findall(r"(?:FROM|JOIN) (`\S*)", statement)) <= {
             "`main`.`messages`.`txmq_half`",
+            "`main`.`messages`.`txmq_op`",
             "`main`.`messages`.`txmq_settled`",
         }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.stores import HandMadeStore
 from txmq import Broker, CatalogTables, Store
+from txmq.admin.status import Admin
+from txmq.catalogs.sql_views import SqlEngine, sql_views
 from txmq.errors import CatalogError, ConfigError
 from txmq.job import run_catalog_job
 from txmq.message.message import Message
@@ -87,6 +91,25 @@ def test_view_tells_the_state_of_each_transaction(store: Store, spark: Any, sche
     assert states[rolled_back.id] == "ROLLED_BACK"
     assert sorted(states.values()) == ["COMMITTED", "PENDING", "ROLLED_BACK"]
     assert {row.producer_group for row in rows} == {GROUP}
+
+
+def test_views_say_what_the_status_says(clean: HandMadeStore, spark: Any, schema: str) -> None:
+    store = Store.open(clean.location)
+    assert CatalogTables(store, spark=spark, catalog=schema).run_once().failed == {}
+    for statement in sql_views(store, SqlEngine.SPARK).values():
+        spark.sql(statement)
+    status = Admin(store).status()
+
+    # One definition is behind both, so each is asked once.
+    stuck = Counter(row.state for row in spark.table(f"{schema}.txmq_stuck").collect())
+    assert (stuck["PENDING"], stuck["DISCARDED"]) == (status.open, status.discarded)
+    assert stuck["INCOMPLETE"] == status.incomplete
+    lags = spark.table("txmq_topic_lag").collect()
+    visible = {row.topic: row.visible_messages for row in lags if row.visible_messages}
+    assert visible == status.messages
+    halves = {row.topic: row.half_messages for row in lags if row.half_messages}
+    assert halves == status.half_messages
+    assert spark.table(f"{schema}.txmq_dead_letters").count() == status.dead_letters > 0
 
 
 def test_name_of_another_table_is_left_alone_and_told(

@@ -9,12 +9,14 @@ import runpy
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from rich.console import Console
 from typer import Context
 from typer.main import get_command
 from typer.testing import CliRunner, Result
@@ -195,6 +197,46 @@ def test_watch_looks_until_it_is_interrupted(
     assert [json.loads(line)["open"] for line in result.stdout.splitlines()] == [2, 2]
 
 
+def interrupted_after(looks: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Ctrl-C in the pause after so many looks; the pauses."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == looks:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("txmq.cli.status.sleep", pause)
+    return pauses
+
+
+def test_watch_in_a_pipe_prints_one_report_after_the_other(
+    made: HandMadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = interrupted_after(3, monkeypatch)
+    result = run("status", made.location, "--watch", "--interval-s", "7")
+
+    assert (result.exit_code, pauses) == (0, [7.0] * 3)
+    assert result.stdout.count("visible messages") == 3
+    assert "\x1b" not in result.stdout
+
+
+def test_watch_on_a_terminal_writes_each_report_over_the_one_before(
+    made: HandMadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=100, height=60)
+    monkeypatch.setattr("txmq.cli.status.list_console", lambda: terminal)
+    interrupted_after(3, monkeypatch)
+
+    assert run("status", made.location, "--watch").exit_code == 0
+    lines = screen.getvalue()
+    report = lines[: lines.index("\x1b[1A")].count("\n")
+    # Three reports and the last one again at the end; the screen is never cleared.
+    assert lines.count("\x1b[1A") == 3 * report
+    assert "\x1b[2J" not in lines
+
+
 # --- show -----------------------------------------------------------------------------------------
 
 
@@ -205,6 +247,30 @@ def test_show_tells_one_life(made: HandMadeStore) -> None:
     assert f"{transaction_id(7)}: COMMITTED" in result.stdout
     assert "dead letter" in result.stdout
     assert "body-7" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["show", "message"])
+@pytest.mark.parametrize("columns", [None, "40"])
+def test_no_id_is_cut(made: HandMadeStore, command: str, columns: str | None) -> None:
+    option = ["--transaction"] if command == "message" else []
+    arguments = [command, made.location, *option, transaction_id(7)]
+    result = CliRunner().invoke(app, arguments, env={"TXMQ_LOCATION": None, "COLUMNS": columns})
+
+    assert "\N{HORIZONTAL ELLIPSIS}" not in result.stdout
+    assert f"{transaction_id(7)}:0" in result.stdout
+
+
+def test_narrow_terminal_folds_what_is_long(
+    made: HandMadeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=60)
+    monkeypatch.setattr("txmq.cli.shared.list_console", lambda: terminal)
+    run("show", made.location, transaction_id(7))
+
+    shown = "".join(re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).split())
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    assert transaction_id(7) in shown
 
 
 def test_show_needs_the_id_alone_where_the_environment_has_the_store(made: HandMadeStore) -> None:
@@ -440,6 +506,13 @@ class SaysCommit:
         return LocalTransactionState.COMMIT
 
 
+class SaysUnknown(SaysCommit):
+    """Answers each check with UNKNOWN."""
+
+    def check_local_transaction(self, message: object) -> LocalTransactionState:  # noqa: ARG002
+        return LocalTransactionState.UNKNOWN
+
+
 @pytest.fixture
 def unanswered(tmp_path: Path) -> Store:
     """A store with one transaction that is long due."""
@@ -461,17 +534,33 @@ def test_recheck_asks_what_is_due_and_says_what_became_of_it(unanswered: Store) 
 
     assert (first["checks"]["asked"], first["checks"]["committed"]) == (1, 1)
     assert (second["checks"]["asked"], second["open_transactions"]) == (0, 0)
+    assert (second["next_check"], second["unheard_groups"]) == (None, [])
 
 
-def test_recheck_as_text_names_groups_without_a_listener(unanswered: Store) -> None:
+def test_recheck_tells_a_scheduler_of_groups_without_a_listener(unanswered: Store) -> None:
     settings = Path(unanswered.location).parent / "none.yaml"
     settings.write_text("listeners: {}\n", encoding="utf-8")
 
-    result = run("recheck", unanswered.location, "--config", str(settings))
+    # In the second one its pause is not over.
+    for _ in range(2):
+        result = run("recheck", unanswered.location, "--config", str(settings))
+        (unheard,) = re.findall(r"groups without a listener +(\S+)", result.stdout)
+        assert (result.exit_code, unheard) == (1, "shop")
+        assert re.search(r"asked again +the next one at 20\S+ \S+Z; each: txmq open", result.stdout)
 
-    assert result.exit_code == 0
-    assert "groups without a listener" in result.stdout
-    assert "shop" in result.stdout
+    listener = {"TXMQ_LISTENERS": f"{{shop: '{__name__}:SaysCommit'}}"}
+    repaired = run("recheck", unanswered.location, **listener)
+    assert repaired.exit_code == 0
+    assert re.search(r" asked +1\s", repaired.stdout)
+
+
+def test_recheck_without_an_answer_says_when_it_asks_again(unanswered: Store) -> None:
+    listener = {"TXMQ_LISTENERS": f"{{shop: '{__name__}:SaysUnknown'}}"}
+    asked = json.loads(run("recheck", unanswered.location, "--json", **listener).stdout)
+    again = json.loads(run("recheck", unanswered.location, "--json", **listener).stdout)
+
+    assert (asked["checks"]["unknown"], again["checks"]["asked"]) == (1, 0)
+    assert asked["next_check"] == again["next_check"] > "2026"
 
 
 def test_recheck_with_a_listener_that_cannot_be_loaded_is_one_line(store: Store) -> None:

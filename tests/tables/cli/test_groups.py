@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,3 +200,24 @@ def test_group_without_dead_letters_has_none(world: DelayWorld, location: str) -
     PullConsumer(world.store, consumer_group=GROUP, topics=TOPIC).close()
 
     assert "0 dead letters" in run("dead-letters", "list", location, "--group", GROUP).stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_follower_that_is_told_to_end_leaves_its_group(
+    location: str, number: signal.Signals, code: int
+) -> None:
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from txmq.cli.app import main; main()"
+    )
+    options = ["consume", location, TOPIC, "--group", GROUP, "--follow"]
+    command = [sys.executable, "-c", program, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        assert told("groups", location)["groups"][0]["members"]
+        process.send_signal(number)
+        errors = process.communicate()[1]
+
+    assert (process.returncode, errors) == (code, b"")
+    assert told("groups", location)["groups"][0]["members"] == []

@@ -258,7 +258,7 @@ def test_one_of_three_ways_to_look_is_given(store: Store, options: tuple[str, ..
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--id", "x"), "no half message"),
+        (("--id", "x"), "'x' is no message id: it is TRANSACTION_ID:NUMBER, as a send returned it"),
         (("--transaction", "x"), "no half message"),
         (("--key", "k", "--topic", "paid"), "no table yet"),
         (("--key", "a b"), "one key"),

@@ -32,6 +32,12 @@ TOPIC = "order-paid"
 STRANGE: tuple[Any, ...] = (None, "x", -1, 1.5, True, [], {}, [[]], {"a": 1})
 # Values that a store has after days or faults; the others are those of a store in use.
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "brokers": {
+        "brokers": {
+            "id": {"name": "one", "version": "0.1.0", "services": ["publisher"], "started_ms": 5,
+                   "seen_ms": 5}
+        }
+    },
     "check_lease": {"holder": "somebody", "renewed_ms": 5, "asking": {"orders": "somebody/1"}},
     "maintenance": {
         "forgotten_before_date": "2026-01-01",

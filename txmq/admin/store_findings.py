@@ -1,0 +1,106 @@
+"""What ails the settings, the progress and the readers of a store. Read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from txmq.admin.counting import lag_of
+from txmq.admin.findings import Finding
+from txmq.clock import timestamp
+from txmq.consumer.lag import ConsumerLag
+from txmq.consumer.offsets import TopicOffsets
+from txmq.errors import TxmqError
+from txmq.message.names import shown_name
+from txmq.store.config import Config
+from txmq.store.kept_settings import HOW_TO_MOVE, ignored_names
+from txmq.store.set_aside import read_set_aside
+from txmq.store.settled import NOTHING
+from txmq.store.store import Store
+from txmq.watch.brokers import BrokerEntry, read_brokers
+
+# So long a scheduler may pause between two calls of `serve --once`.
+UNPUBLISHED_S = 300.0
+_RESTORE = "restore it from a backup"
+
+
+def findings_of_settings(store: Store) -> Iterator[Finding]:
+    """Settings that nobody loads, and pairs that do not fit each other."""
+    for name in ignored_names(store.ignored):
+        problem = "stands in the store's own settings and could act, so nobody loads it"
+        yield Finding(name, problem, f"if you trust it, {HOW_TO_MOVE}")
+    yield from _misfits(store.config)
+
+
+def _misfits(config: Config) -> Iterator[Finding]:
+    look_s, timeout_s = config.check_trigger_interval_s, config.transaction_timeout_s
+    if look_s > timeout_s:
+        problem = f"is {look_s:g} s, longer than transaction_timeout_s ({timeout_s:g} s)"
+        step = "make it shorter: transactions are asked about that much too late"
+        yield Finding("check_trigger_interval_s", problem, step)
+    recheck_s, log_s = config.recheck_interval_s, config.log_reserved_time_s
+    if recheck_s > log_s:
+        problem = f"is {recheck_s:g} s, longer than log_reserved_time_s ({log_s:g} s)"
+        step = "make it shorter: else each recheck reads the whole logs"
+        yield Finding("recheck_interval_s", problem, step)
+
+
+def findings_of_progress(store: Store, now_ms: int) -> Iterator[Finding]:
+    """Parked topics, what is set aside, and claims that nobody publishes."""
+    try:
+        value = store.tables.register("publisher").read().value
+        waiting = read_set_aside(store.tables).transactions
+        lag = lag_of(store.tables.op_log(), value.get("low_water_version", NOTHING), now_ms)
+    except TxmqError as error:
+        yield Finding("state/publisher", str(error), _RESTORE)
+        return
+    parked = value.get("parked")
+    for topic, entry in sorted(parked.items()) if isinstance(parked, dict) else ():
+        step = "mend the cause; the publisher tries again by itself"
+        yield Finding(f"topics/{topic}", f"is parked: {_reason(entry)}", step)
+    if waiting:
+        problem = f"{len(waiting):,} transactions wait for files of half that cannot be read"
+        step = "restore the files, or give up: txmq resolve ID --give-up; txmq status names both"
+        yield Finding("state/set_aside", problem, step)
+    if lag.seconds > UNPUBLISHED_S and not _living(store, now_ms):
+        problem = f"no broker is known to run, and a claim waits for {lag.seconds:,.0f} s"
+        yield Finding("brokers", problem, "start one: txmq serve")
+
+
+def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
+    """Brokers that did not stop in order, and brokers of two versions."""
+    entries = read_brokers(store.tables).entries.values()
+    for entry in sorted(entries, key=lambda one: one.seen_ms):
+        if entry.is_gone(now_ms):
+            seen = timestamp(entry.seen_ms).isoformat(sep=" ", timespec="seconds")
+            problem = f"{entry.name} was seen last at {seen} and did not stop in order"
+            step = "look at its log, and whether it must run; its entry goes after a day"
+            yield Finding("brokers", problem, step)
+    versions = sorted({entry.version for entry in _living(store, now_ms)})
+    if len(versions) > 1:
+        problem = f"run with different versions of txmq: {', '.join(versions)}"
+        yield Finding("brokers", problem, "bring the older ones to the newest version")
+
+
+def _living(store: Store, now_ms: int) -> list[BrokerEntry]:
+    entries = read_brokers(store.tables).entries.values()
+    return [entry for entry in entries if not entry.is_gone(now_ms)]
+
+
+def findings_of_readers(store: Store) -> Iterator[Finding]:
+    """Consumer groups behind what retention has left."""
+    lost: dict[tuple[str, str], int] = {}
+    for queue in ConsumerLag(store).of_all():
+        if queue.lag:
+            first = TopicOffsets(store, queue.topic).first([queue.queue_id])[queue.queue_id]
+            key = (queue.group, queue.topic)
+            lost[key] = lost.get(key, 0) + max(0, first - queue.next_offset)
+    for (group, topic), count in sorted(lost.items()):
+        if count:
+            problem = f"retention removed {count:,} messages of {shown_name(topic)} unread"
+            step = "let the group read more often, or keep the topic longer: txmq topics alter"
+            yield Finding(f"group {shown_name(group)}", problem, step)
+
+
+def _reason(entry: Any) -> str:
+    return str(entry.get("reason")) if isinstance(entry, dict) else "no reason is kept"

@@ -1,0 +1,104 @@
+"""Says once a minute that a broker runs, and tells its log who else does."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable
+
+from txmq.clock import Clock, timestamp
+from txmq.handles import ThreadHandle, is_survivable
+from txmq.store.register import SharedValue
+from txmq.store.tables import StoreTables
+from txmq.version import __version__
+from txmq.watch.brokers import BEAT_INTERVAL_MS, BrokerEntry, Brokers, shared_brokers
+
+logger = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """The heartbeats of one broker. Not safe for several threads.
+
+    Args:
+        tables: of the store that it serves.
+        clock: shows the store's time.
+        name: of the broker, for people.
+        services: the names of its services.
+
+    A beat commits once. It never fails: what goes wrong is logged once.
+    """
+
+    def __init__(
+        self, tables: StoreTables, clock: Clock, name: str, services: Iterable[str]
+    ) -> None:
+        """Write nothing yet."""
+        self._tables, self._clock = tables, clock
+        self._name, self._services = name, tuple(services)
+        self.broker_id = str(uuid.uuid4())
+        self._shared: SharedValue[Brokers] | None = None
+        self._started_ms: int | None = None
+        self._known: set[str] = set()
+        self._is_failing = False
+
+    def beat(self) -> None:
+        """Say that the broker runs; the log names those who came since the last beat."""
+        self._attempt(self._beat)
+
+    def end(self) -> None:
+        """Say that it has stopped: one commit."""
+        self._attempt(self._end)
+
+    def _beat(self) -> None:
+        now_ms = self._clock.now_ms()
+        self._shared = self._shared or shared_brokers(self._tables, create=True)
+        self._started_ms = now_ms if self._started_ms is None else self._started_ms
+        entry = BrokerEntry(self._name, __version__, self._services, self._started_ms, now_ms)
+        after = self._shared.change(lambda seen: seen.beaten(self.broker_id, entry), now_ms)
+        self._tell_others(after.others(self.broker_id), now_ms)
+
+    def _end(self) -> None:
+        if self._shared is not None:
+            now_ms = self._clock.now_ms()
+            self._shared.change(lambda seen: seen.without(self.broker_id), now_ms)
+
+    def _tell_others(self, others: dict[str, BrokerEntry], now_ms: int) -> None:
+        living = {key: entry for key, entry in others.items() if not entry.is_gone(now_ms)}
+        for key in living.keys() - self._known:
+            logger.warning(
+                "another broker serves this store: %s, started %s, seen %.0f s ago; several are "
+                "safe, and two are enough for one to fail",
+                living[key].name,
+                timestamp(living[key].started_ms).isoformat(sep=" ", timespec="seconds"),
+                (now_ms - living[key].seen_ms) / 1000,
+            )
+        self._known = set(living)
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except BaseException as error:
+            if not is_survivable(error):
+                raise
+            # A new handle next time; whoever watches sees that the broker is silent.
+            self._shared = None
+            if not self._is_failing:
+                logger.warning("no heartbeat of this broker can be written: %s", error)
+            self._is_failing = True
+            return
+        self._is_failing = False
+
+
+class HeartbeatHandle(ThreadHandle):
+    """A thread that beats at once and then once a minute; the last thing it does is to end."""
+
+    def __init__(self, heartbeat: Heartbeat, interval_s: float = BEAT_INTERVAL_MS / 1000) -> None:
+        """Start it."""
+        super().__init__("heartbeat", interval_s)
+        self._heartbeat = heartbeat
+        self.begin()
+
+    def _turn(self) -> None:
+        self._heartbeat.beat()
+
+    def _end(self) -> None:
+        self._heartbeat.end()
