@@ -93,7 +93,8 @@ class Service:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     times = {"transaction_timeout_s": 1.0, "publish_drain_s": 0.5, "check_trigger_interval_s": 0.5}
-    return Store.create(tmp_path / "store", Config(**{**SETTINGS, **times}))
+    settings = {**SETTINGS, **times, "deadline_join": "always"}
+    return Store.create(tmp_path / "store", Config(**settings))
 
 
 def swap(checkpoints: list[Path]) -> None:

@@ -23,6 +23,7 @@ from txmq.producer.group_commit import Size
 from txmq.producer.routing import PlannedSend, RoutedMessage
 from txmq.producer.send_room import SendRoom
 from txmq.store.resolution import Resolution
+from txmq.tasks import submitted
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class StepFutures:
                 self._threads = ThreadPoolExecutor(
                     STEP_THREADS, "txmq-step", initializer=lambda: self._own.add(get_ident())
                 )
-            return self._threads.submit(work)
+            return submitted(self._threads, work)
 
     def close(self) -> None:
         """Wait for what runs in threads; call it before the commits are closed."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ from txmq.publish.publish_watch import PublishWatch
 from txmq.results import Sum
 from txmq.store.settled import NOTHING
 from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order
+from txmq.tasks import called, submitted
 
 if TYPE_CHECKING:
     from txmq.store.op import OpLog
@@ -105,6 +106,7 @@ class TopicWriter:
         """Open nothing yet; `set_aside` keeps transactions that cannot be written, and why."""
         self._store, self._op, self._clock = store, op, clock
         self._threads = ThreadPoolExecutor(store.config.publish_threads, "txmq-topic")
+        self._running: Collection[Future[PublishResult]] = ()
         self._engines, self._set_aside, self._watch = engines, set_aside, watch
         self._topics: dict[str, TopicLog] = {}
         # How far each topic was when this publisher, or one before it, saw it last.
@@ -139,17 +141,37 @@ class TopicWriter:
 
     def write_each(self, names: Sequence[str], goal: Goal) -> dict[str, Future[PublishResult]]:
         """`write` for each topic, beside each other."""
-        self.expect(names)
-        submit = self._threads.submit if len(names) > 1 else _called
-        return {name: submit(self.write, name, goal) for name in names}
+        return self._begun(names, self.write, goal, beside=len(names) > 1)
 
     def try_each(self, names: Sequence[str], goal: Goal) -> dict[str, Future[PublishResult]]:
         """Begin one try of `write` for each topic; the caller goes on with other tables.
 
         An error sets no transaction aside: `write` does, which comes to the same error.
         """
+        return self._begun(names, self._try_once, goal, beside=True)
+
+    def _begun(
+        self,
+        names: Sequence[str],
+        work: Callable[[str, Goal], PublishResult],
+        goal: Goal,
+        *,
+        beside: bool,
+    ) -> dict[str, Future[PublishResult]]:
+        """Begin the work of each topic; where one cannot begin, the others have ended."""
+        # Those of a call that was broken off are at work on the same tables.
+        wait(self._running)
         self.expect(names)
-        return {name: self._threads.submit(self._try_once, name, goal) for name in names}
+        begin = partial(submitted, self._threads) if beside else called
+        tasks: dict[str, Future[PublishResult]] = {}
+        self._running = tasks.values()
+        try:
+            for name in names:
+                tasks[name] = begin(work, name, goal)
+        except BaseException:
+            wait(tasks.values())
+            raise
+        return tasks
 
     def _try_once(self, name: str, goal: Goal) -> PublishResult:
         topic = self._topic(name)
@@ -321,16 +343,6 @@ class TopicWriter:
         if topic.mark > settled:
             problem = f"is published up to {topic.mark}, but only {settled} is settled"
             raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
-
-
-def _called(write: Callable[..., PublishResult], *arguments: Any) -> Future[PublishResult]:
-    """What an executor does, in this thread: another one would cost a third of a millisecond."""
-    task: Future[PublishResult] = Future()
-    try:
-        task.set_result(write(*arguments))
-    except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
-        task.set_exception(error)
-    return task
 
 
 def clashing_names(store: Store, names: Iterable[str]) -> dict[str, str]:
