@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ class Reluctant(ThreadPoolExecutor):
     error: BaseException | None = None
     after: Callable[[], object] = staticmethod(lambda: None)
 
-    def submit(self, *arguments, **options):  # type: ignore[no-untyped-def]
+    def submit(self, *arguments: Any, **options: Any) -> Future[Any]:
         task = super().submit(*arguments, **options)
         if self.error is not None:
             self.after()
