@@ -19,7 +19,7 @@ class LogTraffic:
         """Open nothing yet."""
         self._tables = [store.tables.half_log().table, store.tables.op_log().table]
         self._interval_s = store.config.check_trigger_interval_s
-        self._looked_s = self._busy_s = time.monotonic()
+        self._looked_s = self._busy_s = self._begun_s = time.monotonic()
         self._looks_with_news = 0
 
     def look(self) -> None:
@@ -27,8 +27,11 @@ class LogTraffic:
         now_s = time.monotonic()
         if now_s - self._looked_s < self._interval_s:
             return
+        was_quiet = self.is_quiet
         self._looked_s = now_s
         has_news = self._has_news()
+        if has_news and was_quiet:
+            self._begun_s = now_s
         self._looks_with_news = self._looks_with_news + 1 if has_news else 0
         self._busy_s = now_s if has_news else self._busy_s
 
@@ -51,3 +54,8 @@ class LogTraffic:
     def is_steady(self) -> bool:
         """Whether commits keep coming."""
         return self._looks_with_news >= STEADY_LOOKS
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether commits have come for QUIET_AFTER_S, without a pause of that length."""
+        return not self.is_quiet and self._busy_s - self._begun_s >= QUIET_AFTER_S

@@ -133,7 +133,10 @@ class StreamTrigger:
     @property
     def _join_pays(self) -> bool:
         """Whether commits keep coming, and searches for them would come late."""
-        return self._traffic.is_steady and (self._always_joins or self._by_logs.is_slow)
+        if self._always_joins:
+            return self._traffic.is_steady
+        traffic = self._traffic
+        return self._by_logs.is_slow and (traffic.is_steady or traffic.is_lasting)
 
     def _end_rest(self) -> bool:
         self._is_resting = False
@@ -142,7 +145,10 @@ class StreamTrigger:
     def recheck_interval_s(self) -> float:
         """`recheck_interval_s` if the join has run for a horizon without a gap; else shorter."""
         if self._is_resting:
-            return self._by_logs.recheck_interval_s()
+            interval_s = self._by_logs.recheck_interval_s()
+            return (
+                interval_s if math.isinf(interval_s) else min(interval_s, self._recheck_interval_s)
+            )
         running, silence_s = self._running, self._check_interval_s
         if running is not None and running.is_steady(self._horizon_s, silence_s):
             return self._recheck_interval_s

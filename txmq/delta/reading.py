@@ -56,6 +56,10 @@ class ReadTable(FollowedTable):
         self._unreadable: dict[str, tuple[float, str]] = {}
         self._small = SmallFiles()
 
+    def keep_small_files(self) -> None:
+        """From now on keep the rows of the small files that were read or written last."""
+        self._small.is_on = True
+
     def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:
         """The row groups of a file with their ranges of `columns`; None where the file is gone."""
         return self._unless_gone(lambda: self._row_groups(part, columns))
@@ -312,7 +316,7 @@ class ReadTable(FollowedTable):
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             if row_group is not None:
                 return parquet.read_row_group(row_group, stored, use_threads=use_threads)
-            if not is_small(file.size_bytes, parquet.metadata):
+            if not (self._small.is_on and is_small(file.size_bytes, parquet.metadata)):
                 return parquet.read(stored, use_threads=use_threads)
             rows = parquet.read(use_threads=False)
         self._small.keep(file.path, rows, rows.nbytes)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # By its size and by its rows, for compression hides how large a few values are.
 SMALL_BYTES, SMALL_ROWS = 64 * 1024, 64
-# What one table keeps in memory.
-KEPT_BYTES = 256 * 1024
+# What one table keeps in memory. Arrow's own objects are ten times as large as one row is.
+KEPT_BYTES, KEPT_FILES = 256 * 1024, 16
 
 
 def is_small(size_bytes: int, metadata: pq.FileMetaData) -> bool:
@@ -24,10 +24,15 @@ def is_small(size_bytes: int, metadata: pq.FileMetaData) -> bool:
 
 
 class SmallFiles:
-    """The rows of small files that were read or written last, up to KEPT_BYTES of them."""
+    """The rows of small files that were read or written last: few, and up to KEPT_BYTES of them.
+
+    Attributes:
+        is_on: whether anything is kept; a process may have a thousand tables open.
+    """
 
     def __init__(self) -> None:
         """Keep nothing yet."""
+        self.is_on = False
         self._rows: OrderedDict[str, tuple[pa.Table, int]] = OrderedDict()
         self._kept_bytes = 0
 
@@ -38,11 +43,12 @@ class SmallFiles:
 
     def keep(self, path: str, rows: pa.Table, size_bytes: int) -> None:
         """Keep the rows of a file in the place of older ones; `size_bytes` is what they hold."""
-        if size_bytes > SMALL_BYTES or rows.num_rows > SMALL_ROWS or path in self._rows:
+        is_small = size_bytes <= SMALL_BYTES and rows.num_rows <= SMALL_ROWS
+        if not (self.is_on and is_small) or path in self._rows:
             return
         self._rows[path] = (rows, size_bytes)
         self._kept_bytes += size_bytes
-        while self._kept_bytes > KEPT_BYTES:
+        while self._kept_bytes > KEPT_BYTES or len(self._rows) > KEPT_FILES:
             self._kept_bytes -= self._rows.popitem(last=False)[1][1]
 
 

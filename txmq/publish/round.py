@@ -69,6 +69,9 @@ class PublishRound:
         # The progress may refer to newer commits than an older handle of the op log would show.
         self._op.refresh()
         self._settled, self._schedule = self._logs.settled, self._logs.schedule
+        for table in (self._half.table, self._settled.table):
+            # A round reads the same small files several times.
+            table.keep_small_files()
         self._register = store.tables.register("publisher")
         self._span = Span()
         self._writing: Writing | None = None

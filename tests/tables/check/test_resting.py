@@ -230,3 +230,37 @@ def test_query_starts_under_traffic_once_searches_would_come_late(
 
     assert asks == [False, False, False, False, True]
     assert Query.started == 1
+
+
+@pytest.mark.parametrize("seconds", [4, 8, 28])
+def test_query_starts_also_where_commits_come_seldom_but_keep_coming(
+    choosing: tuple[Store, Recheck, StreamTrigger], elapsed: Elapsed, seconds: int
+) -> None:
+    store, recheck, trigger = choosing
+    recheck.search_s = 5.0
+    for number in range(1, 12):
+        commit(store, number)
+        looked(trigger, elapsed, seconds // 2)
+
+    assert Query.started == 1
+
+
+def test_transaction_a_minute_starts_no_query(
+    choosing: tuple[Store, Recheck, StreamTrigger], elapsed: Elapsed
+) -> None:
+    store, recheck, trigger = choosing
+    recheck.search_s = 5.0
+    for number in range(1, 12):
+        commit(store, number)
+        looked(trigger, elapsed, 30)
+
+    assert Query.started == 0
+
+
+def test_searches_that_take_long_come_at_least_every_recheck_interval(
+    choosing: tuple[Store, Recheck, StreamTrigger],
+) -> None:
+    store, recheck, trigger = choosing
+    recheck.search_s = 60.0
+
+    assert trigger.recheck_interval_s() == store.config.recheck_interval_s

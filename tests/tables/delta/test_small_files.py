@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tests.kit.builders import halves
 from tests.kit.numbers_table import another
 from txmq.delta import small_files
-from txmq.delta.small_files import KEPT_BYTES, SMALL_BYTES, SMALL_ROWS, SmallFiles, some_columns
+from txmq.delta.small_files import (
+    KEPT_BYTES,
+    KEPT_FILES,
+    SMALL_BYTES,
+    SMALL_ROWS,
+    SmallFiles,
+    some_columns,
+)
 from txmq.delta.storage import Table
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -29,7 +39,18 @@ def half_with(store: Store, count: int) -> Table:
     table = store.tables.half_log().table
     rows = pa.concat_tables([halves(number) for number in range(1, count + 1)])
     table.append(rows, app_id=str(uuid.uuid4()), number=1)
-    return another(table)
+    return keeping(another(table))
+
+
+def keeping(table: Table) -> Table:
+    table.keep_small_files()
+    return table
+
+
+def kept_files() -> SmallFiles:
+    kept = SmallFiles()
+    kept.is_on = True
+    return kept
 
 
 def test_small_file_is_read_once_whatever_columns_are_asked_for(store: Store) -> None:
@@ -60,7 +81,7 @@ def test_file_of_more_rows_is_read_each_time(store: Store) -> None:
 
 
 def test_what_was_just_written_is_not_fetched(store: Store) -> None:
-    table = store.tables.half_log().table
+    table = keeping(store.tables.half_log().table)
     table.append(halves(1), app_id="test", number=1)
     (file,) = table.refresh().files()
     Path(table.location, file.path).unlink()
@@ -69,7 +90,7 @@ def test_what_was_just_written_is_not_fetched(store: Store) -> None:
 
 
 def test_kept_rows_are_bounded_in_bytes_and_the_oldest_go() -> None:
-    kept = SmallFiles()
+    kept = kept_files()
     for number in range(10):
         kept.keep(str(number), rows(), SMALL_BYTES)
 
@@ -80,7 +101,7 @@ def test_kept_rows_are_bounded_in_bytes_and_the_oldest_go() -> None:
 
 
 def test_rows_that_hold_more_than_a_small_file_are_not_kept() -> None:
-    kept = SmallFiles()
+    kept = kept_files()
     kept.keep("bytes", rows(), SMALL_BYTES + 1)
     kept.keep("rows", rows(SMALL_ROWS + 1), 100)
 
@@ -100,3 +121,24 @@ def test_few_rows_of_a_large_file_are_not_small(monkeypatch: pytest.MonkeyPatch)
     assert not small_files.is_small(SMALL_BYTES + 1, Footer())  # type: ignore[arg-type]
     monkeypatch.setattr(Footer, "num_rows", SMALL_ROWS + 1)
     assert not small_files.is_small(1, Footer())  # type: ignore[arg-type]
+
+
+def test_few_files_are_kept_however_small_they_are() -> None:
+    kept = kept_files()
+    for number in range(2_000):
+        kept.keep(str(number), rows(), 100)
+
+    assert len(kept._rows) == KEPT_FILES
+
+
+def test_publisher_keeps_rows_of_its_two_logs_and_of_no_topic(store: Store) -> None:
+    publisher = Publisher(store)
+    with TransactionProducer(store, producer_group="orders") as producer:
+        for number in range(3):
+            producer.send(Message(f"topic-{number}", b"x"))
+    publisher.run_once()
+    rounds: Any = publisher._rounds()
+
+    assert rounds._half.table._small._rows
+    topics = rounds._topics._topics.values()
+    assert [len(topic.table._small._rows) for topic in topics] == [0, 0, 0]
