@@ -134,7 +134,9 @@ class NewCommit:
         if self.tags:
             info["tags"] = dict(self.tags)
         if before_ms is not None:
-            info[IN_COMMIT_TIME] = max(now_ms, before_ms + 1)
+            # It changes no row, and a wrong clock would move the times of the table for good.
+            is_timeless = self.is_without_files
+            info[IN_COMMIT_TIME] = before_ms + 1 if is_timeless else max(now_ms, before_ms + 1)
         return {"commitInfo": info}
 
 

@@ -191,8 +191,18 @@ class AsyncSends:
         ordinary = [sent for sent in durable if sent.execute is None]
         for first in range(0, len(ordinary), CHUNK):
             part = ordinary[first : first + CHUNK]
-            self._executed(Executed(part, [_COMMIT] * len(part)))
-        self._local.put([sent for sent in durable if sent.execute is not None])
+            self._handed_on(part, partial(self._executed, Executed(part, [_COMMIT] * len(part))))
+        with_local = [sent for sent in durable if sent.execute is not None]
+        self._handed_on(with_local, partial(self._local.put, with_local))
+
+    def _handed_on(self, sents: Sequence[Sent], hand_on: Callable[[], None]) -> None:
+        """Hand sends on to the next step, or refuse them; others of their commit go on."""
+        try:
+            hand_on()
+        except BaseException as error:
+            logger.exception("%d sends get no further than their half messages", len(sents))
+            for sent in sents:
+                self._refuse(sent, error)
 
     def _errors_of_halves(self, chunk: list[Sent]) -> list[BaseException | None]:
         """For each send why its halves cannot be used; None where they are durable."""

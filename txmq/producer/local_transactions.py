@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,8 +14,9 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.contexts import Sending
 from txmq.producer.routing import PlannedSend
 
-# Local transactions that a thread takes at once; their ends are written together.
-CHUNK = 64
+# Ends that a thread hands on together, and how long it gathers them: nobody waits for one that
+# takes long but those that were run before it.
+CHUNK, GATHER_S = 64, 0.01
 Execute = Callable[[str, Message, object], LocalTransactionState]
 
 logger = logging.getLogger(__name__)
@@ -136,16 +138,43 @@ class LocalTransactions:
             thread.join()
 
     def _run(self) -> None:
-        while chunk := self._next_chunk():
+        while executed := self._gathered():
             try:
-                self._done(Executed(chunk, [_state_of(sent) for sent in chunk]))
+                self._done(executed)
             except BaseException as error:
-                logger.exception("%d local transactions have no end", len(chunk))
-                for sent in chunk:
+                logger.exception("%d local transactions have no end", len(executed.sents))
+                for sent in executed.sents:
                     self._refuse(sent, error)
 
-    def _next_chunk(self) -> list[Sent]:
+    def _gathered(self) -> Executed | None:
+        """What this thread has run; None once it is closed and nothing is left.
+
+        Each is taken right before it is run, so a slow one holds up none that waits.
+        """
+        sents: list[Sent] = []
+        states: list[LocalTransactionState] = []
+        sent = self._first()
+        until_s = time.monotonic() + GATHER_S
+        while sent is not None:
+            sents.append(sent)
+            states.append(_state_of(sent))
+            is_over = len(sents) == CHUNK or time.monotonic() >= until_s
+            sent = None if is_over else self._next()
+        return Executed(sents, states) if sents else None
+
+    def _first(self) -> Sent | None:
         with self._has_work:
-            self._has_work.wait_for(lambda: self._durable or self._is_closed)
-            self._has_room.notify()
-            return [self._durable.popleft() for _ in range(min(CHUNK, len(self._durable)))]
+            while True:
+                self._has_room.notify()
+                self._has_work.wait_for(lambda: self._durable or self._is_closed)
+                sent = self._next()
+                # Another thread may have taken it, without the lock.
+                if sent is not None or self._is_closed:
+                    self._has_room.notify()
+                    return sent
+
+    def _next(self) -> Sent | None:
+        try:
+            return self._durable.popleft()
+        except IndexError:
+            return None

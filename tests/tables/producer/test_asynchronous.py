@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
+from tests.kit.reading import bodies, publish
 from txmq.errors import (
     AlreadyResolvedError,
     ClosedError,
@@ -22,6 +23,7 @@ from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.results import SendResult
+from txmq.store.store import Store
 from txmq.testing import failing_commits
 
 STATES = {b"c": LocalTransactionState.COMMIT, b"r": LocalTransactionState.ROLLBACK,
@@ -368,3 +370,62 @@ def test_bad_input_is_refused_at_once(world: DelayWorld) -> None:
         world.producer.send_message_in_transaction_async(Message(TOPIC, b"c"))
 
     assert world.store.tables.half_log().table.version == version
+
+
+# --- one of many ------------------------------------------------------------------------------
+
+
+class Waiting:
+    """Its first local transaction waits for an event."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def execute_local_transaction(
+        self, message: HalfMessage, argument: object  # noqa: ARG002
+    ) -> LocalTransactionState:
+        if message.body == b"waits":
+            self.go_on.wait(60.0)
+        return LocalTransactionState.COMMIT
+
+    def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
+        raise NotImplementedError
+
+
+def test_local_transaction_that_takes_long_holds_up_no_other(store: Store) -> None:
+    listener = Waiting()
+    with TransactionProducer(store, producer_group=GROUP, listener=listener) as producer:
+        slow = producer.send_message_in_transaction_async(Message(TOPIC, b"waits"))
+        others = [
+            producer.send_message_in_transaction_async(Message(TOPIC, b"quick")) for _ in range(100)
+        ]
+        states = [future.result(60.0).local_transaction_state for future in others]
+        assert not slow.done()
+        listener.go_on.set()
+
+    assert states == [LocalTransactionState.COMMIT] * 100
+    assert slow.result().local_transaction_state is LocalTransactionState.COMMIT
+
+
+def test_ordinary_message_goes_on_where_no_thread_for_local_transactions_can_start(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("txmq-local"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with TransactionProducer(store, producer_group=GROUP, listener=Waiting()) as producer:
+        for number in range(20):
+            ordinary = producer.send_async([Message(TOPIC, b"%d" % number)])
+            with_local = producer.send_message_in_transaction_async(Message(TOPIC, b"local"))
+            assert ordinary.exception(60.0) is None
+            assert isinstance(with_local.exception(60.0), RuntimeError)
+        room = producer._async._room.taken_bytes
+    publish(store)
+
+    assert sorted(bodies(store, TOPIC)) == sorted(b"%d" % number for number in range(20))
+    assert room == 0
