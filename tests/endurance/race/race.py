@@ -175,11 +175,14 @@ def drain(store: Store, spec: str, *, fenced: bool) -> None:
     recheck = RecheckJob(store, listeners={GROUP: business(spec).listener(fenced=fenced)})
     give_up_s = time.monotonic() + DRAIN_LIMIT_S
     while True:
-        recheck.run_once()
-        Publisher(store).run_once()
-        if not open_transactions(store).num_rows:
+        asked = recheck.run_once()
+        published = Publisher(store).run_once()
+        still_open = open_transactions(store)
+        if not still_open.num_rows:
             return
-        assert time.monotonic() < give_up_s, "transactions stay open"
+        # What tells why: deadlines, checks, problems.
+        why = f"{still_open.slice(0, 3).to_pylist()}; {asked}; {published}"
+        assert time.monotonic() < give_up_s, f"transactions stay open: {why}"
         time.sleep(PAUSE_S)
 
 

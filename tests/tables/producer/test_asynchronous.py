@@ -382,7 +382,9 @@ class Waiting:
         self.go_on = threading.Event()
 
     def execute_local_transaction(
-        self, message: HalfMessage, argument: object  # noqa: ARG002
+        self,
+        message: HalfMessage,
+        argument: object,  # noqa: ARG002
     ) -> LocalTransactionState:
         if message.body == b"waits":
             self.go_on.wait(60.0)
