@@ -386,6 +386,19 @@ def test_serve_says_where_opentelemetry_has_no_sdk(store: Store) -> None:
     assert_one_line(result, "opentelemetry-instrument txmq serve")
 
 
+def test_serve_says_that_the_provider_of_opentelemetry_cannot_be_loaded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise StopIteration
+
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", missing)
+    result = run("serve", store.location, "--opentelemetry")
+
+    assert_one_line(result, "OTEL_PYTHON_TRACER_PROVIDER")
+    assert "StopIteration" in result.output
+
+
 def committed(store: Store, count: int) -> None:
     with TransactionProducer(store, producer_group="orders") as producer:
         for _ in range(count):
