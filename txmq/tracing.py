@@ -36,6 +36,8 @@ SCOPE = "txmq"
 OPEN_MAX = 4_096
 # A program may set up its SDK after its producers.
 LOOK_INTERVAL_S = 1.0
+# OpenTelemetry writes a traceback at each look that fails.
+FAILED_LOOK_INTERVAL_S = 60.0
 _NS_PER_MS = 1_000_000
 _SEND = "send"
 # What goes around code of the user, whose own spans become children.
@@ -217,7 +219,7 @@ class OpenTelemetryHook:
         except Exception as error:  # noqa: BLE001 - a setting may name a provider that is not there
             if not self._is_broken:
                 logger.warning("OpenTelemetry has no provider: %s", type(error).__name__)
-            self._is_broken = True
+            self._is_broken, self._look_s = True, time.monotonic() + FAILED_LOOK_INTERVAL_S
             return
         self._is_on = not isinstance(provider, (NoOpTracerProvider, ProxyTracerProvider))
 
