@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 import weakref
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -34,6 +35,18 @@ def is_survivable(error: BaseException) -> bool:
     So may a panic of a library in Rust, which is no Exception; an exit of the process may not.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def raise_exit(error: BaseException) -> None:
+    """Raise what a function of the user raised if it shall end the process, else return.
+
+    It goes on in the main thread alone: elsewhere an exit ends no process, but would pass for the
+    failure of what called the function.
+    """
+    if is_survivable(error) or isinstance(error, GeneratorExit | CancelledError):
+        return
+    if threading.current_thread() is threading.main_thread():
+        raise error
 
 
 def is_connect(spark: object) -> bool:

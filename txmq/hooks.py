@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
-from txmq.errors import HookError, MessageError, SendForbiddenError
+from txmq.errors import HookError, SendForbiddenError
+from txmq.handles import raise_exit
 from txmq.lifecycle import TransactionState
 from txmq.message.ids import message_id
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import unwrapped
 from txmq.message.trace_context import checked_context
-from txmq.operations import Operation, RunningOperation
+from txmq.operations import TOLD_S, Operation, RunningOperation
 from txmq.store.topic_settings import TopicKind, kind_of
 
 logger = logging.getLogger(__name__)
@@ -161,7 +163,8 @@ class Hooks:
         for hook in self._hooks:
             _check(hook)
         # Some of them may want nothing now; each send asks.
-        self._switched = [hook for hook in self._hooks if hasattr(hook, "is_on")]
+        self._switched = [hook for hook in self._hooks if _has_switch(hook)]
+        self._broken: set[type] = set()
         self._is_heard = len(self._switched) < len(self._hooks)
         self._by_method = {
             name: [hook for hook in self._hooks if _has(hook, name)] for name in _METHODS
@@ -173,17 +176,17 @@ class Hooks:
 
     def __bool__(self) -> bool:
         """Whether a hook wants to hear anything now; without one no context is made."""
-        return self._is_heard or (bool(self._switched) and any(map(_is_on, self._switched)))
+        return self._is_heard or (bool(self._switched) and any(map(self._is_on, self._switched)))
 
     @property
     def hear_ends(self) -> bool:
         """Whether a hook has `end_transaction`."""
-        return any(map(_is_on, self._by_method["end_transaction"]))
+        return any(map(self._is_on, self._by_method["end_transaction"]))
 
     @property
     def hear_operations(self) -> bool:
         """Whether a hook has `begin_operation`."""
-        return any(map(_is_on, self._by_method["begin_operation"]))
+        return any(map(self._is_on, self._by_method["begin_operation"]))
 
     def before_send(self, context: SendContext) -> Mapping[str, str]:
         """Ask the hooks whether the send is forbidden, then call their `before_send`.
@@ -215,7 +218,8 @@ class Hooks:
             return _NO_OPERATION
         try:
             operation = made()
-        except Exception as error:  # noqa: BLE001 - R89: it never holds up what it watches
+        except BaseException as error:  # noqa: BLE001 - R89
+            raise_exit(error)
             logger.warning("hooks hear of no operation: %s", type(error).__name__)
             return _NO_OPERATION
         return RunningOperations(self._call_all("begin_operation", operation))
@@ -226,13 +230,43 @@ class Hooks:
             if outcome is not None:
                 running.answered(outcome)
 
+    def over_each(
+        self,
+        told: Sequence[tuple[Operation, str | None]],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Tell of operations that are over, with their answers, for up to TOLD_S; leave the rest.
+
+        Args:
+            told: the first of them is told in any case.
+            now_s: the time in seconds.
+        """
+        until_s = now_s() + TOLD_S
+        for number, (operation, outcome) in enumerate(told):
+            if number and now_s() >= until_s:
+                logger.debug("hooks are slow: %d operations are not told", len(told) - number)
+                return
+            self.over(operation, outcome)
+
     def flush(self) -> None:
         """Call `flush` of the hooks that have it, so that they write what they collected."""
         for hook in self._by_method["flush"]:
             _call(hook, "flush")
 
     def _call_all(self, method: str, context: object) -> list[Any]:
-        return [_call(hook, method, context) for hook in self._by_method[method]]
+        hooks = filter(self._is_on, self._by_method[method])
+        return [_call(hook, method, context) for hook in hooks]
+
+    def _is_on(self, hook: Any) -> bool:
+        """Whether a hook wants to hear anything; one without `is_on` always does."""
+        try:
+            return bool(getattr(hook, "is_on", True))
+        except BaseException as error:  # noqa: BLE001 - R89
+            raise_exit(error)
+            if type(hook) not in self._broken:
+                self._broken.add(type(hook))
+                _log_raised(hook, "is_on, so it is off", error)
+            return False
 
 
 class RunningOperations:
@@ -314,9 +348,12 @@ def _has(hook: object, name: str) -> bool:
     return callable(method) and not inspect.iscoroutinefunction(method)
 
 
-def _is_on(hook: object) -> bool:
-    """Whether a hook wants to hear anything; one without `is_on` always does."""
-    return bool(getattr(hook, "is_on", True))
+def _has_switch(hook: object) -> bool:
+    try:
+        return hasattr(hook, "is_on")
+    except BaseException as error:  # noqa: BLE001 - R89
+        raise_exit(error)
+        return True
 
 
 def _context_of(returned: object) -> Mapping[str, str]:
@@ -325,7 +362,8 @@ def _context_of(returned: object) -> Mapping[str, str]:
         return {}
     try:
         return checked_context(**cast("Mapping[str, str]", returned))
-    except (TypeError, MessageError):
+    except BaseException as error:  # noqa: BLE001 - R89
+        raise_exit(error)
         logger.warning("a hook returned no traceparent and tracestate in before_send")
         return {}
 
@@ -335,7 +373,8 @@ def _ask(hook: Any, context: SendContext) -> None:
         hook.check_forbidden(context)
     except SendForbiddenError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        raise_exit(error)
         # The text of the error may hold a body, so it stays in the cause.
         problem = f"{type(hook).__name__} raised {type(error).__name__}"
         raise SendForbiddenError(problem) from error
@@ -344,7 +383,12 @@ def _ask(hook: Any, context: SendContext) -> None:
 def _call(hook: object, method: str, *arguments: object) -> Any:
     try:
         return getattr(hook, method)(*arguments)
-    except Exception as error:  # noqa: BLE001 - R89: a hook never holds up what it watches
-        kind, raised = type(hook).__name__, type(error).__name__
-        logger.warning("hook %s raised %s in %s", kind, raised, method)
+    except BaseException as error:  # noqa: BLE001 - R89
+        # R89: a hook never holds up what it watches.
+        raise_exit(error)
+        _log_raised(hook, method, error)
         return None
+
+
+def _log_raised(hook: object, where: str, error: BaseException) -> None:
+    logger.warning("hook %s raised %s in %s", type(hook).__name__, type(error).__name__, where)

@@ -9,6 +9,8 @@ from typing import Protocol
 
 # Of the messages of one commit or one question, so many are told one by one.
 TOLD_MAX = 128
+# And for so long: slow hooks hold up the commits after it.
+TOLD_S = 0.1
 
 
 class OperationName(enum.StrEnum):

@@ -6,6 +6,7 @@ later, in whichever process, becomes a child of that span.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -28,11 +29,15 @@ if TYPE_CHECKING:
 
     from txmq.message.received import ReceivedMessage
 
+logger = logging.getLogger(__name__)
+
 SCOPE = "txmq"
 # Sends whose transaction has no end yet; the oldest ones are forgotten.
 OPEN_MAX = 4_096
 # A program may set up its SDK after its producers.
 LOOK_INTERVAL_S = 1.0
+# OpenTelemetry writes a traceback at each look that fails.
+FAILED_LOOK_INTERVAL_S = 60.0
 _NS_PER_MS = 1_000_000
 _SEND = "send"
 # What goes around code of the user, whose own spans become children.
@@ -82,7 +87,7 @@ class OpenTelemetryHook:
         """Make no span yet."""
         check_installed()
         self._provider = tracer_provider
-        self._is_on, self._look_s = False, 0.0
+        self._is_on, self._is_broken, self._look_s = False, False, 0.0
         self._made: tuple[TracerProvider, Tracer] | None = None
         self._lock = threading.Lock()
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
@@ -209,7 +214,14 @@ class OpenTelemetryHook:
         from opentelemetry.trace import NoOpTracerProvider, ProxyTracerProvider
 
         self._look_s = time.monotonic() + LOOK_INTERVAL_S
-        self._is_on = not isinstance(self._tracers(), (NoOpTracerProvider, ProxyTracerProvider))
+        try:
+            provider = self._tracers()
+        except Exception as error:  # noqa: BLE001 - a setting may name a provider that is not there
+            if not self._is_broken:
+                logger.warning("OpenTelemetry has no provider: %s", type(error).__name__)
+            self._is_broken, self._look_s = True, time.monotonic() + FAILED_LOOK_INTERVAL_S
+            return
+        self._is_on = not isinstance(provider, (NoOpTracerProvider, ProxyTracerProvider))
 
     # --- what it keeps ------------------------------------------------------------------------
 
@@ -266,6 +278,18 @@ def check_installed() -> None:
     except ModuleNotFoundError as error:
         problem = "OpenTelemetry needs the package opentelemetry-api"
         raise EnvironmentProblemError(problem, "Run `pip install 'txmq[otel]'`") from error
+
+
+def check_provider() -> None:
+    """Raise EnvironmentProblemError where the settings name a provider that cannot be loaded."""
+    from opentelemetry.trace import get_tracer_provider
+
+    try:
+        get_tracer_provider()
+    except Exception as error:
+        problem = f"OpenTelemetry's tracer provider cannot be loaded: {type(error).__name__}"
+        step = "Correct or unset OTEL_PYTHON_TRACER_PROVIDER"
+        raise EnvironmentProblemError(problem, step) from error
 
 
 def _attached(span: Span) -> Token[Context]:

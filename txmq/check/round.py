@@ -71,7 +71,7 @@ class CheckRound:
         self._lock = threading.Lock()
         logs = store.tables.logs()
         self._half, self._standings = logs.half, StandingReader(logs, config)
-        hooks = hooks or Hooks()
+        hooks = Hooks() if hooks is None else hooks
         self._hooks = CheckHooks(hooks, store)
         remote = partial(remote_asker, store, clock)
         self._listeners = Askers(listeners, config, spark, remote, hooks)

@@ -100,9 +100,10 @@ def serve(  # noqa: PLR0913 - the options of a command
 def _opentelemetry() -> tuple[list[Hook], list[MetricsEndpoint | OpenTelemetryMetrics]]:
     """The hook for spans, and where figures are shown. Raises: EnvironmentProblemError."""
     from txmq.metrics.otel import OpenTelemetryMetrics
-    from txmq.tracing import OpenTelemetryHook
+    from txmq.tracing import OpenTelemetryHook, check_provider
 
     hook = OpenTelemetryHook()
+    check_provider()
     if not hook.is_on:
         step = "Run `opentelemetry-instrument txmq serve ...` (pip install opentelemetry-distro)"
         raise EnvironmentProblemError("this process has no SDK of OpenTelemetry", step)

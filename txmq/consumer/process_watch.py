@@ -15,7 +15,7 @@ class ProcessWatch:
         self, hooks: Hooks | None = None, group: str | None = None, namespace: str | None = None
     ) -> None:
         """`group` is the consumer group, as the user calls it."""
-        self._hooks = hooks or Hooks()
+        self._hooks = Hooks() if hooks is None else hooks
         self._group, self._namespace = group, namespace
 
     def processing(self, message: ReceivedMessage) -> RunningOperations:

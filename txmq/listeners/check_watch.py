@@ -23,7 +23,7 @@ class CheckWatch:
 
     def __init__(self, group: str, hooks: Hooks | None = None) -> None:
         """`group` is the stored name."""
-        self._hooks = hooks or Hooks()
+        self._hooks = Hooks() if hooks is None else hooks
         self._group, self._namespace = unwrapped(group), namespace_of(group)
 
     def question(self, half: HalfMessage) -> RunningOperations:
@@ -41,7 +41,7 @@ class CheckWatch:
         )
 
     def questions(self, heads: pa.Table, outcomes: pa.Table, begun_ns: int) -> None:
-        """Tell of one question about many halves, which is over: of the first TOLD_MAX ones.
+        """Tell of one question about many halves: of the first TOLD_MAX ones, in TOLD_S.
 
         Args:
             heads: what the listener got; where a column is missing that is needed, nothing is told.
@@ -51,8 +51,8 @@ class CheckWatch:
             return
         ids, states = (outcomes[name].to_pylist() for name in ("transaction_id", "state"))
         answers = dict(zip(ids, states, strict=True))
-        for operation in self._operations(heads.slice(0, TOLD_MAX), begun_ns):
-            self._hooks.over(operation, answers[operation.transaction_id])
+        told = self._operations(heads.slice(0, TOLD_MAX), begun_ns)
+        self._hooks.over_each([(one, answers[one.transaction_id]) for one in told])
 
     def _operations(self, heads: pa.Table, begun_ns: int) -> Iterator[Operation]:
         for row in heads.select(_NEEDED).to_pylist():

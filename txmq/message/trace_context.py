@@ -21,7 +21,7 @@ MAX_MEMBERS = 32
 # Versions above 00 may add fields after another dash; ff is not a version.
 _TRACEPARENT = re.compile(
     r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
-    r"(?P<rest>-.*)?",
+    r"(?P<rest>-[\x21-\x7e]{0,255})?",
     re.ASCII,
 )
 _SIMPLE_KEY = r"[a-z][a-z0-9_*/-]{0,255}"
@@ -110,7 +110,8 @@ def _checked_parent(traceparent: object) -> str:
     if match is None or (match["version"] == "00" and match["rest"] is not None):
         problem = "must be version-trace id-parent id-flags in small hexadecimal digits (W3C)"
         raise InvalidPropertyError(TRACEPARENT, problem)
-    return traceparent
+    # Of a subclass of str its text alone.
+    return match[0]
 
 
 def _checked_members(tracestate: object) -> str:

@@ -60,7 +60,7 @@ class OpenTelemetryMetrics:
         meter_provider: of OpenTelemetry's SDK; the global one by default.
 
     Raises:
-        EnvironmentProblemError: OpenTelemetry's API is not installed.
+        EnvironmentProblemError: OpenTelemetry's API is not installed, or has no meter.
 
     Example:
         >>> broker = Broker(store, metrics=OpenTelemetryMetrics())
@@ -195,4 +195,9 @@ def _meter(provider: MeterProvider | None) -> Meter:
     except ModuleNotFoundError as error:
         problem = "OpenTelemetry needs the package opentelemetry-api"
         raise EnvironmentProblemError(problem, "Run `pip install 'txmq[otel]'`") from error
-    return (provider or get_meter_provider()).get_meter(SCOPE)
+    try:
+        return (provider or get_meter_provider()).get_meter(SCOPE)
+    except Exception as error:
+        problem = f"OpenTelemetry's meter provider cannot be loaded: {type(error).__name__}"
+        step = "Correct or unset OTEL_PYTHON_METER_PROVIDER"
+        raise EnvironmentProblemError(problem, step) from error

@@ -62,7 +62,7 @@ class ProducerCommits:
         """
         self.store = store
         self.producer_group = producer_group
-        self.hooks = ProducerHooks(hooks or Hooks(), producer_group)
+        self.hooks = ProducerHooks(Hooks() if hooks is None else hooks, producer_group)
         self._router = router
         self._clock = clock
         # Each message needs it, and the property parses a string.

@@ -69,14 +69,16 @@ class ProducerHooks:
 
     def __init__(self, hooks: Hooks, producer_group: str) -> None:
         """`producer_group` is the stored name."""
-        self._hooks, self._are_any = hooks, bool(hooks)
+        self._hooks = hooks
+        # Most producers have no hooks, and each message asks.
+        self._are_any = next(iter(hooks), None) is not None
         # Shared by all sends without a context.
         self.without_context = Sending(hooks, None)
         self._group, self._namespace = unwrapped(producer_group), namespace_of(producer_group)
 
     def __bool__(self) -> bool:
-        """Whether there is any hook."""
-        return self._are_any
+        """Whether a hook wants to hear anything now."""
+        return self._are_any and bool(self._hooks)
 
     def begin_send(
         self,

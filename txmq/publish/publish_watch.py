@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 
 from txmq.columns import integers
 from txmq.delta.schemas import SCHEDULE
+from txmq.handles import is_survivable
 from txmq.hooks import Hooks
 from txmq.message.names import SCHEDULE_TOPIC, namespace_of, unwrapped
 from txmq.message.trace_context import context_of
@@ -28,12 +30,16 @@ SEARCHED_MAX, FILES_MAX = BATCH_ROWS, TOLD_MAX
 class PublishWatch:
     """The hooks of one publisher. Safe for several threads."""
 
-    def __init__(self, hooks: Hooks | None = None) -> None:
+    def __init__(
+        self, hooks: Hooks | None = None, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         """Without hooks nothing is read."""
-        self._hooks = hooks or Hooks()
+        self._hooks, self._now_s = Hooks() if hooks is None else hooks, now_s
 
     def published(self, topic: str, plan: Plan, begun_ns: int) -> None:
-        """Tell of each trace among these messages, of up to TOLD_MAX; never raises an Exception.
+        """Tell of each trace among these messages, of up to TOLD_MAX, in TOLD_S.
+
+        Never raises an Exception.
 
         Reads: half or the schedule, of the first SEARCHED_MAX messages, without bodies; nothing
         without hooks.
@@ -42,11 +48,13 @@ class PublishWatch:
             return
         try:
             told = operations(topic, plan, begun_ns)
-        except Exception as error:  # noqa: BLE001 - the messages are published
+        except BaseException as error:
+            # The messages are published.
+            if not is_survivable(error):
+                raise
             logger.warning("hooks hear of no message in %s: %s", topic, type(error).__name__)
             return
-        for operation in told:
-            self._hooks.over(operation)
+        self._hooks.over_each([(operation, None) for operation in told], self._now_s)
 
 
 def operations(topic: str, plan: Plan, begun_ns: int) -> list[Operation]:

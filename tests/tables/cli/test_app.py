@@ -386,6 +386,22 @@ def test_serve_says_where_opentelemetry_has_no_sdk(store: Store) -> None:
     assert_one_line(result, "opentelemetry-instrument txmq serve")
 
 
+@pytest.mark.parametrize("kind", ["tracer", "meter"])
+def test_serve_says_that_a_provider_of_opentelemetry_cannot_be_loaded(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def missing() -> None:
+        raise StopIteration
+
+    module = {"tracer": "trace", "meter": "metrics"}[kind]
+    monkeypatch.setattr("opentelemetry.trace.get_tracer_provider", TracerProvider)
+    monkeypatch.setattr(f"opentelemetry.{module}.get_{kind}_provider", missing)
+    result = run("serve", store.location, "--opentelemetry")
+
+    assert_one_line(result, f"OTEL_PYTHON_{kind.upper()}_PROVIDER")
+    assert "StopIteration" in result.output
+
+
 def committed(store: Store, count: int) -> None:
     with TransactionProducer(store, producer_group="orders") as producer:
         for _ in range(count):
