@@ -12,6 +12,7 @@ from txmq.consumer.lag import ConsumerLag
 from txmq.consumer.offsets import TopicOffsets
 from txmq.errors import TxmqError
 from txmq.message.names import shown_name
+from txmq.printable import printable
 from txmq.store.config import Config
 from txmq.store.kept_settings import HOW_TO_MOVE, ignored_names
 from txmq.store.set_aside import read_set_aside
@@ -73,7 +74,8 @@ def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
     for entry in sorted(entries, key=lambda one: one.seen_ms):
         if entry.is_gone(now_ms):
             seen = timestamp(entry.seen_ms).isoformat(sep=" ", timespec="seconds")
-            problem = f"{entry.name} was seen last at {seen} and did not stop in order"
+            said = "says that it was seen at" if entry.is_to_come(now_ms) else "was seen last at"
+            problem = f"{printable(entry.name)} {said} {seen} and did not stop in order"
             step = "look at its log, and whether it must run; its entry goes after a day"
             yield Finding("brokers", problem, step)
     versions = sorted({entry.version for entry in _living(store, now_ms)})
@@ -83,7 +85,11 @@ def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
 
 
 def _living(store: Store, now_ms: int) -> list[BrokerEntry]:
-    entries = read_brokers(store.tables).entries.values()
+    try:
+        entries = read_brokers(store.tables).entries.values()
+    except TxmqError:
+        # This is a finding of its own.
+        return []
     return [entry for entry in entries if not entry.is_gone(now_ms)]
 
 
