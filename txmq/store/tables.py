@@ -42,6 +42,8 @@ OPTIONAL_REGISTERS = ("brokers", "delay", "set_aside", "topics")
 # Prefixes: one register for each group, made with its first value.
 REMOTE, CONSUMER_GROUP, DEAD_LETTERS = "remote_", "group_", "dead_letters_"
 _OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)
+# The folder of all registers.
+STATE = "state/"
 _TOPICS = "topics/"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 

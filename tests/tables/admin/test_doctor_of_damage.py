@@ -1,0 +1,107 @@
+"""The doctor looks at all that can be read, whatever else is damaged or refused."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from txmq.admin import store_findings
+from txmq.admin.doctor import Doctor
+from txmq.admin.findings import GRANT, Finding
+from txmq.clock import timestamp
+from txmq.consumer.pull import PullConsumer
+from txmq.delta.schemas import REGISTER
+from txmq.errors import (
+    AccessDeniedError,
+    IncompatibleVersionError,
+    StorageUnavailableError,
+    TxmqError,
+)
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.publish.publisher import Publisher
+from txmq.store.register import REVISION_MARK, Register
+from txmq.store.store import Store
+
+NAMES = (
+    "brokers", "check_lease", "dead_letters_billing", "delay", "group_billing", "maintenance",
+    "publisher", "remote_shop", "set_aside", "topics",
+)  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store.create(tmp_path / "store")
+    with TransactionProducer(store, producer_group="shop") as producer:
+        producer.send(Message("orders", b"1"))
+    Publisher(store).run_once()
+    return store
+
+
+def put(store: Store, name: str, text: str) -> None:
+    table, revision = store.tables.register(name, create=True).table, time.time_ns()
+    table.refresh()
+    row = {"revision": [revision], "value": [text], "updated_timestamp": [timestamp(0)]}
+    table.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
+
+
+def findings(store: Store) -> list[Finding]:
+    return [
+        one
+        for one in Doctor(Store.open(store.location)).examine().findings
+        if one.where.startswith(("state/", "topics/", "group"))
+    ]
+
+
+def test_each_damaged_register_is_found_once(store: Store) -> None:
+    for name in NAMES:
+        put(store, name, "{")
+    assert sorted(one.where for one in findings(store)) == [f"state/{name}" for name in NAMES]
+
+
+def test_what_was_found_before_an_error_stays(store: Store) -> None:
+    for group in ("a", "b"):
+        with PullConsumer(store, consumer_group=group, topics=["orders"]) as consumer:
+            assert consumer.poll(1, timeout_s=30.0)
+    with TransactionProducer(store, producer_group="shop") as producer:
+        producer.send(Message("orders", b"2"))
+    Publisher(store).run_once()
+    register = store.tables.register("publisher")
+    seen = register.read()
+    entry = {"from_version": 1, "reason": "full", "since_ms": 1, "attempts": 1}
+    register.swap(seen, {**seen.value, "parked": {"orders": entry}}, 0)
+    table = store.tables.table_at("topics/orders")
+    table.remove(table.files())
+    for name in ("brokers", "set_aside", "group_a"):
+        put(store, name, "{")
+
+    where = [one.where for one in findings(store)]
+    assert {"group b", "topics/orders"} <= set(where)
+    assert {"state/brokers", "state/set_aside", "state/group_a"} <= set(where)
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (IncompatibleVersionError("state", "newer"), "use the txmq that wrote it, or a newer one"),
+        (AccessDeniedError("state", "denied"), GRANT),
+        (
+            StorageUnavailableError("state", "throttled"),
+            "look again later; nothing shows that it is damaged",
+        ),
+    ],
+)
+def test_only_what_may_be_damaged_is_to_be_restored(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: TxmqError, step: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Register, "read", refuse)
+    monkeypatch.setattr(store_findings, "read_brokers", refuse)
+    found = list(Doctor(store).examine().findings)
+    assert found
+    assert {one.next_step for one in found} == {step}
