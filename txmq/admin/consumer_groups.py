@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in, group_names
-from txmq.consumer.lag import ConsumerLag
+from txmq.consumer.lag import ConsumerLag, Unreadable, read_or_told
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import SHARED, ConsumeFromWhere, ConsumeMode, GroupState, TopicQueue
 from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
@@ -59,21 +60,28 @@ class ConsumerGroups:
         self._store = store
         self._clock: Clock = clock or SystemClock()
 
-    def list(self) -> list[GroupSummary]:
+    def list(self, unreadable: Unreadable | None = None) -> list[GroupSummary]:
         """All groups that a member has ever joined, with their lag.
+
+        Args:
+            unreadable: is told of each group that is damaged, which is left out then.
 
         Reads: state/group_<group> of each group, the topics that it reads. Commits: 0. Raises:
         StorageError.
         """
         lags = ConsumerLag(self._store, self._clock)
-        summaries = []
-        for name in group_names(self._store):
-            group = group_in(self._store, name)
-            if group.exists:
-                state = group.read()
-                lag = sum(queue.lag for queue in lags.of_group(name))
-                summaries.append(self._summary(name, state, lag))
-        return summaries
+        found = (
+            read_or_told(name, partial(self._listed, name, lags), unreadable)
+            for name in group_names(self._store)
+        )
+        return [summary for summary in found if summary is not None]
+
+    def _listed(self, name: str, lags: ConsumerLag) -> GroupSummary | None:
+        group = group_in(self._store, name)
+        if not group.exists:
+            return None
+        state = group.read()
+        return self._summary(name, state, sum(queue.lag for queue in lags.of_group(name)))
 
     def _summary(self, name: str, state: GroupState, lag: int) -> GroupSummary:
         members = tuple(state.living(self._clock.now_ms()))

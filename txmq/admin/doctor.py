@@ -12,6 +12,7 @@ from txmq.admin.store_findings import (
     findings_of_progress,
     findings_of_readers,
     findings_of_settings,
+    findings_of_strange_paths,
 )
 from txmq.admin.table_findings import findings_of_table
 from txmq.clock import Clock, SystemClock
@@ -55,6 +56,7 @@ class Doctor:
         findings = [
             *told("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
+            *findings_of_strange_paths(store),
             *findings_of_progress(store, now_ms),
             *told("state/brokers", partial(findings_of_brokers, store, now_ms)),
             *told("consumer groups", partial(findings_of_readers, store)),

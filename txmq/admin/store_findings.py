@@ -48,6 +48,13 @@ def _misfits(config: Config) -> Iterator[Finding]:
         yield Finding("recheck_interval_s", problem, step)
 
 
+def findings_of_strange_paths(store: Store) -> Iterator[Finding]:
+    """Folders that look like a topic or a group, and can be none."""
+    for path in store.tables.strange_paths():
+        problem = "has a name that no topic and no group can have, so nothing reads it"
+        yield Finding(path, problem, "find out who made it, and move it out of the store")
+
+
 def findings_of_progress(store: Store, now_ms: int) -> Iterator[Finding]:
     """Parked topics, what is set aside, and claims that nobody publishes."""
     yield from told("state/publisher", partial(_of_publisher, store, now_ms))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from txmq.admin.status import Admin
 from txmq.clock import Clock, SystemClock
-from txmq.consumer.lag import ConsumerLag
+from txmq.consumer.lag import ConsumerLag, DamagedGroups, QueueLag
 from txmq.handles import ThreadHandle, is_survivable
 from txmq.metrics.figures import (
     Figure,
@@ -73,6 +73,7 @@ class Meter:
         self._store, self._broker, self._clock = store, broker, clock or SystemClock()
         self._lock = threading.Lock()
         self._count, self._failures = _Count(), 0
+        self._damaged = DamagedGroups()
 
     @property
     def has_counted(self) -> bool:
@@ -89,7 +90,7 @@ class Meter:
         begun_s = time.monotonic()
         try:
             status = Admin(self._store, clock=self._clock).status()
-            figures = store_figures(status, ConsumerLag(self._store, self._clock).of_all())
+            figures = store_figures(status, self._lags())
         except BaseException:
             with self._lock:
                 self._failures += 1
@@ -99,6 +100,9 @@ class Meter:
             self._count = _Count(tuple(figures), took_s, status.at.timestamp())
             self._failures = 0
         return took_s
+
+    def _lags(self) -> list[QueueLag]:
+        return ConsumerLag(self._store, self._clock).of_all(self._damaged)
 
     def figures(self) -> list[Figure]:
         """The figures of the last count, and what the broker has done up to now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -9,10 +10,15 @@ import pyarrow as pa
 import pytest
 
 from txmq.admin import store_findings
+from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.admin.doctor import Doctor
 from txmq.admin.findings import GRANT, Finding
+from txmq.admin.status import Admin
+from txmq.broker import Broker
+from txmq.catalogs.sql_views import SqlEngine, sql_views
 from txmq.clock import timestamp
 from txmq.consumer.pull import PullConsumer
+from txmq.dashboard.snapshot import Counting
 from txmq.delta.schemas import REGISTER
 from txmq.errors import (
     AccessDeniedError,
@@ -21,6 +27,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.message.message import Message
+from txmq.metrics.meter import Meter
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.register import REVISION_MARK, Register
@@ -81,6 +88,47 @@ def test_what_was_found_before_an_error_stays(store: Store) -> None:
     where = [one.where for one in findings(store)]
     assert {"group b", "topics/orders"} <= set(where)
     assert {"state/brokers", "state/set_aside", "state/group_a"} <= set(where)
+
+
+def test_folder_of_a_strange_name_stops_nobody_and_is_found(store: Store) -> None:
+    state, topics = (Path(store.location, name) for name in ("state", "topics"))
+    shutil.copytree(topics / "orders", topics / "evil'; DROP TABLE x; --")
+    for prefix in ("group_", "remote_", "dead_letters_"):
+        shutil.copytree(state / "config", state / f"{prefix}evil name")
+
+    store = Store.open(store.location)
+    assert Admin(store).status().messages == {"orders": 1}
+    Meter(store).count()
+    Counting(store).count()
+    Broker(store).run_once()
+    assert set(sql_views(store, SqlEngine.SPARK))
+    assert ConsumerGroups(store).list() == []
+    assert [one.where for one in findings(store)] == [
+        "topics/evil'; DROP TABLE x; --",
+        "state/dead_letters_evil name",
+        "state/group_evil name",
+        "state/remote_evil name",
+    ]
+
+
+def test_damaged_group_stops_no_figures_of_the_others(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    for group in ("a", "b"):
+        with PullConsumer(store, consumer_group=group, topics=["orders"]) as consumer:
+            assert consumer.poll(1, timeout_s=30.0)
+    for name in ("group_a", "remote_shop"):
+        put(store, name, "{")
+
+    meter, counting = Meter(store), Counting(store)
+    for _ in range(2):
+        meter.count()
+        counting.count()
+    assert counting.last is not None
+    assert {lag.group for lag in counting.last.lags} == {"b"}
+    assert [one.group for one in counting.last.groups] == ["b"]
+    said = [text for text in caplog.messages if text.startswith("group a has no figures")]
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize(
