@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from obstore.exceptions import GenericError
 
 from txmq.admin import store_findings
 from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.admin.doctor import Doctor
 from txmq.admin.findings import GRANT, Finding
+from txmq.admin.machine_findings import StorageProbe
 from txmq.admin.status import Admin
 from txmq.broker import Broker
 from txmq.catalogs.sql_views import SqlEngine, sql_views
 from txmq.clock import timestamp
 from txmq.consumer.pull import PullConsumer
 from txmq.dashboard.snapshot import Counting
+from txmq.delta.objects import Objects
 from txmq.delta.schemas import REGISTER
 from txmq.errors import (
     AccessDeniedError,
@@ -109,6 +112,23 @@ def test_folder_of_a_strange_name_stops_nobody_and_is_found(store: Store) -> Non
         "state/group_evil name",
         "state/remote_evil name",
     ]
+
+
+def test_throttled_probe_leaves_no_file_and_asks_for_no_rights(store: Store) -> None:
+    class Throttled(Objects):
+        """Its first writer wins, one is told to slow down."""
+
+        def put_new(self, path: str, content: bytes) -> bool:
+            if content == b"1":
+                raise GenericError("SlowDown: 503 Service Unavailable")
+            return super().put_new(path, content)
+
+    (found,) = StorageProbe(store, Throttled(store.location, {})).findings()
+    assert (found.where, found.next_step) == (
+        "storage",
+        "look again later; nothing shows that it is damaged",
+    )
+    assert list(Path(store.location, "clock").iterdir()) == []
 
 
 def test_damaged_group_stops_no_figures_of_the_others(
