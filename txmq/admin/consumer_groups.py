@@ -60,33 +60,13 @@ class ConsumerGroups:
         self._store = store
         self._clock: Clock = clock or SystemClock()
 
-    def list(self, unreadable: Unreadable | None = None) -> list[GroupSummary]:
+    def list(self) -> list[GroupSummary]:
         """All groups that a member has ever joined, with their lag.
-
-        Args:
-            unreadable: is told of each group that is damaged, which is left out then.
 
         Reads: state/group_<group> of each group, the topics that it reads. Commits: 0. Raises:
         StorageError.
         """
-        lags = ConsumerLag(self._store, self._clock)
-        found = (
-            read_or_told(name, partial(self._listed, name, lags), unreadable)
-            for name in group_names(self._store)
-        )
-        return [summary for summary in found if summary is not None]
-
-    def _listed(self, name: str, lags: ConsumerLag) -> GroupSummary | None:
-        group = group_in(self._store, name)
-        if not group.exists:
-            return None
-        state = group.read()
-        return self._summary(name, state, sum(queue.lag for queue in lags.of_group(name)))
-
-    def _summary(self, name: str, state: GroupState, lag: int) -> GroupSummary:
-        members = tuple(state.living(self._clock.now_ms()))
-        settings = state.settings
-        return GroupSummary(name, settings.mode, dict(settings.subscription), members, lag)
+        return summaries_of(self._store, self._clock)
 
     def reset_offsets(  # noqa: PLR0913 - an operator's options
         self,
@@ -177,3 +157,26 @@ def _before(state: GroupState, topic: str, queues: list[int]) -> dict[int, int]:
         if stored:
             before[queue] = min(stored)
     return before
+
+
+def summaries_of(
+    store: Store, clock: Clock, unreadable: Unreadable | None = None
+) -> list[GroupSummary]:
+    """All groups with their lag; where `unreadable` is told of them, without those damaged."""
+    lags = ConsumerLag(store, clock)
+    found = (
+        read_or_told(name, partial(_summary, store, clock, lags, name), unreadable)
+        for name in group_names(store)
+    )
+    return [summary for summary in found if summary is not None]
+
+
+def _summary(store: Store, clock: Clock, lags: ConsumerLag, name: str) -> GroupSummary | None:
+    group = group_in(store, name)
+    if not group.exists:
+        return None
+    state = group.read()
+    lag = sum(queue.lag for queue in lags.of_group(name))
+    members = tuple(state.living(clock.now_ms()))
+    settings = state.settings
+    return GroupSummary(name, settings.mode, dict(settings.subscription), members, lag)

@@ -81,6 +81,19 @@ def read_or_told(
         return None
 
 
+def readable_lags(store: Store, clock: Clock, unreadable: Unreadable) -> list[QueueLag]:
+    """As `ConsumerLag.of_all`, without the groups that are damaged, of which it is told.
+
+    Raises: StorageError that may go by itself.
+    """
+    lags = ConsumerLag(store, clock)
+    return [
+        lag
+        for group in group_names(store)
+        for lag in read_or_told(group, partial(lags.of_group, group), unreadable) or ()
+    ]
+
+
 class ConsumerLag:
     """The lag of consumer groups.
 
@@ -101,20 +114,12 @@ class ConsumerLag:
         self._store, self._clock = store, clock or SystemClock()
         self._offsets: dict[str, TopicOffsets] = {}
 
-    def of_all(self, unreadable: Unreadable | None = None) -> list[QueueLag]:
+    def of_all(self) -> list[QueueLag]:
         """The lag of all groups that a member has ever joined, queue by queue; 0 commits.
 
-        Args:
-            unreadable: is told of each group that is damaged, which is left out then.
-
-        Reads: `state/group_<group>`, topics. Raises: StorageError; with `unreadable` only one that
-        may go by itself.
+        Reads: `state/group_<group>`, topics. Raises: StorageError.
         """
-        return [
-            lag
-            for group in group_names(self._store)
-            for lag in read_or_told(group, partial(self.of_group, group), unreadable) or ()
-        ]
+        return [lag for group in group_names(self._store) for lag in self.of_group(group)]
 
     def of_group(self, consumer_group: str) -> list[QueueLag]:
         """The lag of one group, queue by queue; 0 commits.

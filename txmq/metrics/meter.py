@@ -11,7 +11,7 @@ from typing import Protocol
 
 from txmq.admin.status import Admin
 from txmq.clock import Clock, SystemClock
-from txmq.consumer.lag import ConsumerLag, DamagedGroups, QueueLag
+from txmq.consumer.lag import DamagedGroups, readable_lags
 from txmq.handles import ThreadHandle, is_survivable
 from txmq.metrics.figures import (
     Figure,
@@ -90,7 +90,8 @@ class Meter:
         begun_s = time.monotonic()
         try:
             status = Admin(self._store, clock=self._clock).status()
-            figures = store_figures(status, self._lags())
+            lags = readable_lags(self._store, self._clock, self._damaged)
+            figures = store_figures(status, lags)
         except BaseException:
             with self._lock:
                 self._failures += 1
@@ -100,9 +101,6 @@ class Meter:
             self._count = _Count(tuple(figures), took_s, status.at.timestamp())
             self._failures = 0
         return took_s
-
-    def _lags(self) -> list[QueueLag]:
-        return ConsumerLag(self._store, self._clock).of_all(self._damaged)
 
     def figures(self) -> list[Figure]:
         """The figures of the last count, and what the broker has done up to now."""
