@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from txmq.clock import timestamp
-from txmq.watch.brokers import read_brokers
+from txmq.errors import TxmqError
+from txmq.watch.brokers import BrokerEntry, read_brokers
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -34,9 +36,20 @@ class BrokerStatus:
     is_gone: bool
 
 
-def broker_statuses(store: Store, now_ms: int) -> tuple[BrokerStatus, ...]:
-    """The brokers of a store, the one that was seen last first; 0 commits."""
-    entries = read_brokers(store.tables).entries.items()
+def broker_statuses(store: Store, now_ms: int) -> tuple[tuple[BrokerStatus, ...], str | None]:
+    """The brokers of a store, who lives and was seen last first; and why they cannot be read.
+
+    Nothing rests on what brokers say of themselves, so one that cannot be read stops nobody.
+    Commits: 0.
+    """
+    try:
+        entries = read_brokers(store.tables).entries
+    except TxmqError as error:
+        return (), str(error)
+    return _statuses(entries, now_ms), None
+
+
+def _statuses(entries: Mapping[str, BrokerEntry], now_ms: int) -> tuple[BrokerStatus, ...]:
     return tuple(
         BrokerStatus(
             key,
@@ -47,5 +60,7 @@ def broker_statuses(store: Store, now_ms: int) -> tuple[BrokerStatus, ...]:
             timestamp(entry.seen_ms),
             is_gone=entry.is_gone(now_ms),
         )
-        for key, entry in sorted(entries, key=lambda pair: pair[1].seen_ms, reverse=True)
+        for key, entry in sorted(
+            entries.items(), key=lambda pair: (pair[1].is_gone(now_ms), -pair[1].seen_ms)
+        )
     )

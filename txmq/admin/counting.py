@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from txmq.clock import milliseconds
 from txmq.columns import Groups, Integers, times_ms
 from txmq.delta.schemas import SETTLED
+from txmq.errors import TxmqError
 from txmq.lifecycle import TransactionState
 from txmq.listeners.outcomes import UNASKED_REASONS
 from txmq.listeners.remote_requests import remote_groups, requests_in
@@ -174,9 +175,16 @@ def lag_of(op: OpLog, done: int, now_ms: int) -> Lag:
 
 
 def members_of(store: Store, now_ms: int) -> dict[str, int]:
-    """How many live producers answer checks, by producer group."""
-    counts = {
-        group: requests_in(store, group).read().member_count(now_ms)
-        for group in remote_groups(store)
-    }
+    """How many live producers answer checks, by producer group; those that can be read."""
+    counts = {group: _members_in(store, group, now_ms) for group in remote_groups(store)}
     return {group: count for group, count in counts.items() if count}
+
+
+def _members_in(store: Store, group: str, now_ms: int) -> int:
+    try:
+        return requests_in(store, group).read().member_count(now_ms)
+    except TxmqError as error:
+        if error.retryable:
+            raise
+        # The doctor tells of it; the figures of the others stay.
+        return 0

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-from txmq.admin.findings import Diagnosis, Finding
+from txmq.admin.findings import Diagnosis, Finding, told
 from txmq.admin.machine_findings import findings_of_probes, findings_of_programs
 from txmq.admin.store_findings import (
     findings_of_brokers,
     findings_of_progress,
     findings_of_readers,
     findings_of_settings,
+    findings_of_strange_paths,
 )
 from txmq.admin.table_findings import findings_of_table
 from txmq.clock import Clock, SystemClock
-from txmq.errors import TxmqError
 from txmq.store.kept_settings import as_yaml
+from txmq.store.register import Register
 from txmq.store.store import Store
+from txmq.store.tables import STATE
 
 
 class Doctor:
@@ -52,11 +54,12 @@ class Doctor:
         now_ms = (self._clock or SystemClock()).now_ms()
         paths = store.tables.table_paths()
         findings = [
-            *_told("settings", partial(findings_of_settings, store)),
+            *told("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
-            *_told("state/publisher", partial(findings_of_progress, store, now_ms)),
-            *_told("state/brokers", partial(findings_of_brokers, store, now_ms)),
-            *_told("consumer groups", partial(findings_of_readers, store)),
+            *findings_of_strange_paths(store),
+            *findings_of_progress(store, now_ms),
+            *told("state/brokers", partial(findings_of_brokers, store, now_ms)),
+            *told("consumer groups", partial(findings_of_readers, store)),
             *findings_of_programs(store),
             *(findings_of_probes(store, self._clock) if probes else ()),
         ]
@@ -65,12 +68,13 @@ class Doctor:
 
     def _of_table(self, path: str) -> Iterator[Finding]:
         table = self._store.tables.table_at(path)
-        return findings_of_table(path, table, self._store.config.checkpoint_interval)
+        yield from findings_of_table(path, table, self._store.config.checkpoint_interval)
+        if path.startswith(STATE):
+            yield from told(path, partial(_without_findings, Register(table)))
 
 
-def _told(where: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """What a look finds; one that fails is a finding, and keeps nobody from the others."""
-    try:
-        return list(look())
-    except TxmqError as error:
-        return [Finding(where, str(error), "restore it from a backup; run txmq verify")]
+def _without_findings(register: Register) -> tuple[Finding, ...]:
+    """Read its value, which fails where that is damaged."""
+    if register.exists:
+        register.read()
+    return ()

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from txmq.errors import (
+    AccessDeniedError,
+    BucketNotFoundError,
+    IncompatibleVersionError,
+    ReadOnlyStoreError,
+    StorageUnavailableError,
+    StoreFullError,
+    TxmqError,
+    UnsupportedTableError,
+)
 from txmq.results import Plain
+
+GRANT = "grant it to who runs a broker (docs/security.md)"
+RESTORE = "restore it from a backup; run txmq verify"
+_LATER = "look again later; nothing shows that it is damaged"
+_CURES: dict[type[TxmqError], str] = {
+    IncompatibleVersionError: "use the txmq that wrote it, or a newer one",
+    UnsupportedTableError: "drop the feature: ALTER TABLE … DROP FEATURE in Spark",
+    AccessDeniedError: GRANT,
+    ReadOnlyStoreError: GRANT,
+    BucketNotFoundError: "look at the location of the store, or make the bucket",
+    StoreFullError: "make room; writes are refused when it is full, and nothing is lost",
+    StorageUnavailableError: _LATER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +62,16 @@ class Diagnosis(Plain):
     tables: int
     findings: tuple[Finding, ...]
     ignored_settings: str
+
+
+def cure_of(error: TxmqError, otherwise: str = RESTORE) -> str:
+    """What to do about an error: only what may be damaged is restored."""
+    return _CURES.get(type(error), _LATER if error.retryable else otherwise)
+
+
+def told(where: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """What a look finds; where it fails, what it found up to there and the failure."""
+    try:
+        yield from look()
+    except TxmqError as error:
+        yield Finding(where, str(error), cure_of(error))

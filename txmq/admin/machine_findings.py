@@ -7,10 +7,11 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 
-from txmq.admin.findings import Finding
+from txmq.admin.findings import GRANT, Finding, cure_of
 from txmq.clock import Clock, SystemClock
 from txmq.delta.failures import translated
 from txmq.delta.objects import Objects
@@ -25,7 +26,6 @@ WRITERS = 4
 # A package, its versions, and the extra that brings it.
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:;\s*extra == ['\"](\w+)['\"])?$")
 _LIMIT = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
-_GRANT = "grant it to who runs a broker (docs/security.md)"
 
 
 # --- programs and space ---------------------------------------------------------------------------
@@ -112,9 +112,11 @@ class StorageProbe:
 
     def findings(self) -> Iterator[Finding]:
         """What is refused, or is not exclusive; the file is gone afterwards."""
-        winners, problem = self._tried(self._written)
+        winners, problem = self._written()
         if problem is not None:
-            yield Finding("rights", f"files cannot be written: {problem}", _GRANT)
+            yield _refused(f"files cannot be written: {problem}", problem)
+            # A writer that was refused may have written all the same.
+            yield from self._without_the_file(is_there=winners > 0)
             return
         if winners != 1:
             who = f"{winners} of {WRITERS} writers made the same file"
@@ -124,11 +126,15 @@ class StorageProbe:
             is_done, problem = self._tried(is_so)
             if not is_done:
                 said = problem or "it is not there"
-                yield Finding("rights", f"a new file cannot be {what}: {said}", _GRANT)
+                yield _refused(f"a new file cannot be {what}: {said}", problem)
+        yield from self._without_the_file(is_there=True)
+
+    def _without_the_file(self, *, is_there: bool) -> Iterator[Finding]:
         _, problem = self._tried(self._deleted)
-        if problem is not None:
+        if problem is not None and is_there:
             left = f"files cannot be deleted: {problem}; {self._path} stays"
-            yield Finding("rights", left, f"{_GRANT}; else maintenance cleans nothing")
+            found = _refused(left, problem)
+            yield replace(found, next_step=f"{found.next_step}; else maintenance cleans nothing")
 
     def _tried(self, step: Callable[[], int]) -> tuple[int, StorageError | None]:
         try:
@@ -137,11 +143,15 @@ class StorageProbe:
         except StorageError as error:
             return 0, error
 
-    def _written(self) -> int:
-        """How many of several writers at once made the file."""
+    def _written(self) -> tuple[int, StorageError | None]:
+        """How many of several writers at once made the file, and why one of them could not try."""
         with ThreadPoolExecutor(WRITERS) as pool:
-            texts = [b"%d" % number for number in range(WRITERS)]
-            return sum(pool.map(lambda text: self._objects.put_new(self._path, text), texts))
+            outcomes = list(pool.map(self._put, range(WRITERS)))
+        problems = [problem for _, problem in outcomes if problem is not None]
+        return sum(made for made, _ in outcomes), next(iter(problems), None)
+
+    def _put(self, number: int) -> tuple[int, StorageError | None]:
+        return self._tried(lambda: self._objects.put_new(self._path, b"%d" % number))
 
     def _is_read(self) -> int:
         with self._filesystem.open_input_file(self._path) as file:
@@ -153,3 +163,9 @@ class StorageProbe:
     def _deleted(self) -> int:
         self._filesystem.delete_file(self._path)
         return 1
+
+
+def _refused(said: str, error: StorageError | None) -> Finding:
+    """A step that failed: a matter of rights, unless the error names another cause."""
+    step = GRANT if error is None else cure_of(error, otherwise=GRANT)
+    return Finding("rights" if step == GRANT else "storage", said, step)

@@ -98,6 +98,7 @@ class Status(Plain):
         unreadable: the files of half that cannot be read; the counts leave them out.
         members: how many live producers answer checks, by producer group.
         brokers: who serves the store, and who did until lately; by the last sign of life.
+        brokers_problem: why `brokers` cannot be read and is empty; None where all is well.
     """
 
     location: str
@@ -125,6 +126,7 @@ class Status(Plain):
     unreadable: tuple[str, ...]
     members: Mapping[str, int]
     brokers: tuple[BrokerStatus, ...]
+    brokers_problem: str | None = None
 
 
 class Admin:
@@ -167,6 +169,7 @@ class Admin:
         checks = StandingReader(self._store.tables.logs(), self._store.config).of(owners, now_ms)
         waiting = scheduled(logs.schedule, settled, now_ms)
         topics = self._topic_sizes(op_table_id)
+        brokers, brokers_problem = broker_statuses(self._store, now_ms)
         return Status(
             location=self._store.location,
             at=timestamp(now_ms),
@@ -188,7 +191,8 @@ class Admin:
             set_aside=_set_aside(self._store),
             unreadable=halves.unreadable,
             members=members_of(self._store, now_ms),
-            brokers=broker_statuses(self._store, now_ms),
+            brokers=brokers,
+            brokers_problem=brokers_problem,
         )
 
     def transaction(

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from txmq.admin.counting import lag_of
-from txmq.admin.findings import Finding
+from txmq.admin.findings import Finding, told
 from txmq.clock import timestamp
+from txmq.consumer.group import group_names
 from txmq.consumer.lag import ConsumerLag
 from txmq.consumer.offsets import TopicOffsets
 from txmq.errors import TxmqError
 from txmq.message.names import shown_name
+from txmq.printable import printable
 from txmq.store.config import Config
 from txmq.store.kept_settings import HOW_TO_MOVE, ignored_names
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
+from txmq.store.tables import CONSUMER_GROUP
 from txmq.watch.brokers import BrokerEntry, read_brokers
 
 # So long a scheduler may pause between two calls of `serve --once`.
 UNPUBLISHED_S = 300.0
-_RESTORE = "restore it from a backup"
 
 
 def findings_of_settings(store: Store) -> Iterator[Finding]:
@@ -45,23 +48,37 @@ def _misfits(config: Config) -> Iterator[Finding]:
         yield Finding("recheck_interval_s", problem, step)
 
 
+def findings_of_strange_paths(store: Store) -> Iterator[Finding]:
+    """Folders that look like a topic or a group, and can be none."""
+    for path in store.tables.strange_paths():
+        problem = "has a name that no topic and no group can have, so nothing reads it"
+        yield Finding(path, problem, "find out who made it, and move it out of the store")
+
+
 def findings_of_progress(store: Store, now_ms: int) -> Iterator[Finding]:
     """Parked topics, what is set aside, and claims that nobody publishes."""
-    try:
-        value = store.tables.register("publisher").read().value
-        waiting = read_set_aside(store.tables).transactions
-        lag = lag_of(store.tables.op_log(), value.get("low_water_version", NOTHING), now_ms)
-    except TxmqError as error:
-        yield Finding("state/publisher", str(error), _RESTORE)
-        return
+    yield from told("state/publisher", partial(_of_publisher, store, now_ms))
+    yield from told("state/set_aside", partial(_of_set_aside, store))
+
+
+def _of_publisher(store: Store, now_ms: int) -> Iterator[Finding]:
+    value = store.tables.register("publisher").read().value
     parked = value.get("parked")
     for topic, entry in sorted(parked.items()) if isinstance(parked, dict) else ():
         step = "mend the cause; the publisher tries again by itself"
         yield Finding(f"topics/{topic}", f"is parked: {_reason(entry)}", step)
-    if waiting:
+    yield from told("op", partial(_of_lag, store, value.get("low_water_version", NOTHING), now_ms))
+
+
+def _of_set_aside(store: Store) -> Iterator[Finding]:
+    if waiting := read_set_aside(store.tables).transactions:
         problem = f"{len(waiting):,} transactions wait for files of half that cannot be read"
         step = "restore the files, or give up: txmq resolve ID --give-up; txmq status names both"
         yield Finding("state/set_aside", problem, step)
+
+
+def _of_lag(store: Store, published_version: int, now_ms: int) -> Iterator[Finding]:
+    lag = lag_of(store.tables.op_log(), published_version, now_ms)
     if lag.seconds > UNPUBLISHED_S and not _living(store, now_ms):
         problem = f"no broker is known to run, and a claim waits for {lag.seconds:,.0f} s"
         yield Finding("brokers", problem, "start one: txmq serve")
@@ -73,7 +90,8 @@ def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
     for entry in sorted(entries, key=lambda one: one.seen_ms):
         if entry.is_gone(now_ms):
             seen = timestamp(entry.seen_ms).isoformat(sep=" ", timespec="seconds")
-            problem = f"{entry.name} was seen last at {seen} and did not stop in order"
+            said = "says that it was seen at" if entry.is_to_come(now_ms) else "was seen last at"
+            problem = f"{printable(entry.name)} {said} {seen} and did not stop in order"
             step = "look at its log, and whether it must run; its entry goes after a day"
             yield Finding("brokers", problem, step)
     versions = sorted({entry.version for entry in _living(store, now_ms)})
@@ -83,19 +101,29 @@ def findings_of_brokers(store: Store, now_ms: int) -> Iterator[Finding]:
 
 
 def _living(store: Store, now_ms: int) -> list[BrokerEntry]:
-    entries = read_brokers(store.tables).entries.values()
+    try:
+        entries = read_brokers(store.tables).entries.values()
+    except TxmqError:
+        # This is a finding of its own.
+        return []
     return [entry for entry in entries if not entry.is_gone(now_ms)]
 
 
 def findings_of_readers(store: Store) -> Iterator[Finding]:
     """Consumer groups behind what retention has left."""
-    lost: dict[tuple[str, str], int] = {}
-    for queue in ConsumerLag(store).of_all():
+    lags = ConsumerLag(store)
+    for group in group_names(store):
+        path = f"state/{CONSUMER_GROUP}{group}"
+        yield from told(path, partial(_of_group, store, lags, group))
+
+
+def _of_group(store: Store, lags: ConsumerLag, group: str) -> Iterator[Finding]:
+    lost: dict[str, int] = {}
+    for queue in lags.of_group(group):
         if queue.lag:
             first = TopicOffsets(store, queue.topic).first([queue.queue_id])[queue.queue_id]
-            key = (queue.group, queue.topic)
-            lost[key] = lost.get(key, 0) + max(0, first - queue.next_offset)
-    for (group, topic), count in sorted(lost.items()):
+            lost[queue.topic] = lost.get(queue.topic, 0) + max(0, first - queue.next_offset)
+    for topic, count in sorted(lost.items()):
         if count:
             problem = f"retention removed {count:,} messages of {shown_name(topic)} unread"
             step = "let the group read more often, or keep the topic longer: txmq topics alter"

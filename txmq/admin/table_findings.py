@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from txmq.admin.findings import Finding
+from txmq.admin.findings import Finding, cure_of
 from txmq.delta.log import log_files
 from txmq.delta.rooted import inside
 from txmq.delta.storage import Table
-from txmq.errors import IncompatibleVersionError, TxmqError, UnsupportedTableError
+from txmq.errors import TxmqError
 
 # Maintenance and writers both make checkpoints; a log without them is read ever more slowly.
 CHECKPOINTS_MISSED = 10
-_RESTORE = "restore the table from a backup; run txmq verify"
-_CURES: dict[type[TxmqError], str] = {
-    IncompatibleVersionError: "use the txmq that wrote it, or a newer one",
-    UnsupportedTableError: "drop the feature: ALTER TABLE … DROP FEATURE in Spark",
-}
 # What txmq sets at the start, and why it must stay.
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "other programs may remove commits that readers need",
@@ -31,7 +26,7 @@ def findings_of_table(path: str, table: Table, checkpoint_interval: int) -> Iter
         properties = table.properties()
         missed = log_files(table).since_checkpoint(table.version)
     except TxmqError as error:
-        yield Finding(path, str(error), _CURES.get(type(error), _RESTORE))
+        yield Finding(path, str(error), cure_of(error))
         return
     for file in files:
         try:

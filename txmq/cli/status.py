@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import suppress
 from time import sleep
 from typing import Annotated, NoReturn
@@ -17,6 +18,7 @@ from txmq.admin.counting import Lag
 from txmq.admin.status import Admin, SetAsideStatus, Status
 from txmq.cli.shared import AsJson, Location, list_console, moment, print_json, titled_pairs
 from txmq.message.names import shown_name
+from txmq.printable import printable
 from txmq.store.opening import open_store
 
 SHOWN_SET_ASIDE = 20
@@ -107,19 +109,34 @@ def _status_view(status: Status) -> RenderableType:
 
 
 def _brokers(status: Status) -> RenderableType:
+    if status.brokers_problem is not None:
+        text = f"the brokers cannot be read: {printable(status.brokers_problem)}"
+        return Text(f"{text}; the next heartbeat of a broker replaces what it can", style="yellow")
     living = [broker for broker in status.brokers if not broker.is_gone]
     if not living:
         last = "".join(f"; {_broker(one, status)}" for one in status.brokers[:1])
         text = "no broker is known to run; what is committed waits for one (txmq serve)"
         return Text(f"{text}{last}", style="yellow")
-    lines = {broker.name: _broker(broker, status) for broker in status.brokers[:SHOWN_BROKERS]}
-    return titled_pairs("brokers", lines)
+    shown = status.brokers[:SHOWN_BROKERS]
+    counts = Counter(broker.name for broker in shown)
+    lines = {
+        # Two of one name are told apart by their ids.
+        broker.name if counts[broker.name] == 1 else f"{broker.name} {broker.broker_id}": _broker(
+            broker, status
+        )
+        for broker in shown
+    }
+    more = len(status.brokers) - len(shown)
+    return titled_pairs("brokers", {**lines, "and": f"{more:,} more"} if more else lines)
 
 
 def _broker(broker: BrokerStatus, status: Status) -> str:
-    seen = f"seen {(status.at - broker.last_seen).total_seconds():,.0f} s ago"
+    ago_s, name = (status.at - broker.last_seen).total_seconds(), printable(broker.name)
+    seen = f"seen {ago_s:,.0f} s ago"
+    if broker.is_gone and ago_s < 0:
+        return f"{name} says that it was seen at {moment(broker.last_seen)}, which is to come"
     if broker.is_gone:
-        return f"{broker.name} was {seen}, at {moment(broker.last_seen)}, and did not stop in order"
+        return f"{name} was {seen}, at {moment(broker.last_seen)}, and did not stop in order"
     return f"runs since {moment(broker.started)}, {seen}, txmq {broker.version}"
 
 

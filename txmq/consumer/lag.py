@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in, group_names
 from txmq.consumer.offsets import TopicOffsets
 from txmq.consumer.rules import SHARED, GroupState, TopicQueue
+from txmq.errors import TxmqError
+from txmq.message.names import shown_name
 from txmq.store.store import Store
+
+logger = logging.getLogger(__name__)
+# Is told the stored name of a damaged group, and its error.
+Unreadable = Callable[[str, TxmqError], None]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,46 @@ class QueueLag:
     def to_dict(self) -> dict[str, Any]:
         """The lag as plain values, for JSON."""
         return {**asdict(self), "lag": self.lag}
+
+
+class DamagedGroups:
+    """Logs each damaged group once. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        """Nothing is told yet."""
+        self._told: set[str] = set()
+
+    def __call__(self, group: str, error: TxmqError) -> None:
+        """Log it, unless that was done."""
+        if group not in self._told:
+            self._told.add(group)
+            logger.warning("group %s has no figures: %s", shown_name(group), error)
+
+
+def read_or_told(
+    group: str, read: Callable[[], Value], unreadable: Unreadable | None
+) -> Value | None:
+    """What is read of a group; None for one that is damaged, of which `unreadable` is told."""
+    try:
+        return read()
+    except TxmqError as error:
+        if unreadable is None or error.retryable:
+            raise
+        unreadable(group, error)
+        return None
+
+
+def readable_lags(store: Store, clock: Clock, unreadable: Unreadable) -> list[QueueLag]:
+    """As `ConsumerLag.of_all`, without the groups that are damaged, of which it is told.
+
+    Raises: StorageError that may go by itself.
+    """
+    lags = ConsumerLag(store, clock)
+    return [
+        lag
+        for group in group_names(store)
+        for lag in read_or_told(group, partial(lags.of_group, group), unreadable) or ()
+    ]
 
 
 class ConsumerLag:

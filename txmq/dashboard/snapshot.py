@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.admin.consumer_groups import ConsumerGroups, GroupSummary
+from txmq.admin.consumer_groups import GroupSummary, summaries_of
 from txmq.admin.status import Admin, Status
 from txmq.check.open_transactions import open_transactions
 from txmq.clock import Clock, SystemClock
 from txmq.columns import times_ms
-from txmq.consumer.lag import ConsumerLag, QueueLag
+from txmq.consumer.lag import DamagedGroups, QueueLag, readable_lags
 from txmq.dashboard.history import History, Sample
 from txmq.histogram import NO_DURATIONS, Histogram
 from txmq.metrics.figures import Figure, store_figures
@@ -73,6 +73,7 @@ class Counting:
         self._store, self._clock = store, clock or SystemClock()
         self._lock, self._snapshot = threading.Lock(), None
         self._failure: str | None = None
+        self._damaged = DamagedGroups()
         self._settled: int | None = None
         self.history = History()
         self._last: Snapshot | None = self._snapshot
@@ -109,13 +110,13 @@ class Counting:
 
     def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
         status = Admin(self._store, clock=self._clock).status()
-        lags = ConsumerLag(self._store, self._clock).of_all()
+        lags = readable_lags(self._store, self._clock, self._damaged)
         rows = open_transactions(self._store, clock=self._clock)
         snapshot = Snapshot(
             status,
             tuple(store_figures(status, lags)),
             tuple(lags),
-            tuple(ConsumerGroups(self._store, clock=self._clock).list()),
+            tuple(summaries_of(self._store, self._clock, self._damaged)),
             self._store.tables.topic_register().read(),
             rows.slice(0, OPEN_MAX).combine_chunks(),
             Counter(rows["state"].to_pylist()),

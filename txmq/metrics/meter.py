@@ -11,7 +11,7 @@ from typing import Protocol
 
 from txmq.admin.status import Admin
 from txmq.clock import Clock, SystemClock
-from txmq.consumer.lag import ConsumerLag
+from txmq.consumer.lag import DamagedGroups, readable_lags
 from txmq.handles import ThreadHandle, is_survivable
 from txmq.metrics.figures import (
     Figure,
@@ -73,6 +73,7 @@ class Meter:
         self._store, self._broker, self._clock = store, broker, clock or SystemClock()
         self._lock = threading.Lock()
         self._count, self._failures = _Count(), 0
+        self._damaged = DamagedGroups()
 
     @property
     def has_counted(self) -> bool:
@@ -89,7 +90,8 @@ class Meter:
         begun_s = time.monotonic()
         try:
             status = Admin(self._store, clock=self._clock).status()
-            figures = store_figures(status, ConsumerLag(self._store, self._clock).of_all())
+            lags = readable_lags(self._store, self._clock, self._damaged)
+            figures = store_figures(status, lags)
         except BaseException:
             with self._lock:
                 self._failures += 1

@@ -14,7 +14,13 @@ from txmq.delta.files import DataFile
 from txmq.delta.retries import pause
 from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError, StorageError, StoreFormatError, TxmqError
+from txmq.errors import (
+    CommitRefusedError,
+    StorageError,
+    StoreFormatError,
+    TxmqError,
+    UnreadableFileError,
+)
 from txmq.fail_points import FailPoint, reached
 from txmq.printable import printable
 from txmq.store.value_shapes import problem_of_value
@@ -67,6 +73,11 @@ class Register:
             return Registered(0, {})
         newest = max(rows, key=lambda row: row["revision"] or 0)
         return Registered(newest["revision"] or 0, self._parsed(newest["value"]))
+
+    def read_unseen(self) -> Registered:
+        """No value, to replace one that cannot be read; 0 commits. Raises: StorageError."""
+        self.table.refresh()
+        return Registered(self.table.mark(REVISION_MARK) or 0, {})
 
     def _check_size(self, files: Sequence[DataFile]) -> None:
         sizes = [self.table.footer_sizes(file, ("value",)) for file in files]
@@ -167,15 +178,20 @@ class SharedValue(Generic[Value]):
             problem = f"have a shape that txmq does not write ({type(error).__name__}); {_RESTORE}"
             raise StoreFormatError(self._name, problem) from error
 
-    def change(self, change: Callable[[Value], Value], now_ms: int) -> Value:
+    def change(
+        self,
+        change: Callable[[Value], Value],
+        now_ms: int,
+        unreadable: Callable[[StorageError], None] | None = None,
+    ) -> Value:
         """Replace the newest value by `change` of it: one commit, none if it stays the same.
 
-        `change` is called again after each lost race. Raises: CommitRefusedError after
-        SWAP_ATTEMPTS lost races.
+        `change` is called again after each lost race. With `unreadable`, which is told of it, a
+        value that cannot be read is taken for an empty one, and so replaced. Raises:
+        CommitRefusedError after SWAP_ATTEMPTS lost races.
         """
         for attempt in range(SWAP_ATTEMPTS):
-            seen = self._register.read()
-            before = self._shaped(seen.value)
+            seen, before = self._seen(unreadable)
             after = change(before)
             if after == before:
                 return before
@@ -187,3 +203,14 @@ class SharedValue(Generic[Value]):
             return after
         problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
         raise CommitRefusedError(self._name, problem)
+
+    def _seen(self, unreadable: Callable[[StorageError], None] | None) -> tuple[Registered, Value]:
+        try:
+            seen = self._register.read()
+            return seen, self._shaped(seen.value)
+        except (StoreFormatError, UnreadableFileError) as error:
+            if unreadable is None:
+                raise
+            seen = self._register.read_unseen()
+            unreadable(error)
+            return seen, self._shaped(seen.value)

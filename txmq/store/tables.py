@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import pyarrow.fs as pa_fs
@@ -19,9 +19,10 @@ from txmq.delta.schemas import (
     TableSchema,
 )
 from txmq.delta.storage import Table
+from txmq.errors import InvalidNameError
 from txmq.fail_points import FailPoint, reached
 from txmq.message.body_schema import BodySchema
-from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic
+from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_group
 from txmq.store.claim_keys import ClaimKeys
 from txmq.store.config import Config
 from txmq.store.half import HalfLog
@@ -42,6 +43,8 @@ OPTIONAL_REGISTERS = ("brokers", "delay", "set_aside", "topics")
 # Prefixes: one register for each group, made with its first value.
 REMOTE, CONSUMER_GROUP, DEAD_LETTERS = "remote_", "group_", "dead_letters_"
 _OF_GROUPS = (REMOTE, CONSUMER_GROUP, DEAD_LETTERS)
+# The folder of all registers.
+STATE = "state/"
 _TOPICS = "topics/"
 _LOGS = {"half": HALF, "op": OP, "settled": SETTLED}
 
@@ -122,7 +125,7 @@ class StoreTables:
 
     def topic_names(self) -> list[str]:
         """The topics that have a table, including deleted ones."""
-        names = self._folders("topics")
+        names = [name for name in self._folders("topics") if _is_topic(name)]
         tables = {name: self.table(_topic_schema(name), _TOPICS + name) for name in names}
         return sorted(name for name, table in tables.items() if table.exists())
 
@@ -147,8 +150,11 @@ class StoreTables:
 
     def groups_with(self, prefix: str) -> list[str]:
         """Stored names of the groups that have a register of this prefix."""
-        names = self._folders("state")
-        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        return [
+            name.removeprefix(prefix)
+            for name in self._folders("state")
+            if name.startswith(prefix) and not _has_strange_group(name)
+        ]
 
     # --- all tables --------------------------------------------------------------------------
 
@@ -162,6 +168,12 @@ class StoreTables:
     def table_paths(self) -> list[str]:
         """The paths of all tables of the store, under its location."""
         return [*_LOGS, *self._register_paths(), *(_TOPICS + name for name in self.topic_names())]
+
+    def strange_paths(self) -> list[str]:
+        """Folders of topics and groups whose names txmq gives to none; nothing reads them."""
+        topics = [name for name in self._folders("topics") if not _is_topic(name)]
+        groups = [name for name in self._folders("state") if _has_strange_group(name)]
+        return [*(_TOPICS + name for name in topics), *(STATE + name for name in groups)]
 
     def table_at(self, path: str) -> Table:
         """The table at one of `table_paths`."""
@@ -186,7 +198,9 @@ class StoreTables:
     def _register_paths(self) -> list[str]:
         folders = self._folders("state")
         optional = [name for name in OPTIONAL_REGISTERS if name in folders]
-        of_groups = [name for name in folders if name.startswith(_OF_GROUPS)]
+        of_groups = [
+            name for name in folders if name.startswith(_OF_GROUPS) and not _has_strange_group(name)
+        ]
         return [f"state/{name}" for name in (*REGISTERS, *optional, *of_groups)]
 
     def _folders(self, parent: str) -> list[str]:
@@ -209,3 +223,23 @@ class StoreTables:
 
 def _topic_schema(topic: str) -> TableSchema:
     return SCHEDULE if topic == SCHEDULE_TOPIC else TOPIC
+
+
+def _is_topic(folder: str) -> bool:
+    return _is_accepted(check_readable_topic, folder)
+
+
+def _has_strange_group(register: str) -> bool:
+    """Whether it is the register of a group that cannot have this name."""
+    prefix = next((one for one in _OF_GROUPS if register.startswith(one)), None)
+    return prefix is not None and not _is_accepted(
+        check_stored_group, register.removeprefix(prefix)
+    )
+
+
+def _is_accepted(check: Callable[[object], str], name: str) -> bool:
+    try:
+        check(name)
+    except InvalidNameError:
+        return False
+    return True

@@ -16,6 +16,9 @@ _QUEUE_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _NUMBERS = range(-(2**63), 2**63)
 # Up to the last day of the year 9999.
 _MOMENTS_MS = range(253_402_214_400_000)
+# Of what programs call themselves; it is shown in one line.
+NAME_CHARACTERS_MAX = 256
+SERVICES_MAX = 32
 
 
 class Field(NamedTuple):
@@ -50,6 +53,15 @@ def text(place: str, value: object) -> Iterator[Problem]:
         yield place, "must be text"
 
 
+def name(place: str, value: object) -> Iterator[Problem]:
+    """A text of NAME_CHARACTERS_MAX at most."""
+    if not isinstance(value, str) or len(value) > NAME_CHARACTERS_MAX:
+        yield (
+            place[:NAME_CHARACTERS_MAX],
+            f"must be text of {NAME_CHARACTERS_MAX} characters at most",
+        )
+
+
 def anything(place: str, value: object) -> Iterator[Problem]:
     """What its reader checks by itself."""
     del place, value
@@ -80,12 +92,15 @@ def mapping(shape: Shape, key: Shape = text) -> Shape:
     return check
 
 
-def sequence(shape: Shape) -> Shape:
-    """A list of any length."""
+def sequence(shape: Shape, items_max: int | None = None) -> Shape:
+    """A list of any length, or of this one at most."""
 
     def check(place: str, value: object) -> Iterator[Problem]:
         if not isinstance(value, list):
             yield place, "must be a list"
+            return
+        if items_max is not None and len(value) > items_max:
+            yield place, f"must be a list of {items_max} at most"
             return
         for index, part in enumerate(value):
             yield from shape(f"{place}.{index}", part)
@@ -163,7 +178,7 @@ _PUBLISHER = record(
     op_table_id=text,
     low_water_version=number,
     op_commit_sha256=optional(text),
-    parked=mapping(record(from_version=number, reason=text, since_ms=number, attempts=number)),
+    parked=mapping(record(from_version=number, reason=text, since_ms=moment, attempts=number)),
     ends=_later(mapping(row(number, number, number))),
 )
 _GROUP = record(
@@ -187,7 +202,7 @@ _CLAIM = record(
 _SET_ASIDE = record(
     transactions=mapping(
         record(
-            from_version=number, problem=text, since_ms=number, claims=sequence(json_text(_CLAIM))
+            from_version=number, problem=text, since_ms=moment, claims=sequence(json_text(_CLAIM))
         )
     ),
     late=sequence(text),
@@ -208,10 +223,14 @@ _TOPIC_SETTINGS = record(
 )
 _RANGES = sequence(row(number, number))
 _BROKER = record(
-    name=text, version=text, services=sequence(text), started_ms=moment, seen_ms=moment
+    name=name,
+    version=name,
+    services=sequence(name, SERVICES_MAX),
+    started_ms=moment,
+    seen_ms=moment,
 )
 _SHAPES: Mapping[str, Shape] = {
-    "brokers": record(brokers=mapping(_BROKER)),
+    "brokers": record(brokers=mapping(_BROKER, name)),
     "publisher": _PUBLISHER,
     "check_lease": record(
         holder=_later(optional(text)), renewed_ms=number, asking=_later(mapping(text))

@@ -32,8 +32,15 @@ class BrokerEntry:
     seen_ms: int
 
     def is_gone(self, now_ms: int) -> bool:
-        """Whether it is silent for so long that it has probably ended."""
-        return now_ms - self.seen_ms > GONE_MS
+        """Whether it is silent for so long that it has probably ended.
+
+        Nobody can have been seen far in the future.
+        """
+        return now_ms - self.seen_ms > GONE_MS or self.is_to_come(now_ms)
+
+    def is_to_come(self, now_ms: int) -> bool:
+        """Whether its time lies so far in the future that it cannot be right."""
+        return self.seen_ms > now_ms + GONE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +50,14 @@ class Brokers:
     entries: Mapping[str, BrokerEntry]
 
     def beaten(self, broker_id: str, entry: BrokerEntry) -> Brokers:
-        """With this heartbeat, and without those that are gone for long."""
+        """With this heartbeat, and without those that are gone for long or to come."""
         limit_ms = entry.seen_ms - SWEPT_MS
         others = self.others(broker_id).items()
-        kept = [(key, other) for key, other in others if other.seen_ms >= limit_ms]
+        kept = [
+            (key, other)
+            for key, other in others
+            if other.seen_ms >= limit_ms and not other.is_to_come(entry.seen_ms)
+        ]
         kept.sort(key=lambda pair: pair[1].seen_ms)
         return Brokers({**dict(kept[-(ENTRIES_MAX - 1) :]), broker_id: entry})
 

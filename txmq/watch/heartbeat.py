@@ -7,12 +7,17 @@ import uuid
 from collections.abc import Callable, Iterable
 
 from txmq.clock import Clock, timestamp
+from txmq.errors import StorageError
 from txmq.handles import ThreadHandle, is_survivable
+from txmq.printable import printable
 from txmq.store.register import SharedValue
 from txmq.store.tables import StoreTables
+from txmq.store.value_shapes import NAME_CHARACTERS_MAX
 from txmq.version import __version__
 from txmq.watch.brokers import BEAT_INTERVAL_MS, BrokerEntry, Brokers, shared_brokers
 
+# Of those that came since the last beat.
+SHOWN_OTHERS = 5
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +38,7 @@ class Heartbeat:
     ) -> None:
         """Write nothing yet."""
         self._tables, self._clock = tables, clock
-        self._name, self._services = name, tuple(services)
+        self._name, self._services = name[:NAME_CHARACTERS_MAX], tuple(services)
         self.broker_id = str(uuid.uuid4())
         self._shared: SharedValue[Brokers] | None = None
         self._started_ms: int | None = None
@@ -53,7 +58,9 @@ class Heartbeat:
         self._shared = self._shared or shared_brokers(self._tables, create=True)
         self._started_ms = now_ms if self._started_ms is None else self._started_ms
         entry = BrokerEntry(self._name, __version__, self._services, self._started_ms, now_ms)
-        after = self._shared.change(lambda seen: seen.beaten(self.broker_id, entry), now_ms)
+        after = self._shared.change(
+            lambda seen: seen.beaten(self.broker_id, entry), now_ms, unreadable=_tell_of_damage
+        )
         self._tell_others(after.others(self.broker_id), now_ms)
 
     def _end(self) -> None:
@@ -63,13 +70,15 @@ class Heartbeat:
 
     def _tell_others(self, others: dict[str, BrokerEntry], now_ms: int) -> None:
         living = {key: entry for key, entry in others.items() if not entry.is_gone(now_ms)}
-        for key in living.keys() - self._known:
+        new = [entry for key, entry in sorted(living.items()) if key not in self._known]
+        if new:
             logger.warning(
-                "another broker serves this store: %s, started %s, seen %.0f s ago; several are "
-                "safe, and two are enough for one to fail",
-                living[key].name,
-                timestamp(living[key].started_ms).isoformat(sep=" ", timespec="seconds"),
-                (now_ms - living[key].seen_ms) / 1000,
+                "%s: %s; several are safe, and two are enough for one to fail",
+                "another broker serves this store"
+                if len(new) == 1
+                else f"{len(new):,} other brokers serve this store",
+                "; ".join(_said_of(entry, now_ms) for entry in new[:SHOWN_OTHERS])
+                + (f"; and {len(new) - SHOWN_OTHERS:,} more" if len(new) > SHOWN_OTHERS else ""),
             )
         self._known = set(living)
 
@@ -86,6 +95,16 @@ class Heartbeat:
             self._is_failing = True
             return
         self._is_failing = False
+
+
+def _said_of(entry: BrokerEntry, now_ms: int) -> str:
+    started = timestamp(entry.started_ms).isoformat(sep=" ", timespec="seconds")
+    ago_s = (now_ms - entry.seen_ms) / 1000
+    return f"{printable(entry.name)}, started {started}, seen {ago_s:.0f} s ago"
+
+
+def _tell_of_damage(error: StorageError) -> None:
+    logger.warning("what brokers said of themselves is replaced: %s", error)
 
 
 class HeartbeatHandle(ThreadHandle):

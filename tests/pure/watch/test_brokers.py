@@ -21,7 +21,11 @@ def test_heartbeat_removes_nobody_but_who_is_gone_for_long(
 ) -> None:
     after = Brokers(entries).beaten(broker_id, entry(now_ms, "new")).entries
 
-    kept = {key for key, other in entries.items() if other.seen_ms >= now_ms - SWEPT_MS}
+    kept = {
+        key
+        for key, other in entries.items()
+        if now_ms - SWEPT_MS <= other.seen_ms <= now_ms + GONE_MS
+    }
     assert set(after) == kept | {broker_id}
     assert after[broker_id].name == "new"
     assert Brokers(after).without(broker_id).entries.keys() == kept - {broker_id}
@@ -30,6 +34,15 @@ def test_heartbeat_removes_nobody_but_who_is_gone_for_long(
 @given(st.integers(0, 2 * GONE_MS))
 def test_broker_is_gone_after_three_missed_minutes(silent_ms: int) -> None:
     assert entry(0).is_gone(silent_ms) == (silent_ms > GONE_MS)
+
+
+def test_entries_of_the_future_are_gone_and_keep_no_honest_broker_out() -> None:
+    ghosts = {str(number): entry(10**13, "ghost") for number in range(ENTRIES_MAX)}
+    assert entry(GONE_MS + 1).is_gone(0)
+    assert not entry(GONE_MS).is_gone(0)
+
+    brokers = Brokers(ghosts).beaten("a", entry(1)).beaten("b", entry(2))
+    assert set(brokers.entries) == {"a", "b"}
 
 
 def test_brokers_that_die_again_and_again_fill_no_memory() -> None:

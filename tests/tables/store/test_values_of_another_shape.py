@@ -29,6 +29,7 @@ from txmq.store.value_shapes import problem_of_value
 from txmq.testing import ManualClock
 
 TOPIC = "order-paid"
+PARKED = {"from_version": 1, "reason": "full", "since_ms": 5, "attempts": 1}
 STRANGE: tuple[Any, ...] = (None, "x", -1, 1.5, True, [], {}, [[]], {"a": 1})
 # Values that a store has after days or faults; the others are those of a store in use.
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -142,11 +143,21 @@ def test_value_of_txmq_has_no_problem_and_most_others_have(used_store: Store, na
     assert len([problem for problem in problems if problem]) > len(problems) / 2
 
 
+def test_time_of_what_is_set_aside_can_be_shown() -> None:
+    entry = {"from_version": 1, "problem": "gone", "since_ms": 10**18, "claims": []}
+    said = problem_of_value("set_aside", {"transactions": {"a": entry}, "late": []})
+    assert said == "transactions.a.since_ms must be a time in milliseconds"
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"low_water_version": "5"}, "low_water_version must be a whole number"),
         ({"parked": {"a": {"from_version": 1}}}, "parked.a.reason is missing"),
+        (
+            {"parked": {"a": PARKED | {"since_ms": 10**18}}},
+            "parked.a.since_ms must be a time in milliseconds",
+        ),
         ({"parked": []}, "parked must be an object"),
         ({"ends": {"a\x1b[2J": [1, 2]}}, r"ends.a\\x1b\[2J must be a list of 3"),
     ],
