@@ -64,10 +64,10 @@ def _statements(create: str, sources: ViewSources) -> dict[str, str]:
 
 def _sources(store: Store, table: Callable[[Store, str], str]) -> ViewSources:
     logs = {name: table(store, name) for name in LOGS}
-    topics: Mapping[str, str] = {
-        topic: table(store, f"topics/{topic}") for topic in store.tables.topic_names()
-    }
-    return ViewSources(logs, topics, no_letters_of(logs["half"]))
+    names = store.topics()
+    topics: Mapping[str, str] = {topic: table(store, f"topics/{topic}") for topic in names}
+    deleted = store.tables.topic_register().read().deleted.difference(names)
+    return ViewSources(logs, topics, no_letters_of(logs["half"]), deleted)
 
 
 def _spark_table(store: Store, path: str) -> str:

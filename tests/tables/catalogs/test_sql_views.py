@@ -15,6 +15,7 @@ from tests.kit.check_world import CheckWorld
 from tests.kit.stores import HandMadeStore
 from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
+from txmq.admin.topics import Topics
 from txmq.check.recheck import RecheckJob
 from txmq.cli.app import app
 from txmq.message.message import Message
@@ -115,6 +116,28 @@ def test_topic_that_is_parked_lags(tmp_path: Path, connection: duckdb.DuckDBPyCo
     assert [parked.topic for parked in Admin(store).status().parked] == ["parked"]
     lag = counts(connection, "SELECT topic, unpublished_messages FROM txmq_topic_lag")
     assert lag == {"fine": 0, "parked": 2}
+
+
+def test_topic_that_was_deleted_does_not_lag(
+    tmp_path: Path, connection: duckdb.DuckDBPyConnection
+) -> None:
+    store = Store.create(tmp_path / "store")
+    with TransactionProducer(store, producer_group="shop") as producer:
+        for topic in ("gone", "stays"):
+            producer.send(Message(topic, b"1"))
+        Publisher(store).run_once()
+        Topics(store).delete("gone", apply=True)
+        load(connection, store)
+        assert_equal_to_status(connection, store)
+        lags = "SELECT topic, unpublished_messages FROM txmq_topic_lag"
+        assert counts(connection, lags) == {"stays": 0}
+
+        producer.send(Message("gone", b"again"))
+    Publisher(store).run_once()
+    load(connection, store)
+
+    assert counts(connection, lags) == {"stays": 0, "gone": 0}
+    assert_equal_to_status(connection, store)
 
 
 @pytest.mark.parametrize(
