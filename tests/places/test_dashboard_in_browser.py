@@ -162,3 +162,15 @@ def test_page_of_others_can_neither_frame_nor_fetch(window: Browser, root: str) 
     assert window.run(script, f"{other}/topics") == "refused"
     assert window.run(script, f"{root}/topics") == 200
     window.console()
+
+
+def test_page_without_live_parts_is_not_read_again(
+    window: Browser, root: str, paths: dict[str, str]
+) -> None:
+    count = "let n = 0; window.fetch = () => { n += 1; return Promise.reject(); };"
+    asked = {}
+    for path in ("/", "/search?q=order-7", paths["evil"]):
+        window.open(root + path)
+        asked[path] = window.run(f"{count} return update().then(() => n);")
+
+    assert asked == {"/": 1, "/search?q=order-7": 0, paths["evil"]: 0}

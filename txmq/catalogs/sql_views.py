@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Mapping
 
 from txmq.catalogs.names import LOGS
 from txmq.catalogs.views import ViewSources, no_letters_of, view_queries
 from txmq.delta.object_store import spark_location
+from txmq.delta.rooted import inside
+from txmq.errors import StoreFormatError, shown
+from txmq.printable import printable
 from txmq.store.store import Store
 
 # The columns that the views read, and their types in DuckDB; partition columns are not in files.
@@ -25,6 +29,8 @@ _TYPES = {
 }  # fmt: skip
 
 _READ_FILES = "SELECT * FROM read_parquet([{files}], union_by_name = true)"
+# DuckDB reads more than the one file that such a path names.
+_PATTERN = re.compile(r"[*?\[]")
 _COLUMNS_OF = "(SELECT {columns} FROM ({files}) AS files)"
 
 
@@ -58,10 +64,10 @@ def _statements(create: str, sources: ViewSources) -> dict[str, str]:
 
 def _sources(store: Store, table: Callable[[Store, str], str]) -> ViewSources:
     logs = {name: table(store, name) for name in LOGS}
-    topics: Mapping[str, str] = {
-        topic: table(store, f"topics/{topic}") for topic in store.tables.topic_names()
-    }
-    return ViewSources(logs, topics, no_letters_of(logs["half"]))
+    names = store.topics()
+    topics: Mapping[str, str] = {topic: table(store, f"topics/{topic}") for topic in names}
+    deleted = store.tables.topic_register().read().deleted.difference(names)
+    return ViewSources(logs, topics, no_letters_of(logs["half"]), deleted)
 
 
 def _spark_table(store: Store, path: str) -> str:
@@ -80,12 +86,23 @@ def _duckdb_files(store: Store, path: str) -> str:
     names = [name for name in columns if name in _TYPES and name not in partitions]
     none = ", ".join(f"CAST(NULL AS {_TYPES[name]}) AS {name}" for name in names)
     parts = [f"SELECT {none} WHERE false"]
-    files = [_text(f"{table.location}/{file.path}") for file in table.files()]
+    files = [_text(f"{table.location}/{_plain(path, file.path)}") for file in table.files()]
     if files:
         listed = ", ".join(files)
         parts.append(_READ_FILES.format(files=listed))
     union = " UNION ALL BY NAME ".join(parts)
     return _COLUMNS_OF.format(columns=", ".join(names), files=union)
+
+
+def _plain(table: str, path: str) -> str:
+    """A file of the table, as neither a terminal nor DuckDB can mistake it."""
+    problem = f"its log names the file {shown(path)}, which {{}}; `txmq doctor` says more"
+    if printable(path) != path or _PATTERN.search(path):
+        raise StoreFormatError(table, problem.format("has characters that no view may have"))
+    try:
+        return inside(path)
+    except StoreFormatError as error:
+        raise StoreFormatError(table, problem.format("leads out of its folder")) from error
 
 
 def _text(value: str) -> str:

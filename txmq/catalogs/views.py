@@ -97,6 +97,7 @@ FULL JOIN (
   LEFT JOIN ({facts}) AS fact ON fact.transaction_id = half.transaction_id
   LEFT JOIN ({shown}) AS shown ON shown.topic = half.real_topic
   WHERE half.real_topic IS NOT NULL
+    AND (half.real_topic NOT IN ({deleted}) OR coalesce(fact.state, 'PENDING') = 'PENDING')
   GROUP BY half.real_topic
 ) AS waiting ON waiting.topic = shown.topic
 """
@@ -132,11 +133,14 @@ class ViewSources:
         logs: by the names in LOGS.
         topics: by the stored names of the topics that have a table.
         no_letters: what stands there where nobody has dead letters.
+        deleted: stored names of deleted topics without a row: of what was committed to them
+            nothing waits.
     """
 
     logs: Mapping[str, str]
     topics: Mapping[str, str]
     no_letters: str
+    deleted: frozenset[str] = frozenset()
 
 
 def view_queries(sources: ViewSources) -> dict[str, str]:
@@ -149,6 +153,7 @@ def view_queries(sources: ViewSources) -> dict[str, str]:
         **logs,
         "facts": _FACTS.format(**logs),
         "checks": _CHECKS.format(**logs),
+        "deleted": _words(sorted(map(check_readable_topic, sources.deleted)) or [""]),
         "unpublished": _IS_UNPUBLISHED,
         "shown": _union(_SHOWN, shown) or _NO_TOPIC,
         "letters": _union(_LETTERS, letters or {TRANS_CHECK_MAX_TIME_TOPIC: sources.no_letters}),

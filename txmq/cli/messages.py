@@ -26,14 +26,18 @@ from txmq.cli.shared import (
     print_json,
     say,
 )
+from txmq.message.ids import message_address
 from txmq.message.message import Message
-from txmq.message.names import shown_name, stored_name, wrapped
+from txmq.message.names import group_in_namespace, shown_name, stored_name, wrapped
 from txmq.producer.producer import TransactionProducer
+from txmq.producer.recall import RecallCheck
 from txmq.producer.trace_records import TraceRecord
 from txmq.store.opening import open_store
 
 if TYPE_CHECKING:
     from rich.status import Status
+
+    from txmq.store.store import Store
 
 CLI_GROUP = "txmq-cli"
 BATCH_MESSAGES = 1_000
@@ -162,13 +166,26 @@ def recall(
     *,
     group: ProducerGroup = CLI_GROUP,
     namespace: Namespace = None,
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would do, and write nothing.")
+    ] = False,
 ) -> None:
-    """Recall a delayed message before it is due."""
+    """Recall a delayed message before it is due. It acts at once, unless with --dry-run."""
     location, message_id = location_and(location, message_id, "MESSAGE_ID")
     store = open_store(location)
+    if is_dry_run:
+        say(_recall_plan(store, message_id, group_in_namespace(group, namespace)))
+        return
     with TransactionProducer(store, producer_group=group, namespace=namespace) as producer:
         producer.recall(message_id)
     say(f"{message_id} is recalled")
+
+
+def _recall_plan(store: Store, message_id: str, stored_group: str) -> str:
+    address = (*message_address(message_id), stored_group)
+    if RecallCheck(store).is_recalled(*address):
+        return f"{message_id} is recalled already; nothing would be written"
+    return f"{message_id} would be recalled; nothing was written. Without --dry-run it is"
 
 
 # --- produce -------------------------------------------------------------------------------------

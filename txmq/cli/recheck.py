@@ -26,7 +26,7 @@ def add_recheck_command(app: typer.Typer) -> None:
 def recheck(location: Location, config: ConfigFile = None, *, as_json: AsJson = False) -> None:
     """Ask the configured listeners about all due transactions, once; for schedulers.
 
-    Exit code 1 if a group with open transactions has no listener: nobody can be asked about them.
+    Exit code 1 if the last check of a group with open transactions found no listener.
     """
     result = RecheckJob(open_store(location, config)).run_once()
     print_result(result, _view, as_json=as_json)

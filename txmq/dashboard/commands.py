@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from txmq.lifecycle import TransactionState
+from txmq.message.names import namespace_of, unwrapped
 from txmq.printable import printable
 
 WHY = "WHY"
@@ -17,11 +18,13 @@ class Command:
 
     Attributes:
         is_changing: whether it changes the store; without `--apply` it only shows what it would do.
+        acts_at_once: whether it changes the store as it is copied.
     """
 
     purpose: str
     text: str
     is_changing: bool = False
+    acts_at_once: bool = False
 
 
 def word(text: str) -> str:
@@ -35,10 +38,15 @@ def word(text: str) -> str:
     return f"$'{escaped}'"
 
 
+# These have no dry run.
+_AT_ONCE = frozenset({"recheck", "maintenance", "serve"})
+
+
 def txmq(purpose: str, *words: str, is_changing: bool = False, reason: str | None = WHY) -> Command:
     """A call of `txmq`; each word is quoted. Changes get a reason and wait for `--apply`."""
     given = ("--reason", reason) if is_changing and reason else ()
-    return Command(purpose, " ".join(["txmq", *map(word, (*words, *given))]), is_changing)
+    text = " ".join(["txmq", *map(word, (*words, *given))])
+    return Command(purpose, text, is_changing, words[0] in _AT_ONCE)
 
 
 def of_transaction(
@@ -60,6 +68,15 @@ def of_transaction(
         TransactionState.INCOMPLETE: [resume, rollback],
     }  # fmt: skip
     return of_state.get(state, []) if state else []
+
+
+def of_delayed(location: str, message_id: str, stored_group: str) -> list[Command]:
+    """What can be done about a message that waits for its time."""
+    namespace = namespace_of(stored_group)
+    within = () if namespace is None else ("--namespace", namespace)
+    purpose = "Whether it can be taken back; without --dry-run it is"
+    group = unwrapped(stored_group)
+    return [txmq(purpose, "recall", location, message_id, "--group", group, *within, "--dry-run")]
 
 
 def of_topic(location: str, topic: str, *, is_parked: bool) -> list[Command]:

@@ -24,7 +24,6 @@ from txmq.message.names import (
 )
 
 if TYPE_CHECKING:
-    from txmq.admin.found_message import FoundMessage
     from txmq.store.store import Store
 
 # So many rows of one transaction in each table, and keys in a search.
@@ -73,12 +72,13 @@ class Lookups:
         found = query.by_id(message_id, with_body=self.show_bodies, with_trace=False)
         text = commands.txmq("With its trace and its body", "message", seen.location, "--id",
                              message_id, "--body")  # fmt: skip
+        delayed = commands.of_delayed(seen.location, found.message_id, found.producer_group)
         return {
             "message": found,
             "topic": shown_name(found.topic),
             "body": None if found.body is None else shown_body(found.body),
             "show_bodies": self.show_bodies,
-            "commands": [*_recall(seen, found), text],
+            "commands": [*(delayed if found.where == "scheduled" else ()), text],
         }
 
     def offsets(self, seen: Seen, topic: str) -> Content:
@@ -179,12 +179,3 @@ def _tone(event: LifeEvent) -> str:
 def _message_ids(life: TransactionLife) -> list[str]:
     ids = [event.details.get("message_id") for event in life.events]
     return sorted({text for text in ids if isinstance(text, str)})[:MESSAGES_MAX]
-
-
-def _recall(seen: Seen, found: FoundMessage) -> list[commands.Command]:
-    if found.where != "scheduled":
-        return []
-    return [
-        commands.txmq("Take it back before it is due", "recall", seen.location, found.message_id,
-                      "--group", shown_name(found.producer_group))
-    ]  # fmt: skip

@@ -74,13 +74,20 @@ class OpenTelemetryMetrics:
         self._instruments: set[str] = set()
 
     def begin(self, figures: Figures) -> None:
-        """Observe these figures from now on. Raises: ConfigError if others are observed."""
+        """Observe these figures from now on; nothing where the provider raises.
+
+        Raises: ConfigError if others are observed.
+        """
         with self._lock:
             if self._figures is not None:
                 problem = "this OpenTelemetryMetrics shows a running broker or MetricsService"
                 raise ConfigError([f"metrics: {problem}; make another one, or stop that"])
             self._figures = figures
-        self.look()
+        try:
+            self.look()
+        except BaseException:
+            self.stop()
+            raise
 
     def look(self) -> None:
         """Make the instruments of figures that are new; a count brings some."""
@@ -102,6 +109,14 @@ class OpenTelemetryMetrics:
             if series.name in self._instruments:
                 return
             self._instruments.add(series.name)
+        try:
+            self._make(figure, series)
+        except BaseException:
+            with self._lock:
+                self._instruments.discard(series.name)
+            raise
+
+    def _make(self, figure: Figure, series: Series) -> None:
         make: Any = (
             self._meter.create_observable_counter
             if series.is_counter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import json
 import logging
@@ -9,6 +10,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
@@ -32,17 +34,56 @@ Application = Callable[[Environment, StartResponse], Iterable[bytes]]
 Answer = tuple[HTTPStatus, str, bytes]
 
 
+class TimedReader(io.RawIOBase):
+    """Reads a socket until a deadline for all of it: who sends drop by drop ends too.
+
+    Args:
+        connection: its timeout is what is left before each read, and all of it for writes.
+        limit_s: from now on.
+        now_s: a clock that only goes forward.
+    """
+
+    def __init__(
+        self, connection: socket.socket, limit_s: float, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begin the time."""
+        self._connection, self._limit_s, self._now_s = connection, limit_s, now_s
+        self._end_s = now_s() + limit_s
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The bytes that one read gave. Raises: TimeoutError."""
+        self._connection.settimeout(self.left())
+        try:
+            return self._connection.recv_into(buffer)
+        finally:
+            self._connection.settimeout(self._limit_s)
+
+    def left(self) -> float:
+        """The seconds that are left. Raises: TimeoutError."""
+        left_s = self._end_s - self._now_s()
+        if left_s <= 0:
+            raise TimeoutError(f"the request took longer than {self._limit_s:g} s")
+        return left_s
+
+
 class _Handler(WSGIRequestHandler):
-    """One request; each read and write of it has an end."""
+    """One request: its head has an end, the handshake with it, and each write of the answer."""
 
     timeout = REQUEST_S
 
     def setup(self) -> None:
         """Shake hands here, not where all wait for the next connection."""
+        reader = TimedReader(self.request, REQUEST_S)
         if isinstance(self.request, ssl.SSLSocket):
             self.request.settimeout(REQUEST_S)
             self.request.do_handshake()
         super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(reader)
 
     def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the library's name
         """Write to the log of this package."""
@@ -79,7 +120,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # No thread was begun that would give it back.
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer, and give the place back."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from txmq.clock import Clock
 from txmq.errors import (
     IncompleteTransactionError,
-    NotRecalledError,
     ProducerGroupMismatchError,
     TopicChangedError,
     TransactionNotFoundError,
@@ -18,8 +17,8 @@ from txmq.errors import (
 )
 from txmq.handles import close_at_exit
 from txmq.hooks import Hooks
-from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
-from txmq.message.ids import IdempotencyKey, message_id
+from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
+from txmq.message.ids import IdempotencyKey
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.trace_context import carrying
 from txmq.producer.answers import Answered
@@ -30,7 +29,7 @@ from txmq.producer.ends import AskedEnds, trusted_s
 from txmq.producer.group_commit import Size
 from txmq.producer.keyed import KeyedAttempt, KeyedTry
 from txmq.producer.log_commits import LogCommits
-from txmq.producer.recall import RecallCheck, recall_problem
+from txmq.producer.recall import RecallCheck
 from txmq.producer.routing import MessageRouter, PlannedSend, RoutedMessage
 from txmq.store.half import HalfOrigin, HalfTransaction
 from txmq.store.op import OpRow
@@ -294,24 +293,15 @@ class ProducerCommits:
 
         Raises: NotRecalledError, TransactionNotFoundError, ProducerGroupMismatchError.
         """
-        if self._recalled(transaction_id, sequence):
+        address = (transaction_id, sequence, self.producer_group)
+        if RecallCheck(self.store).is_recalled(*address):
             return
         row = OpRow(
             transaction_id, ClaimKind.RECALL, self.producer_group, ClaimSource.PRODUCER,
             self.now_ms(), sequences=(sequence,),
         )  # fmt: skip
         self._logs.recalls.submit(row, Size(1)).result()
-        self._recalled(transaction_id, sequence)
-
-    def _recalled(self, transaction_id: str, sequence: int) -> bool:
-        """Whether it is recalled already. Raises: NotRecalledError if it cannot be recalled."""
-        standing = RecallCheck(self.store).standing(transaction_id, sequence, self.producer_group)
-        problem = recall_problem(standing)
-        if problem:
-            address = message_id(transaction_id, sequence)
-            state = standing.delivery or standing.state
-            raise NotRecalledError(address, state.value, problem)
-        return standing.delivery is DeliveryState.RECALLED
+        RecallCheck(self.store).is_recalled(*address)
 
     @property
     def client_id(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from txmq.errors import ProducerGroupMismatchError
+from txmq.errors import NotRecalledError, ProducerGroupMismatchError
 from txmq.lifecycle import (
     PENDING,
     Claim,
@@ -20,6 +20,7 @@ from txmq.lifecycle import (
     fold,
     fold_deliveries,
 )
+from txmq.message.ids import message_id
 from txmq.store.forgotten import no_transaction
 from txmq.store.known import KnownReader, known_by_message
 from txmq.store.schedule import delayed_messages
@@ -55,6 +56,18 @@ class RecallCheck:
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
         self._store, self._logs = store, store.tables.logs()
+
+    def is_recalled(self, transaction_id: str, sequence: int, producer_group: str) -> bool:
+        """Whether it is recalled already; false where it can be. 0 commits.
+
+        Raises: NotRecalledError if it cannot be recalled; else as `standing`.
+        """
+        standing = self.standing(transaction_id, sequence, producer_group)
+        problem = recall_problem(standing)
+        if problem:
+            state = standing.delivery or standing.state
+            raise NotRecalledError(message_id(transaction_id, sequence), state.value, problem)
+        return standing.delivery is DeliveryState.RECALLED
 
     def standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
         """The state of the message by all claims that are durable now; 0 commits.

@@ -63,4 +63,9 @@ def test_nothing_is_written_by_a_command_as_it_is_copied() -> None:
     ]  # fmt: skip
 
     assert all("--apply" not in act.text for act in acts)
+    at_once = {shlex.split(act.text)[1] for act in acts if act.acts_at_once}
+    assert at_once == {"recheck"}
+    (recall,) = commands.of_delayed("/s", "id:0", "ten.shop")
+    assert shlex.split(recall.text)[2:] == [
+        "/s", "id:0", "--group", "shop", "--namespace", "ten", "--dry-run"]  # fmt: skip
     assert any(act.is_changing for act in acts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.kit.check_world import CheckWorld
 from tests.kit.stores import HandMadeStore
 from txmq.admin.operator import Operator
 from txmq.admin.status import Admin
+from txmq.admin.topics import Topics
 from txmq.check.recheck import RecheckJob
 from txmq.cli.app import app
 from txmq.message.message import Message
@@ -114,3 +116,50 @@ def test_topic_that_is_parked_lags(tmp_path: Path, connection: duckdb.DuckDBPyCo
     assert [parked.topic for parked in Admin(store).status().parked] == ["parked"]
     lag = counts(connection, "SELECT topic, unpublished_messages FROM txmq_topic_lag")
     assert lag == {"fine": 0, "parked": 2}
+
+
+def test_topic_that_was_deleted_does_not_lag(
+    tmp_path: Path, connection: duckdb.DuckDBPyConnection
+) -> None:
+    store = Store.create(tmp_path / "store")
+    with TransactionProducer(store, producer_group="shop") as producer:
+        for topic in ("gone", "stays"):
+            producer.send(Message(topic, b"1"))
+        Publisher(store).run_once()
+        Topics(store).delete("gone", apply=True)
+        load(connection, store)
+        assert_equal_to_status(connection, store)
+        lags = "SELECT topic, unpublished_messages FROM txmq_topic_lag"
+        assert counts(connection, lags) == {"stays": 0}
+
+        producer.send(Message("gone", b"again"))
+    Publisher(store).run_once()
+    load(connection, store)
+
+    assert counts(connection, lags) == {"stays": 0, "gone": 0}
+    assert_equal_to_status(connection, store)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["x\x1b]0;me\x07.parquet", "x\n.read y.parquet", "x\u202e.parquet", "../../../../etc/passwd",
+     "/etc/passwd", "http://evil/x.parquet", "x*.parquet", "x?.parquet", "x[a].parquet"],
+)  # fmt: skip
+def test_path_that_others_wrote_is_refused_and_nothing_printed(tmp_path: Path, path: str) -> None:
+    store = Store.create(tmp_path / "store")
+    with TransactionProducer(store, producer_group="shop") as producer:
+        producer.send(Message("t", b"1"))
+    Publisher(store).run_once()
+    log = Path(store.location, "topics", "t", "_delta_log")
+    newest = max(log.glob("*.json"))
+    actions = [json.loads(line) for line in newest.read_text().splitlines()]
+    (add,) = [action["add"] for action in actions if "add" in action]
+    follows = log / f"{int(newest.stem) + 1:020d}.json"
+    follows.write_text(json.dumps({"add": {**add, "path": path}}))
+
+    result = CliRunner().invoke(app, ["sql-views", store.location])
+
+    assert result.exit_code != 0
+    assert result.stdout == ""
+    assert "topics/t: " in result.stderr
+    assert not set(result.stderr) & set("\x1b\x07\u202e")

@@ -283,6 +283,21 @@ def test_a_delayed_message_is_recalled(store: Store) -> None:
     assert [row["kind"] for row in rows_of(f"{store.location}/op")].count("RECALL") == 1
 
 
+def test_a_dry_run_says_what_a_recall_would_do_and_writes_nothing(store: Store) -> None:
+    (own_id,) = produced(store, "--body", "1", "--delay-s", "3600", "--namespace", "ten")
+    named = ("recall", store.location, own_id, "--namespace", "ten")
+    before = table_versions(store)
+
+    planned = run(*named, "--dry-run")
+
+    assert planned.exit_code == 0
+    assert f"{own_id} would be recalled; nothing was written" in planned.stdout
+    assert table_versions(store) == before
+    assert_refused(run("recall", store.location, own_id, "--dry-run"), "belongs to group")
+    assert run(*named).exit_code == 0
+    assert "is recalled already" in run(*named, "--dry-run").stdout
+
+
 def test_a_message_of_another_group_is_not_recalled(store: Store) -> None:
     (own_id,) = produced(store, "--body", "1", "--delay-s", "3600")
 

@@ -18,7 +18,7 @@ from txmq.broker import Broker
 from txmq.errors import ConfigError
 from txmq.histogram import Histogram
 from txmq.message.message import Message
-from txmq.metrics.figures import Latencies
+from txmq.metrics.figures import Figure, FigureKind, Latencies
 from txmq.metrics.meter import Meter
 from txmq.metrics.otel import OpenTelemetryMetrics, attribute_of
 from txmq.metrics.prometheus import exposition
@@ -156,3 +156,32 @@ def test_what_shows_no_figures_is_refused(store: Store) -> None:
 def test_without_an_sdk_nothing_is_observed(store: Store) -> None:
     with MetricsService(store, OpenTelemetryMetrics()).start() as handle:
         assert handle.is_alive
+
+
+class RefusesOnce:
+    """A provider, and its meter, that are not ready at first."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.refused = 0
+
+    def get_meter(self, *_: object) -> Any:
+        return self
+
+    def create_observable_gauge(self, name: str, *_: object, **__: object) -> None:
+        if not self.refused:
+            self.refused += 1
+            raise RuntimeError("the SDK is not ready")
+        self.made.append(name)
+
+
+def test_start_that_the_provider_refuses_can_be_tried_again() -> None:
+    provider = RefusesOnce()
+    shown: Any = OpenTelemetryMetrics(provider)  # type: ignore[arg-type]
+    figure = Figure("txmq_open", FigureKind.GAUGE, "Open ones.", (), {(): 1.0})
+    with pytest.raises(RuntimeError, match="not ready"):
+        shown.begin(lambda: [figure])
+
+    shown.begin(lambda: [figure])
+
+    assert provider.made == ["txmq.open"]

@@ -22,6 +22,8 @@ function say(text) { document.getElementById("news").textContent = text; }
 // Takes each part with data-live from a fresh page; a part that has the focus is left alone.
 async function update() {
   if (document.hidden || named("live").getAttribute("aria-pressed") !== "true") return;
+  // A search or a message has none: each answer would be read again for nothing.
+  if (document.querySelector("main [data-live]") === null) return;
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
