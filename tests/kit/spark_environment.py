@@ -16,3 +16,9 @@ def spark_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OF_CONNECT}
     java_home = home_for_spark(require_java(), cache_folder())
     return {**kept, "JAVA_HOME": str(java_home), "SPARK_HOME": str(spark_home())}
+
+
+def forget_connect() -> None:
+    """Take from this process what a session of Connect left in the one that started it."""
+    for name in _OF_CONNECT:
+        os.environ.pop(name, None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 
 from tests.kit import s3
+from tests.kit.spark_environment import forget_connect
 from txmq.listeners.delta import DeltaListener
 from txmq.local_spark.session import local_session
 from txmq.producer.transaction import Transaction
@@ -75,6 +76,7 @@ class SparkBusiness:
     def _spark(self) -> SparkSession:
         with self._lock:
             if self._session is None:
+                forget_connect()
                 self._session = local_session(extra=self._settings(), for_minutes=True)
             return self._session
 
