@@ -25,7 +25,7 @@ from txmq import random_names
 from txmq.delta import retries
 from txmq.fail_points import FailPoint, arm
 from txmq.handles import ThreadHandle
-from txmq.publish import round as publish_round
+from txmq.publish import rivals
 from txmq.testing import _around_commits, _replaced
 
 # Sunday, 2020-03-01 06:00:00 UTC: before all real time, so that a file without a stamp is known.
@@ -208,7 +208,7 @@ class Simulation:
             (threading.Thread, "start", started),
             (ThreadHandle, "begin", begun),
             (retries, "RETRY_PAUSE_S", 0.0),
-            (publish_round, "RIVAL_PAUSE_MAX_S", 0.0),
+            (rivals, "PAUSE_MAX_S", 0.0),
         ]
 
     def _end_threads(self) -> None:
