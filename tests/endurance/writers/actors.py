@@ -24,7 +24,7 @@ TOPIC, GROUP = "numbers", "writers"
 # A number names its producer and its place there.
 NUMBERS_EACH = 1_000_000_000
 PAUSE_S = 0.2
-LISTINGS_MAX = 5
+LISTINGS_MAX = 100
 Read = Callable[[str], "np.ndarray[Any, Any]"]
 
 
