@@ -91,7 +91,7 @@ class TopicReader:
         self.failure: Exception | None = None
         self._store, self._namespace = store, namespace
         self._table: Table = store.tables.table_at(f"topics/{topic}")
-        self._version, self._is_surely_absent = NONE, False
+        self._version = NONE
         self._parts: list[FilePart] = []
         self._hints: dict[int, FilePart] = {}
         self._rows = PartRows(message_filter)
@@ -148,7 +148,7 @@ class TopicReader:
         """
         self._checked = set()
         if self._version == NONE:
-            self._is_surely_absent = False
+            self._table.doubt_absence()
         elif not self._table.has_commit(self._version) or not self._is_same_table():
             self._forget_all()
             self.look()
@@ -159,13 +159,10 @@ class TopicReader:
         return fresh.exists() and fresh.table_id == self._table.table_id
 
     def _found_table(self) -> bool:
-        # Clean-up may have removed the first commit of an old table, but not of a new one.
-        if self._is_surely_absent and not self._table.has_commit(0):
-            return False
-        self._is_surely_absent = not self._table.exists()
-        if not self._is_surely_absent:
+        is_there = self._table.exists()
+        if is_there:
             self._plan()
-        return not self._is_surely_absent
+        return is_there
 
     def _follow(self, news: CommitNews) -> None:
         self._parts += sorted(news.added, key=lowest_offset)
@@ -188,7 +185,7 @@ class TopicReader:
 
     def _forget_all(self) -> None:
         self._table = self._store.tables.table_at(f"topics/{self.topic}")
-        self._version, self._is_surely_absent = NONE, False
+        self._version = NONE
         self.ends, self._parts, self._hints = {}, [], {}
         self._commit, self._checked = None, set()
         self._rows.forget()

@@ -51,16 +51,20 @@ class FollowedTable(TableFolder):
     def exists(self) -> bool:
         """Whether there is a Delta table at the location. Raises: StorageError.
 
-        A table that was not there begins with commit 0. So on an object store a look at that name
-        takes the place of a listing, which costs twelve times as much; but not for long, because
-        log clean-up removes it some minutes later.
+        A table that was not there begins with commit 0. So a look at that name takes the place of a
+        listing, which costs twelve times as much on an object store; but not for long, because log
+        clean-up removes it some minutes later.
         """
         begin_use()
-        if self._is_looked_up(self._missed_s):
+        if time.monotonic() - self._missed_s < LIST_EVERY_S:
             return self.has_commit(0)
         is_there = self._is_listed()
         self._missed_s = -math.inf if is_there else time.monotonic()
         return is_there
+
+    def doubt_absence(self) -> None:
+        """Let the next `exists` list the log, also soon after one that found nothing."""
+        self._missed_s = -math.inf
 
     def _is_listed(self) -> bool:
         try:
@@ -70,10 +74,6 @@ class FollowedTable(TableFolder):
         except BaseException as error:
             refuse_panic(error)
             raise
-
-    def _is_looked_up(self, whole_s: float) -> bool:
-        """Whether one name tells enough, because the whole was looked at not long ago."""
-        return self.objects.is_remote and time.monotonic() - whole_s < LIST_EVERY_S
 
     @property
     def snapshot(self) -> Snapshot:
@@ -160,9 +160,9 @@ class FollowedTable(TableFolder):
         so fresh that no clean-up can have passed both. Whoever follows looks at it in any case.
         """
         newest, now_s = self._newest_known().version, time.monotonic()
-        is_fresh = now_s - self._looked_s < FRESH_S
+        is_fresh = now_s - self._looked_s < FRESH_S and now_s - self._compared_s < LIST_EVERY_S
         self._looked_s = now_s
-        if is_fresh and self._is_looked_up(self._compared_s):
+        if is_fresh and self.objects.is_remote:
             return self.has_commit(newest + 1)
         pinned, following = self.commit_infos(newest, newest + 1)
         self._compared_s = now_s

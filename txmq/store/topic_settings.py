@@ -212,12 +212,12 @@ class TopicRegister:
         return RegisteredTopics(settings, frozenset(seen.value.get("deleted", ())), seen)
 
     def has_news(self) -> bool:
-        """Whether somebody changed the settings since `read`; one lookup of a file name.
+        """Whether somebody changed the settings since `read`; a lookup of one or two file names.
 
         Raises: OSError, StorageError.
         """
         table = self._register.table
-        return table.has_news() if self._is_there else table.has_commit(0)
+        return table.has_news() if self._is_there else table.exists()
 
     def swap(self, after: RegisteredTopics, now_ms: int) -> None:
         """Replace the value that `after` was made from, in one commit.
