@@ -316,7 +316,7 @@ class ReadTable(FollowedTable):
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             if row_group is not None:
                 return parquet.read_row_group(row_group, stored, use_threads=use_threads)
-            if not (self._small.is_on and is_small(file.size_bytes, parquet.metadata)):
+            if not (self._small.is_on and is_small(file.size_bytes, parquet.metadata.num_rows)):
                 return parquet.read(stored, use_threads=use_threads)
             rows = parquet.read(use_threads=False)
         self._small.keep(file.path, rows, rows.nbytes)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
 # By its size and by its rows, for compression hides how large a few values are.
 SMALL_BYTES, SMALL_ROWS = 64 * 1024, 64
@@ -18,9 +17,9 @@ SMALL_BYTES, SMALL_ROWS = 64 * 1024, 64
 KEPT_BYTES, KEPT_FILES = 256 * 1024, 16
 
 
-def is_small(size_bytes: int, metadata: pq.FileMetaData) -> bool:
+def is_small(size_bytes: int, rows: int) -> bool:
     """Whether reading all columns of a file costs as little as reading some of them."""
-    return size_bytes <= SMALL_BYTES and metadata.num_rows <= SMALL_ROWS
+    return size_bytes <= SMALL_BYTES and rows <= SMALL_ROWS
 
 
 class SmallFiles:
@@ -43,8 +42,7 @@ class SmallFiles:
 
     def keep(self, path: str, rows: pa.Table, size_bytes: int) -> None:
         """Keep the rows of a file in the place of older ones; `size_bytes` is what they hold."""
-        is_small = size_bytes <= SMALL_BYTES and rows.num_rows <= SMALL_ROWS
-        if not (self.is_on and is_small) or path in self._rows:
+        if not (self.is_on and is_small(size_bytes, rows.num_rows)) or path in self._rows:
             return
         self._rows[path] = (rows, size_bytes)
         self._kept_bytes += size_bytes

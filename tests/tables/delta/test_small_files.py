@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,9 +24,6 @@ from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
-
-if TYPE_CHECKING:
-    import pytest
 
 COLUMNS = ("transaction_id", "sequence", "body")
 
@@ -113,14 +110,10 @@ def test_column_that_an_older_file_lacks_is_left_out() -> None:
     assert some_columns(rows(), ["text", "later"]).column_names == ["text"]
 
 
-def test_few_rows_of_a_large_file_are_not_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Footer:
-        num_rows = 1
-
-    assert small_files.is_small(SMALL_BYTES, Footer())  # type: ignore[arg-type]
-    assert not small_files.is_small(SMALL_BYTES + 1, Footer())  # type: ignore[arg-type]
-    monkeypatch.setattr(Footer, "num_rows", SMALL_ROWS + 1)
-    assert not small_files.is_small(1, Footer())  # type: ignore[arg-type]
+def test_few_rows_of_a_large_file_are_not_small() -> None:
+    assert small_files.is_small(SMALL_BYTES, 1)
+    assert not small_files.is_small(SMALL_BYTES + 1, 1)
+    assert not small_files.is_small(1, SMALL_ROWS + 1)
 
 
 def test_few_files_are_kept_however_small_they_are() -> None:
