@@ -41,7 +41,7 @@ class Groups:
             encoded = encoded.combine_chunks()
         return cls(encoded.dictionary, encoded.indices.to_numpy().astype(np.int64))
 
-    def count(self, chosen: npt.NDArray[np.bool_] | None = None) -> Integers:
+    def count(self, chosen: Flags | None = None) -> Integers:
         """How many rows each group has; with `chosen`, how many of the chosen rows."""
         place = self.place if chosen is None else self.place[chosen]
         return np.bincount(place, minlength=len(self.keys)).astype(np.int64)
@@ -96,7 +96,7 @@ def _joined(code: Integers, column: Any) -> Integers:
     return np.unique(both, return_inverse=True)[1].astype(np.int64)
 
 
-def first_of_each(place: Integers, sequence: Integers) -> npt.NDArray[np.bool_]:
+def first_of_each(place: Integers, sequence: Integers) -> Flags:
     """Whether each row is the first one with its pair of values."""
     order = np.lexsort((sequence, place))
     ordered_place, ordered_sequence = place[order], sequence[order]
@@ -171,7 +171,7 @@ def times_ms(column: Any) -> Integers:
     return integers(pc.cast(column, pa.int64()), 0) // 1000
 
 
-def flags(column: Any) -> npt.NDArray[np.bool_]:
+def flags(column: Any) -> Flags:
     """A column of booleans without nulls as numpy."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()

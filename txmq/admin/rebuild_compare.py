@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.rebuild_read import expected_rows, shown_rows
-from txmq.columns import Integers, first_of_each, integers
+from txmq.columns import Flags, Integers, first_of_each, integers
 from txmq.errors import TopicNotRebuiltError
 from txmq.maintenance.topic_retention import topic_begins
 from txmq.publish.progress import PublishProgress
@@ -22,7 +21,6 @@ from txmq.store.topic import offsets_in_order
 
 # The number of no row, for example of a message that the topic does not show.
 NONE = -1
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from datetime import UTC, date, datetime, time
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import milliseconds
-from txmq.columns import Integers, flags, integers, python_values
+from txmq.columns import Flags, Integers, flags, integers, python_values
 from txmq.delta.files import DataFile, FileRange
 from txmq.delta.schemas import TOPIC
 from txmq.errors import StorageError, TopicNotRebuiltError
@@ -35,7 +34,6 @@ logger = logging.getLogger(__name__)
 # A rebuild counts offsets again, and keeps the time at which a row was stored.
 _NOT_CONTENT = ("queue_offset", "store_timestamp")
 _DIGESTED = tuple(name for name in TOPIC.columns.names if name not in _NOT_CONTENT)
-Flags = npt.NDArray[np.bool_]
 _SHOWN = ("queue_id", "queue_offset", "op_version", "sequence", "store_timestamp")
 
 

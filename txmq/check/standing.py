@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.check.due import milliseconds_of
 from txmq.check.rules import CheckStanding, believable_next_check_ms
-from txmq.columns import DistinctRows, Integers, flags, integers
+from txmq.columns import DistinctRows, Flags, Integers, flags, integers
 from txmq.lifecycle import (
     FINAL_STATES,
     PENDING,
@@ -50,7 +49,6 @@ _CODES = {state: code for code, state in enumerate(_STATES)}
 _NAMES = pa.array([state.value for state in _STATES])
 _FINAL = np.array([state in FINAL_STATES for state in _STATES])
 _NONE_MS = np.iinfo(np.int64).min
-Flags = npt.NDArray[np.bool_]
 
 
 def standing_of_row(row: Mapping[str, Any]) -> CheckStanding:

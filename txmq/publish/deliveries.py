@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
 from txmq.columns import (
+    Flags,
     Groups,
     Integers,
     equal_pairs,
@@ -42,7 +42,7 @@ NOT_FOUND = -1
 class _Commits:
     """The COMMIT of each transaction, if there is one: its place in the op log and its life."""
 
-    is_there: npt.NDArray[np.bool_]
+    is_there: Flags
     op_version: Integers
     ordinal: Integers
     life: Integers
@@ -56,7 +56,7 @@ class _Named:
     place: Integers
     sequence: Integers
 
-    def filter(self, kept: npt.NDArray[np.bool_] | Integers) -> _Named:
+    def filter(self, kept: Flags | Integers) -> _Named:
         return _Named(self.claim[kept], self.place[kept], self.sequence[kept])
 
 
@@ -65,9 +65,7 @@ def is_about_delivery(claims: pa.Table) -> pa.ChunkedArray:
     return pc.is_in(claims["kind"], value_set=_KINDS)
 
 
-def are_ended(
-    messages: pa.Table, settled: SettledLog, through: int | None = None
-) -> npt.NDArray[np.bool_]:
+def are_ended(messages: pa.Table, settled: SettledLog, through: int | None = None) -> Flags:
     """Whether each message is DELIVERED or RECALLED.
 
     Args:
@@ -90,13 +88,11 @@ def _addresses(messages: pa.Table, ids: pa.Array) -> tuple[Integers, Integers]:
     return place, integers(messages["sequence"], NOT_FOUND)
 
 
-def _are_among(
-    addresses: tuple[Integers, Integers], deliveries: pa.Table, ids: pa.Array
-) -> npt.NDArray[np.bool_]:
+def _are_among(addresses: tuple[Integers, Integers], deliveries: pa.Table, ids: pa.Array) -> Flags:
     """Whether each message is named by one of these facts."""
     row, sequence = list_items(deliveries["sequences"])
     place = integers(pc.index_in(deliveries["transaction_id"], value_set=ids), NOT_FOUND)[row]
-    is_among: npt.NDArray[np.bool_] = find_pairs(addresses, (place, sequence)) != NOT_FOUND
+    is_among: Flags = find_pairs(addresses, (place, sequence)) != NOT_FOUND
     return is_among
 
 
@@ -204,9 +200,7 @@ def _named(claims: pa.Table, by_id: Groups, addresses: tuple[Integers, Integers]
     )
 
 
-def _fits(
-    named: _Named, claims: pa.Table, groups: pa.ChunkedArray, commits: _Commits
-) -> npt.NDArray[np.bool_]:
+def _fits(named: _Named, claims: pa.Table, groups: pa.ChunkedArray, commits: _Commits) -> Flags:
     """Whether each named message is delayed, of the claim's group, and committed before the claim.
 
     `groups` are the producer groups of the named messages; null for a message that is not delayed.
@@ -219,7 +213,7 @@ def _fits(
         (version == committed) & (ordinal > commits.ordinal[named.place])
     )
     is_same_group = flags(pc.fill_null(same_group, False))  # noqa: FBT003
-    fits: npt.NDArray[np.bool_] = is_same_group & is_later & commits.is_there[named.place]
+    fits: Flags = is_same_group & is_later & commits.is_there[named.place]
     return fits
 
 

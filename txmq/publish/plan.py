@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.columns import (
+    Flags,
     Groups,
     Integers,
     are_in_order,
@@ -234,7 +234,7 @@ def _missing(
     return {name: problem for name, problem in problems.items() if name not in given_up}
 
 
-def _names(ids: pa.Array, chosen: npt.NDArray[np.bool_]) -> list[str]:
+def _names(ids: pa.Array, chosen: Flags) -> list[str]:
     return list(ids.filter(pa.array(chosen)).to_pylist())
 
 
