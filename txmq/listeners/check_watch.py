@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from txmq.hooks import Hooks, RunningOperations
@@ -29,14 +29,8 @@ class CheckWatch:
     def question(self, half: HalfMessage) -> RunningOperations:
         """Begin a question about one half."""
         return self._hooks.operation(
-            lambda: Operation(
-                OperationName.CHECK,
-                half.topic,
-                half.message_id,
-                half.transaction_id,
-                group=self._group,
-                namespace=self._namespace,
-                context=context_of(half.properties),
+            lambda: self._operation(
+                half.transaction_id, half.message_id, half.topic, half.properties
             )
         )
 
@@ -56,13 +50,23 @@ class CheckWatch:
 
     def _operations(self, heads: pa.Table, begun_ns: int) -> Iterator[Operation]:
         for row in heads.select(_NEEDED).to_pylist():
-            yield Operation(
-                OperationName.CHECK,
-                row["topic"],
-                row["message_id"],
-                row["transaction_id"],
-                group=self._group,
-                namespace=self._namespace,
-                context=context_of(row["properties"]),
-                begun_ns=begun_ns,
-            )
+            yield self._operation(**row, begun_ns=begun_ns)
+
+    def _operation(
+        self,
+        transaction_id: str,
+        message_id: str,
+        topic: str | None,
+        properties: Mapping[str, str] | Iterable[tuple[str, str]] | None,
+        begun_ns: int | None = None,
+    ) -> Operation:
+        return Operation(
+            OperationName.CHECK,
+            topic,
+            message_id,
+            transaction_id,
+            group=self._group,
+            namespace=self._namespace,
+            context=context_of(properties),
+            begun_ns=begun_ns,
+        )
