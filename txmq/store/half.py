@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.clock import timestamp
-from txmq.columns import Groups, Integers, first_of_each, flags, integers
+from txmq.columns import Groups, Integers, first_of_each, flags, integers, only
 from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import HALF, HEAD_SEQUENCE, PROPERTIES
 from txmq.delta.storage import Table
@@ -239,7 +239,7 @@ class HalfLog:
         rows = rows.filter(is_delayed(rows)).select(list(DELAYED_COLUMNS))
         places = Groups.of(rows["transaction_id"]).place
         first = first_of_each(places, integers(rows["sequence"], NO_SEQUENCE))
-        return (rows if first.all() else rows.filter(pa.array(first))), unreadable
+        return only(rows, first), unreadable
 
     def halves(self, transaction_id: str) -> Halves | None:
         """The durable halves of one transaction; None without any; 0 commits."""
