@@ -139,7 +139,7 @@ class StoreTables:
                 (REMOTE, CONSUMER_GROUP, DEAD_LETTERS) and the stored name of a group.
             create: make its table if there is none (one commit). Without it, ask `exists`.
         """
-        path = f"state/{name}"
+        path = STATE + name
         if create:
             self._create(REGISTER, path)
         return Register(self.table(REGISTER, path))
@@ -163,7 +163,7 @@ class StoreTables:
         for path, schema in _LOGS.items():
             self._create(schema, path)
         for name in REGISTERS:
-            self._create(REGISTER, f"state/{name}")
+            self._create(REGISTER, STATE + name)
 
     def table_paths(self) -> list[str]:
         """The paths of all tables of the store, under its location."""
@@ -201,7 +201,7 @@ class StoreTables:
         of_groups = [
             name for name in folders if name.startswith(_OF_GROUPS) and not _has_strange_group(name)
         ]
-        return [f"state/{name}" for name in (*REGISTERS, *optional, *of_groups)]
+        return [STATE + name for name in (*REGISTERS, *optional, *of_groups)]
 
     def _folders(self, parent: str) -> list[str]:
         filesystem = rooted_filesystem(self.location, self._options)
