@@ -246,7 +246,7 @@ def topics(seen: Seen) -> Content:
     ]
     page = paged(seen, "/topics", kept)
     return {"page": page, "rows": [_topic(seen, name) for name in page.rows], "show": show,
-            "q": seen.query.get("q", ""), "all": len(names)}  # fmt: skip
+            "q": seen.query.get("q", "")}  # fmt: skip
 
 
 def topic(seen: Seen, name: str) -> Content:
@@ -297,7 +297,6 @@ def _topic(seen: Seen, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": settings.kind.value if settings else None,
-        "queues": settings.queue_nums if settings else None,
         "reserved_h": settings.reserved_time_h if settings else None,
         "is_registered": settings is not None,
         "messages": status.messages.get(name, 0),
