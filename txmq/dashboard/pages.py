@@ -200,9 +200,12 @@ def _ages(total: int, older: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _busiest(seen: Seen) -> list[dict[str, Any]]:
-    rows = [_topic(seen, name) for name in seen.snapshot.status.messages]
-    rows = [row for row in rows if not row["is_system"]]
-    return sorted(rows, key=lambda row: (-(row["rate"] or 0), -row["messages"]))[:TOP_MAX]
+    messages = seen.snapshot.status.messages
+    rates_by_name = {
+        name: topic_rate(seen.samples, name) or 0 for name in messages if not is_system(name)
+    }
+    busiest = sorted(rates_by_name, key=lambda name: (-rates_by_name[name], -messages[name]))
+    return [_topic(seen, name) for name in busiest[:TOP_MAX]]
 
 
 # --- transactions ---------------------------------------------------------------------------------
@@ -306,7 +309,6 @@ def _topic(seen: Seen, name: str) -> dict[str, Any]:
         "rate": topic_rate(seen.samples, name),
         "spark": sparkline(rates(_knowing(seen, name), lambda one: one.messages.get(name))),
         "is_parked": name in parked_topics(seen),
-        "is_system": is_system(name),
     }
 
 
