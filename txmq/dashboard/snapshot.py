@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.admin.consumer_groups import GroupSummary, summaries_of
+from txmq.admin.consumer_groups import GroupSummary, summary_of
 from txmq.admin.status import Admin, Status
 from txmq.check.open_transactions import open_transactions
 from txmq.clock import Clock, SystemClock
 from txmq.columns import times_ms
-from txmq.consumer.lag import DamagedGroups, QueueLag, readable_lags
+from txmq.consumer.lag import DamagedGroups, QueueLag, readable_groups
 from txmq.dashboard.history import History, Sample
 from txmq.histogram import NO_DURATIONS, Histogram
 from txmq.publish.deliveries import are_ended
@@ -108,12 +108,12 @@ class Counting:
 
     def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
         status = Admin(self._store, clock=self._clock).status()
-        lags = readable_lags(self._store, self._clock, self._damaged)
+        groups = readable_groups(self._store, self._clock, self._damaged)
         rows = open_transactions(self._store, clock=self._clock)
         snapshot = Snapshot(
             status,
-            tuple(lags),
-            tuple(summaries_of(self._store, self._clock, self._damaged)),
+            tuple(lag for group in groups for lag in group.queues),
+            tuple(summary_of(group, self._clock) for group in groups),
             self._store.tables.topic_register().read(),
             rows.slice(0, OPEN_MAX).combine_chunks(),
             counts_of(rows["state"]),
