@@ -108,8 +108,8 @@ class Lookups:
             "first": first,
             "end": end,
             "start": start,
-            "next": following if following < end else None,
-            "previous": max(first, start - ROWS_MAX) if start > first else None,
+            "next": f"?from={following}" if following < end else None,
+            "previous": f"?from={max(first, start - ROWS_MAX)}" if start > first else None,
             "commands": commands.of_dead_letters(seen.location, shown_name(name)),
         }
 
