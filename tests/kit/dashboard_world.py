@@ -137,6 +137,13 @@ class DashboardWorld(ConsumerWorld):
         self.clock.advance(9)
         self.count()
 
+    def troubled_day(self, rounds: int) -> None:
+        """As `day`; then others write EVIL, and a topic is parked for it."""
+        self.day(rounds)
+        self.ids["evil"] = self.written_by_others()
+        self.park("stock-changed", reason=EVIL)
+        self.count()
+
     def _round(self, number: int) -> None:
         """Fifteen seconds of business."""
         for _ in range(self.dice.randint(1, 3) + (3 if 8 < number < 14 else 0)):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kit.booked_batches import booked_twice
 from tests.kit.reading import wait_until
 from tests.oracle.checker import verify_by_spark
 from txmq.broker import Broker
@@ -166,21 +167,7 @@ def test_stream_of_batch_transactions_is_refused_with_the_way_out(
 def test_batch_that_is_run_in_a_loop_of_the_client_counts_once(
     spark: SparkSession, store: Store, orders: str
 ) -> None:
-    from datetime import UTC, datetime
-
-    def tell(batch: DataFrame, transaction: object) -> None:
-        transaction.send_dataframe(batch.selectExpr("cast(id as string) body"), topic=TOPIC)  # type: ignore[attr-defined]
-
-    def book(batch: DataFrame, transaction: object) -> None:
-        options = transaction.delta_options(orders)  # type: ignore[attr-defined]
-        batch.write.format("delta").mode("append").options(**options).save(orders)
-
-    moment = datetime.now(UTC)
-    with TransactionProducer(store, producer_group=GROUP) as producer:
-        batches = BatchTransactions(producer, query_name="booking", send=tell, change=book)
-        for _ in range(2):
-            batches.run(spark.range(5), 1, moment)
-    Publisher(store, spark=spark).run_once()
+    booked_twice(spark, store, orders, GROUP, TOPIC)
 
     assert spark.read.format("delta").load(orders).count() == 5
     assert len(published(store)) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit import browser as kit
 from tests.kit.browser import Browser, axe_script
-from tests.kit.dashboard_world import EVIL, DashboardWorld
+from tests.kit.dashboard_world import DashboardWorld
 from tests.kit.reading import wait_until
 from tests.places.dashboard_screenshots import paths_of
 from txmq.dashboard.service import Dashboard, DashboardEndpoint
@@ -24,10 +24,7 @@ SERIOUS = {"serious", "critical"}
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardWorld]:
     made = DashboardWorld(tmp_path_factory.mktemp("dashboard"))
-    made.day(4)
-    made.ids["evil"] = made.written_by_others()
-    made.park("stock-changed", reason=EVIL)
-    made.count()
+    made.troubled_day(4)
     yield made
     made.close()
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException
 
+from tests.kit.booked_batches import booked_twice
 from tests.kit.reading import wait_until
 from tests.kit.serverless import ServerlessRules, serverless_session
 from txmq.broker import Broker
@@ -23,7 +23,6 @@ from txmq.consumer.stream import Consumer
 from txmq.errors import EnvironmentProblemError
 from txmq.listeners.delta import DeltaListener
 from txmq.message.message import Message
-from txmq.producer.micro_batches import BatchTransactions
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
@@ -218,19 +217,7 @@ def test_broker_runs_by_threads_and_consumers_read(
 def test_batch_in_a_loop_of_the_client_counts_once(
     spark: SparkSession, store: Store, orders: str
 ) -> None:
-    def tell(batch: DataFrame, transaction: Any) -> None:
-        transaction.send_dataframe(batch.selectExpr("cast(id as string) body"), topic=TOPIC)
-
-    def book(batch: DataFrame, transaction: Any) -> None:
-        options = transaction.delta_options(orders)
-        batch.write.format("delta").mode("append").options(**options).save(orders)
-
-    moment = datetime.now(UTC)
-    with TransactionProducer(store, producer_group=GROUP) as producer:
-        batches = BatchTransactions(producer, query_name="booking", send=tell, change=book)
-        for _ in range(2):
-            batches.run(spark.range(5), 1, moment)
-    Publisher(store, spark=spark).run_once()
+    booked_twice(spark, store, orders, GROUP, TOPIC)
 
     assert spark.read.format("delta").load(orders).count() == 5
     assert len(published(spark, store)) == 1

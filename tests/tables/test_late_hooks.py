@@ -70,9 +70,7 @@ class Hooked(ConsumerWorld):
 def world(tmp_path: Path) -> Iterator[Hooked]:
     made = Hooked(tmp_path)
     yield made
-    made.producer.close()
-    for consumer in made.consumers:
-        consumer.close()
+    made.close()
 
 
 ALL = [b"async", b"kept", b"lost"]

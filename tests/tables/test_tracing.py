@@ -75,9 +75,7 @@ class Bank:
 def world(tmp_path: Path) -> Iterator[TracedWorld]:
     made = TracedWorld(tmp_path)
     yield made
-    made.producer.close()
-    for consumer in made.consumers:
-        consumer.close()
+    made.close()
 
 
 def consumed(world: TracedWorld, handler: Any = lambda _: None) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 
 from txmq.clock import Clock, SystemClock
-from txmq.consumer.group import group_in, group_names
-from txmq.consumer.lag import ConsumerLag, Unreadable, read_or_told
+from txmq.consumer.group import group_in
+from txmq.consumer.lag import GroupLag, readable_groups
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import SHARED, ConsumeFromWhere, ConsumeMode, GroupState, TopicQueue
 from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
@@ -66,7 +65,8 @@ class ConsumerGroups:
         Reads: state/group_<group> of each group, the topics that it reads. Commits: 0. Raises:
         StorageError.
         """
-        return summaries_of(self._store, self._clock)
+        found = readable_groups(self._store, self._clock)
+        return [summary_of(group, self._clock) for group in found]
 
     def reset_offsets(  # noqa: PLR0913 - an operator's options
         self,
@@ -159,24 +159,8 @@ def _before(state: GroupState, topic: str, queues: list[int]) -> dict[int, int]:
     return before
 
 
-def summaries_of(
-    store: Store, clock: Clock, unreadable: Unreadable | None = None
-) -> list[GroupSummary]:
-    """All groups with their lag; where `unreadable` is told of them, without those damaged."""
-    lags = ConsumerLag(store, clock)
-    found = (
-        read_or_told(name, partial(_summary, store, clock, lags, name), unreadable)
-        for name in group_names(store)
-    )
-    return [summary for summary in found if summary is not None]
-
-
-def _summary(store: Store, clock: Clock, lags: ConsumerLag, name: str) -> GroupSummary | None:
-    group = group_in(store, name)
-    if not group.exists:
-        return None
-    state = group.read()
-    lag = sum(queue.lag for queue in lags.of_group(name))
-    members = tuple(state.living(clock.now_ms()))
-    settings = state.settings
-    return GroupSummary(name, settings.mode, dict(settings.subscription), members, lag)
+def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
+    """A group that was looked at."""
+    settings, lag = group.state.settings, sum(queue.lag for queue in group.queues)
+    members = tuple(group.state.living(clock.now_ms()))
+    return GroupSummary(group.name, settings.mode, dict(settings.subscription), members, lag)

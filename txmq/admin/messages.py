@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
-from txmq.admin.key_search import Hit, KeySearch, RowBudget, has_key, hits_of
+from txmq.admin.key_search import KeySearch, RowBudget, has_key, hits_of
 from txmq.columns import python_rows
 from txmq.errors import InvalidBodyError, InvalidNameError
 from txmq.lifecycle import DeliveryState, TransactionState
@@ -137,11 +137,7 @@ class MessageQuery:
 
         Raises: InvalidNameError, TopicNotFoundError, StorageError.
         """
-        names = self._searched(key, topic)
-        hits = [
-            hit for name in names for hit in hits_of(self._table(name), key, max_count, RowBudget())
-        ]
-        return self._of_hits(hits, max_count, with_body=with_body)
+        return self._newest(key, topic, max_count, RowBudget(), with_body=with_body)
 
     def newest_by_key(
         self, key: str, *, topic: str | None = None, max_count: int = MAX_COUNT, max_rows: int
@@ -155,9 +151,7 @@ class MessageQuery:
         Reads, commits, raises: as `by_key`.
         """
         budget = RowBudget(max_rows)
-        names = self._searched(key, topic)
-        hits = [hit for name in names for hit in hits_of(self._table(name), key, max_count, budget)]
-        messages = self._of_hits(hits, max_count, with_body=False)
+        messages = self._newest(key, topic, max_count, budget, with_body=False)
         return KeySearch(messages, max_rows - int(budget.rows), budget.was_enough)
 
     # --- by key ------------------------------------------------------------------------------
@@ -170,9 +164,11 @@ class MessageQuery:
         self._store.topic_location(topic)
         return [check_readable_topic(topic)]
 
-    def _of_hits(
-        self, hits: Iterable[Hit], max_count: int, *, with_body: bool
+    def _newest(
+        self, key: str, topic: str | None, max_count: int, budget: RowBudget, *, with_body: bool
     ) -> tuple[FoundMessage, ...]:
+        names = self._searched(key, topic)
+        hits = [hit for name in names for hit in hits_of(self._table(name), key, max_count, budget)]
         newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
         message_ids = list(newest)[:max_count]
         ids = list(dict.fromkeys(message_address(message_id)[0] for message_id in message_ids))

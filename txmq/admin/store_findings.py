@@ -10,7 +10,7 @@ from txmq.admin.counting import lag_of
 from txmq.admin.findings import Finding, told
 from txmq.clock import timestamp
 from txmq.consumer.group import group_names
-from txmq.consumer.lag import ConsumerLag
+from txmq.consumer.lag import ConsumerLag, QueueLag
 from txmq.consumer.offsets import TopicOffsets
 from txmq.errors import TxmqError
 from txmq.message.names import shown_name
@@ -118,16 +118,22 @@ def findings_of_readers(store: Store) -> Iterator[Finding]:
 
 
 def _of_group(store: Store, lags: ConsumerLag, group: str) -> Iterator[Finding]:
-    lost: dict[str, int] = {}
+    behind: dict[str, list[QueueLag]] = {}
     for queue in lags.of_group(group):
         if queue.lag:
-            first = TopicOffsets(store, queue.topic).first([queue.queue_id])[queue.queue_id]
-            lost[queue.topic] = lost.get(queue.topic, 0) + max(0, first - queue.next_offset)
-    for topic, count in sorted(lost.items()):
+            behind.setdefault(queue.topic, []).append(queue)
+    lost = {topic: _lost(store, topic, queues) for topic, queues in sorted(behind.items())}
+    for topic, count in lost.items():
         if count:
             problem = f"retention removed {count:,} messages of {shown_name(topic)} unread"
             step = "let the group read more often, or keep the topic longer: txmq topics alter"
             yield Finding(f"group {shown_name(group)}", problem, step)
+
+
+def _lost(store: Store, topic: str, queues: list[QueueLag]) -> int:
+    """How many messages retention removed unread; one look at the topic."""
+    first = TopicOffsets(store, topic).first({queue.queue_id for queue in queues})
+    return sum(max(0, first[queue.queue_id] - queue.next_offset) for queue in queues)
 
 
 def _reason(entry: Any) -> str:

@@ -98,11 +98,10 @@ class CatalogTables:
 
     def _named(self, tables: Mapping[str, str]) -> dict[str, str]:
         """The topics that have a name by now."""
-        named = {path: name for name, path in tables.items() if name in self._done}
         return {
             path.removeprefix(_TOPICS): name
-            for path, name in named.items()
-            if path.startswith(_TOPICS)
+            for name, path in tables.items()
+            if name in self._done and path.startswith(_TOPICS)
         }
 
     def _attempt(self, name: str, work: Callable[[], object], failed: dict[str, str]) -> None:

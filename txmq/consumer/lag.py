@@ -54,6 +54,15 @@ class QueueLag:
         return {**asdict(self), "lag": self.lag}
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """A group as one look at its register shows it, and how far it is behind, queue by queue."""
+
+    name: str
+    state: GroupState
+    queues: list[QueueLag]
+
+
 class DamagedGroups:
     """Logs each damaged group once. Not safe for several threads."""
 
@@ -86,12 +95,19 @@ def readable_lags(store: Store, clock: Clock, unreadable: Unreadable) -> list[Qu
 
     Raises: StorageError that may go by itself.
     """
-    lags = ConsumerLag(store, clock)
-    return [
-        lag
-        for group in group_names(store)
-        for lag in read_or_told(group, partial(lags.of_group, group), unreadable) or ()
-    ]
+    return [lag for group in readable_groups(store, clock, unreadable) for lag in group.queues]
+
+
+def readable_groups(
+    store: Store, clock: Clock, unreadable: Unreadable | None = None
+) -> list[GroupLag]:
+    """All groups with their lag; where `unreadable` is told of them, without those damaged.
+
+    Raises: StorageError; with `unreadable` only one that may go by itself.
+    """
+    look = ConsumerLag(store, clock)._look  # noqa: SLF001 - of the same file
+    found = (read_or_told(name, partial(look, name), unreadable) for name in group_names(store))
+    return [group for group in found if group is not None]
 
 
 class ConsumerLag:
@@ -133,10 +149,16 @@ class ConsumerLag:
 
         Raises: InvalidNameError, StorageError.
         """
+        found = self._look(consumer_group)
+        return [] if found is None else found.queues
+
+    def _look(self, consumer_group: str) -> GroupLag | None:
+        """As `of_group`, with the state of the group; None where no member has ever joined it."""
         group = group_in(self._store, consumer_group)
         if not group.exists:
-            return []
-        return self._of_state(group.name, group.read())
+            return None
+        state = group.read()
+        return GroupLag(group.name, state, self._of_state(group.name, state))
 
     def _of_state(self, group: str, state: GroupState) -> list[QueueLag]:
         topics = set(state.queues)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import floor, log10
+from sys import float_info
 
 WIDTH, HEIGHT = 600.0, 120.0
 SPARK_WIDTH, SPARK_HEIGHT = 120.0, 28.0
@@ -77,8 +78,9 @@ def sparkline(points: Sequence[Point]) -> str:
 
 
 def nice_top(highest: float) -> float:
-    """The next round number above; 1 for nothing."""
-    if highest <= 0:
+    """The next round number above; 1 for nothing, or as good as nothing."""
+    # Of less there is no power of ten.
+    if highest < float_info.min:
         return 1.0
     size: float = 10.0 ** floor(log10(highest))
     return next(step * size for step in _NICE if step * size >= highest * 0.999)

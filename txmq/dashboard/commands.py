@@ -102,14 +102,12 @@ def of_group(location: str, group: str, topics: list[str]) -> list[Command]:
     ]
 
 
-def of_dead_letters(location: str, group: str, message_id: str | None = None) -> list[Command]:
-    """Send dead letters again, or hide them: one, or all."""
-    which = ("--all",) if message_id is None else ("--id", message_id)
-    named = (location, "--group", group, *which)
-    what = "all of them" if message_id is None else "it"
+def of_dead_letters(location: str, group: str) -> list[Command]:
+    """Send all dead letters of a group again, or hide them."""
+    named = (location, "--group", group, "--all")
     return [
-        txmq(f"Send {what} again", "dead-letters", "replay", *named, is_changing=True),
-        txmq(f"Hide {what} for good", "dead-letters", "purge", *named, is_changing=True),
+        txmq("Send all of them again", "dead-letters", "replay", *named, is_changing=True),
+        txmq("Hide all of them for good", "dead-letters", "purge", *named, is_changing=True),
     ]
 
 

@@ -32,11 +32,8 @@ class Sample:
     committed: int = 0
     rolled_back: int = 0
     open: int = 0
-    half_messages: int = 0
     publish_lag_s: float = 0.0
-    oldest_open_s: float = 0.0
     scheduled: int = 0
-    dead_letters: int = 0
     messages: Mapping[str, int] = field(default_factory=dict)
     lags: Mapping[str, int] = field(default_factory=dict)
     end_latency: Histogram = NO_DURATIONS

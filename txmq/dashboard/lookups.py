@@ -62,7 +62,6 @@ class Lookups:
             "events": _timeline(life),
             "set_aside": aside,
             "is_cut": life.messages_found > MESSAGES_MAX,
-            "messages": _message_ids(life),
             "commands": [*acts, show],
         }
 
@@ -75,9 +74,7 @@ class Lookups:
         delayed = commands.of_delayed(seen.location, found.message_id, found.producer_group)
         return {
             "message": found,
-            "topic": shown_name(found.topic),
             "body": None if found.body is None else shown_body(found.body),
-            "show_bodies": self.show_bodies,
             "commands": [*(delayed if found.where == "scheduled" else ()), text],
         }
 
@@ -94,7 +91,7 @@ class Lookups:
         ids = [] if name == SCHEDULE_TOPIC else list(page.rows)
         first, end = offsets.first(ids), offsets.end(ids)
         rows = [{"queue": queue, "first": first[queue], "end": end[queue]} for queue in ids]
-        return {"page": page, "queues": rows, "queue_count": queues}
+        return {"page": page, "queues": rows}
 
     def letters(self, seen: Seen, group: str) -> Content:
         """A page of the dead letters of a consumer group, oldest first."""
@@ -111,8 +108,8 @@ class Lookups:
             "first": first,
             "end": end,
             "start": start,
-            "next": following if following < end else None,
-            "previous": max(first, start - ROWS_MAX) if start > first else None,
+            "next": f"?from={following}" if following < end else None,
+            "previous": f"?from={max(first, start - ROWS_MAX)}" if start > first else None,
             "commands": commands.of_dead_letters(seen.location, shown_name(name)),
         }
 
@@ -174,8 +171,3 @@ def _tone(event: LifeEvent) -> str:
     if event.stage is LifeStage.MESSAGE or event.title in _GOOD:
         return "good"
     return "plain"
-
-
-def _message_ids(life: TransactionLife) -> list[str]:
-    ids = [event.details.get("message_id") for event in life.events]
-    return sorted({text for text in ids if isinstance(text, str)})[:MESSAGES_MAX]

@@ -200,9 +200,12 @@ def _ages(total: int, older: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _busiest(seen: Seen) -> list[dict[str, Any]]:
-    rows = [_topic(seen, name) for name in seen.snapshot.status.messages]
-    rows = [row for row in rows if not row["is_system"]]
-    return sorted(rows, key=lambda row: (-(row["rate"] or 0), -row["messages"]))[:TOP_MAX]
+    messages = seen.snapshot.status.messages
+    rates_by_name = {
+        name: topic_rate(seen.samples, name) or 0 for name in messages if not is_system(name)
+    }
+    busiest = sorted(rates_by_name, key=lambda name: (-rates_by_name[name], -messages[name]))
+    return [_topic(seen, name) for name in busiest[:TOP_MAX]]
 
 
 # --- transactions ---------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ def topics(seen: Seen) -> Content:
     ]
     page = paged(seen, "/topics", kept)
     return {"page": page, "rows": [_topic(seen, name) for name in page.rows], "show": show,
-            "q": seen.query.get("q", ""), "all": len(names)}  # fmt: skip
+            "q": seen.query.get("q", "")}  # fmt: skip
 
 
 def topic(seen: Seen, name: str) -> Content:
@@ -297,7 +300,6 @@ def _topic(seen: Seen, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": settings.kind.value if settings else None,
-        "queues": settings.queue_nums if settings else None,
         "reserved_h": settings.reserved_time_h if settings else None,
         "is_registered": settings is not None,
         "messages": status.messages.get(name, 0),
@@ -307,7 +309,6 @@ def _topic(seen: Seen, name: str) -> dict[str, Any]:
         "rate": topic_rate(seen.samples, name),
         "spark": sparkline(rates(_knowing(seen, name), lambda one: one.messages.get(name))),
         "is_parked": name in parked_topics(seen),
-        "is_system": is_system(name),
     }
 
 

@@ -69,9 +69,7 @@ class Dashboard:
             EnvironmentProblemError: the address cannot be had.
         """
         server = ServerHandle(self._endpoint, self.app)
-        scheme = "http" if self._endpoint.certificate is None else "https"
-        host = self._endpoint.address.rpartition(":")[0]
-        address = f"{scheme}://{host}:{server.port}/"
+        address = f"{server.address}/"
         logger.info("the dashboard is at %s", address)
         return DashboardHandle(server, MeterHandle(self.counting.count), address)
 

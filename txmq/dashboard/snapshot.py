@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.admin.consumer_groups import GroupSummary, summaries_of
+from txmq.admin.consumer_groups import GroupSummary, summary_of
 from txmq.admin.status import Admin, Status
 from txmq.check.open_transactions import open_transactions
 from txmq.clock import Clock, SystemClock
 from txmq.columns import times_ms
-from txmq.consumer.lag import DamagedGroups, QueueLag, readable_lags
+from txmq.consumer.lag import DamagedGroups, QueueLag, readable_groups
 from txmq.dashboard.history import History, Sample
 from txmq.histogram import NO_DURATIONS, Histogram
-from txmq.metrics.figures import Figure, store_figures
 from txmq.publish.deliveries import are_ended
 from txmq.publish.latencies import end_latency
 from txmq.store.settled import NOTHING
@@ -48,7 +47,6 @@ class Snapshot:
     """
 
     status: Status
-    figures: tuple[Figure, ...]
     lags: tuple[QueueLag, ...]
     groups: tuple[GroupSummary, ...]
     topics: RegisteredTopics
@@ -71,12 +69,12 @@ class Counting:
     def __init__(self, store: Store, clock: Clock | None = None) -> None:
         """Count nothing yet."""
         self._store, self._clock = store, clock or SystemClock()
-        self._lock, self._snapshot = threading.Lock(), None
+        self._lock = threading.Lock()
         self._failure: str | None = None
         self._damaged = DamagedGroups()
         self._settled: int | None = None
         self.history = History()
-        self._last: Snapshot | None = self._snapshot
+        self._last: Snapshot | None = None
 
     @property
     def last(self) -> Snapshot | None:
@@ -110,13 +108,12 @@ class Counting:
 
     def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
         status = Admin(self._store, clock=self._clock).status()
-        lags = readable_lags(self._store, self._clock, self._damaged)
+        groups = readable_groups(self._store, self._clock, self._damaged)
         rows = open_transactions(self._store, clock=self._clock)
         snapshot = Snapshot(
             status,
-            tuple(store_figures(status, lags)),
-            tuple(lags),
-            tuple(summaries_of(self._store, self._clock, self._damaged)),
+            tuple(lag for group in groups for lag in group.queues),
+            tuple(summary_of(group, self._clock) for group in groups),
             self._store.tables.topic_register().read(),
             rows.slice(0, OPEN_MAX).combine_chunks(),
             counts_of(rows["state"]),
@@ -163,11 +160,8 @@ def _sample(snapshot: Snapshot, ends: Histogram, settles: Histogram) -> Sample:
         committed=status.committed,
         rolled_back=status.rolled_back,
         open=status.open,
-        half_messages=sum(status.half_messages.values()),
         publish_lag_s=status.published.seconds,
-        oldest_open_s=status.oldest_open_half_age_s or 0.0,
         scheduled=status.scheduled,
-        dead_letters=status.dead_letters,
         messages=status.messages,
         lags=_by_group(snapshot.lags),
         end_latency=ends,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from txmq.errors import ConfigError, EnvironmentProblemError
 from txmq.histogram import BOUNDS_S, Histogram
 from txmq.metrics.figures import Figure, FigureKind
+from txmq.tracing import check_installed
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
@@ -205,11 +206,9 @@ def _buckets(figure: Figure) -> Samples:
 
 
 def _meter(provider: MeterProvider | None) -> Meter:
-    try:
-        from opentelemetry.metrics import get_meter_provider
-    except ModuleNotFoundError as error:
-        problem = "OpenTelemetry needs the package opentelemetry-api"
-        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[otel]'`") from error
+    check_installed()
+    from opentelemetry.metrics import get_meter_provider
+
     try:
         return (provider or get_meter_provider()).get_meter(SCOPE)
     except Exception as error:

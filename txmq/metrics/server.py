@@ -158,12 +158,20 @@ class ServerHandle(ThreadHandle):
             ) from error
         self._server.timeout = POLL_S
         self._server.set_app(answers)
+        self._endpoint = endpoint
         self.begin()
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
         return int(self._server.server_port)
+
+    @property
+    def address(self) -> str:
+        """Where clients find it: scheme, host and port."""
+        scheme = "http" if self._endpoint.certificate is None else "https"
+        host = self._endpoint.address.rpartition(":")[0]
+        return f"{scheme}://{host}:{self.port}"
 
     def _turn(self) -> None:
         self._server.handle_request()

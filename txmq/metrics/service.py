@@ -103,9 +103,7 @@ class MetricsService:
             make_wsgi_app(registry), self._health, self._missing, is_local=endpoint.is_local
         )
         server = ServerHandle(endpoint, answers)
-        scheme = "http" if endpoint.certificate is None else "https"
-        host = endpoint.address.rpartition(":")[0]
-        logger.info("figures at %s://%s:%d/metrics, health beside", scheme, host, server.port)
+        logger.info("figures at %s/metrics, health beside", server.address)
         return server
 
     def _health(self) -> Mapping[str, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from txmq.dashboard.charts import HEIGHT, WIDTH, Line, chart, nice_top, sparkline
@@ -17,6 +17,8 @@ POINTS = st.lists(
 
 
 @given(POINTS)
+@example([(0.0, 0.0), (1.0, 5e-324)])
+@example([(0.0, 0.0), (1.0, 2.3e-308)])
 def test_lines_stay_in_the_picture(points: list[tuple[float, float | None]]) -> None:
     drawn = chart([Line("x", sorted(points, key=lambda point: point[0]))], "rate & <b>")
     if drawn is None:

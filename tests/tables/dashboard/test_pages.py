@@ -10,7 +10,7 @@ from html import unescape
 import pytest
 from typer.testing import CliRunner
 
-from tests.kit.dashboard_world import CONSUMERS, EVIL, SECRET, DashboardWorld
+from tests.kit.dashboard_world import CONSUMERS, SECRET, DashboardWorld
 from tests.kit.wsgi import Page, asked
 from txmq.admin.status import Admin
 from txmq.cli.app import app as command_line
@@ -31,10 +31,7 @@ OF_IDS = ("/transactions/{open}", "/transactions/{discarded}", "/transactions/{c
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardWorld]:
     made = DashboardWorld(tmp_path_factory.mktemp("dashboard"))
-    made.day(3)
-    made.ids["evil"] = made.written_by_others()
-    made.park("stock-changed", reason=EVIL)
-    made.count()
+    made.troubled_day(3)
     yield made
     made.close()
 
