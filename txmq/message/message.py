@@ -22,6 +22,7 @@ from txmq.errors import (
     shown,
 )
 from txmq.message.delay_levels import MAX_DELAY_S
+from txmq.message.json_body import json_body
 from txmq.message.names import check_readable_topic, check_topic
 
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -169,6 +170,24 @@ class Message:
         values = [getattr(self, spec.name) for spec in fields(self)]
         plain = [dict(value) if isinstance(value, Mapping) else value for value in values]
         return type(self), tuple(plain)
+
+    @classmethod
+    def json(cls, topic: str, value: object, **fields: Any) -> Message:
+        """A message whose body is a value in JSON; `ReceivedMessage.json` reads it.
+
+        Args:
+            topic: the topic in which it becomes visible.
+            value: plain values; a pydantic model or a dataclass (`pip install 'txmq[pydantic]'`).
+            fields: the other arguments of Message, such as `keys`.
+
+        Raises: InvalidBodyError if the value has no JSON; EnvironmentProblemError without pydantic
+            where it is needed; as Message.
+
+        Example:
+            >>> Message.json("order-paid", {"order": 42, "total": 9.5}, keys="order-42").body
+            b'{"order":42,"total":9.5}'
+        """
+        return cls(topic, json_body(value), **fields)
 
     def to_stored_topic(self, topic: str) -> Message:
         """The same message to another topic.
