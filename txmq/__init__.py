@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from txmq.catalogs.tables import CatalogTables
     from txmq.check.recheck import RecheckJob
     from txmq.check.service import CheckService
+    from txmq.consumer.awaitable import AsyncPullConsumer
     from txmq.consumer.handler import ConsumeStatus
     from txmq.consumer.lag import ConsumerLag
     from txmq.consumer.pull import PullConsumer
@@ -179,6 +180,7 @@ __all__ = [
     "AlreadyPreparedError",
     "AlreadyResolvedError",
     "ArrowSetListener",
+    "AsyncPullConsumer",
     "AsyncTransaction",
     "AsyncTransactionProducer",
     "BatchTooLargeError",

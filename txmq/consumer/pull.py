@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
@@ -22,6 +23,7 @@ from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, checked_on
 from txmq.consumer.handlers_by_topic import Function, HandlersByTopic
 from txmq.consumer.lag import QueueLag, lag_of_group
 from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
+from txmq.consumer.positions import first_offsets
 from txmq.consumer.process_watch import ProcessWatch
 from txmq.consumer.push import ConsumerHandle, MessagePush
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
@@ -127,7 +129,10 @@ class PullConsumer:
     # --- pulling ----------------------------------------------------------------------------
 
     def poll(
-        self, max_messages: int = POLL_MESSAGES, timeout_s: float = 1.0
+        self,
+        max_messages: int = POLL_MESSAGES,
+        timeout_s: float = 1.0,
+        stopping: threading.Event | None = None,
     ) -> list[ReceivedMessage]:
         """Take messages that are visible, each queue in its order.
 
@@ -145,6 +150,7 @@ class PullConsumer:
         Args:
             max_messages: the largest number of messages to return.
             timeout_s: the longest time to wait for the first message; 0 does not wait.
+            stopping: ends the wait when another thread sets it.
 
         Returns:
             The messages; an empty list if none came in time.
@@ -160,13 +166,37 @@ class PullConsumer:
         """
         check_poll(max_messages, timeout_s)
         with self._use:
-            return [message for _, message in self._reader.poll(max_messages, timeout_s)]
+            polled = self._reader.poll(max_messages, timeout_s, stopping=stopping)
+        return [message for _, message in polled]
 
-    def commit(self) -> CommitResult:
+    def give_again(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Have messages that `poll` handed out handed out again, with those behind them; 0 commits.
+
+        Raises: ClosedError, ConcurrentUseError.
+        """
+        with self._use:
+            self._reader.give_again(self._places(messages))
+
+    def _places(self, messages: Iterable[ReceivedMessage]) -> dict[TopicQueue, int]:
+        """The first offset of each queue."""
+        return first_offsets(
+            (TopicQueue(self._stored(message.topic), message.queue_id), message.queue_offset)
+            for message in messages
+        )
+
+    @property
+    def is_commit_due(self) -> bool:
+        """Whether the last commit is a third of a lease ago: a good time for the next one."""
+        return self._reader.is_commit_due
+
+    def commit(self, unhandled: Iterable[ReceivedMessage] = ()) -> CommitResult:
         """Say that all messages that `poll` handed out are handled.
 
         Commits: one, or none if nothing was handed out since the last commit. A retry after an
         error commits the same offsets; they never go back.
+
+        Args:
+            unhandled: messages that are still in work: nothing from them on is committed.
 
         Returns:
             The next offsets, and the queues that were refused because another member has them now.
@@ -174,7 +204,7 @@ class PullConsumer:
         Raises: ClosedError, ConcurrentUseError, StorageError.
         """
         with self._use:
-            result = self._reader.commit()
+            result = self._reader.commit(self._places(unhandled))
         return CommitResult(
             {self._shown(queue): offset for queue, offset in result.offsets.items()},
             frozenset(self._shown(queue) for queue in result.refused),
