@@ -1,4 +1,4 @@
-"""`python -m tests.wheel`: build the wheel, install it alone under each Python, take first steps, test.
+"""`python -m tests.wheel`: build the wheel, install it alone under each Python, try it.
 
 A Python that is not on this machine is said to be missing; 1 where none is there or a step fails.
 """

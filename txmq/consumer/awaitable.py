@@ -33,8 +33,8 @@ CANCEL_GRACE_S = 5.0
 class AsyncPullConsumer:
     """A PullConsumer for coroutines: it works in a thread of its own, never in the event loop.
 
-    `async with` joins the group, and leaves it. For one task at a time; several consumers of a group
-    share its queues, also in one process.
+    `async with` joins the group, and leaves it. For one task at a time; several consumers of a
+    group share its queues, also in one process.
 
     A call that is cancelled loses nothing: what a cancelled `poll` had taken comes with the next
     one, and is not committed before.
@@ -44,7 +44,7 @@ class AsyncPullConsumer:
         consumer_group: the name of the group.
         topics: as those of PullConsumer.
         consume_timeout_s: a handler that takes longer is cancelled, and has failed; by default the
-            store's setting.
+            setting of the group, else of the store.
         options: as those of PullConsumer.
 
     Raises: InvalidNameError, InvalidFilterError, ConfigError. What PullConsumer raises beyond them
@@ -75,7 +75,8 @@ class AsyncPullConsumer:
             from_timestamp=options.get("from_timestamp"),
             mode=options.get("mode", ConsumeMode.CLUSTERING), member_id=options.get("member_id"),
         )  # fmt: skip
-        self._timeout_s = checked_timeout(consume_timeout_s, store.config.consume_timeout_s)
+        settings = store.config.of_consumer_group(subscription.consumer_group)
+        self._timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
         self._namespace, self._topics = namespace, subscription.filters
         self._by_topic = HandlersByTopic(subscription.filters, namespace, check_async_function)
         self._make = lambda: PullConsumer(

@@ -18,7 +18,9 @@ def check_async_function(name: str, function: object) -> None:
     """Refuse what cannot be called, or is a generator. Raises: ConfigError."""
     check_callable(name, function)
     called = (function, type(function).__call__)
-    if any(inspect.isasyncgenfunction(part) or inspect.isgeneratorfunction(part) for part in called):
+    if any(
+        inspect.isasyncgenfunction(part) or inspect.isgeneratorfunction(part) for part in called
+    ):
         problem = "is a generator, so a call of it does nothing; pass a function"
         raise ConfigError([f"{name} {problem}, plain or async"])
 

@@ -64,7 +64,8 @@ class PullConsumer:
         namespace: the namespace of the names of the group and of the topics (R94).
         clock: measures leases and calls; only durations count.
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
-        consume_timeout_s: a handler that takes longer has failed; by default the store's setting.
+        consume_timeout_s: a handler that takes longer has failed; by default the setting of the
+            group, else of the store.
         on_error: called with the message and the error where a handler fails: with what it raised,
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
         hooks: are told of each call of a handler.
@@ -118,7 +119,8 @@ class PullConsumer:
         self.clock: Clock = clock or SystemClock()
         self._use = ExclusiveUse()
         self._handle: ConsumerHandle | None = None
-        self._timeout_s = checked_timeout(consume_timeout_s, store.config.consume_timeout_s)
+        settings = store.config.of_consumer_group(self.consumer_group)
+        self._timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
         self._on_error = checked_on_error(on_error)
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._by_topic = HandlersByTopic(subscription.filters, namespace)

@@ -147,7 +147,7 @@ class SendBack:
     def __init__(self, store: Store, consumer_group: str, clock: Clock | None = None) -> None:
         """Check the name; nothing is opened; 0 commits."""
         self._group = check_stored_group(consumer_group, "consumer_group")
-        self._max_times = store.config.max_reconsume_times
+        self._max_times = store.config.of_consumer_group(self._group).max_reconsume_times
         self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
 
     def send_back(

@@ -110,7 +110,7 @@ def txmq_consumer(
 def txmq_dead_letters(
     txmq_store: Store, txmq_clock: ManualClock, txmq_broker: SteppedBroker
 ) -> Callable[[str], tuple[DeadLetter, ...]]:
-    """`txmq_dead_letters("billing")` publishes what is due, and returns the group's dead letters."""
+    """`txmq_dead_letters("billing")` publishes what is due, and returns its dead letters."""
     from txmq.admin.dead_letters import DeadLetters
 
     def dead_letters(consumer_group: str) -> tuple[DeadLetter, ...]:
