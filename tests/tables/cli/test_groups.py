@@ -161,7 +161,7 @@ def test_group_is_deleted_only_with_apply(world: DelayWorld, location: str) -> N
     assert run("groups", "delete", location, GROUP, "--apply").exit_code == 2
 
 
-def test_groups_without_a_command_lists_them_and_helps(world: DelayWorld, location: str) -> None:
+def test_groups_without_a_command_lists_them_and_helps(location: str) -> None:
     bodies(location, TOPIC, "--group", GROUP)
 
     listed = [run("groups", location, "--json"), run("groups", "--json", location)]
