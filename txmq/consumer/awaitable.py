@@ -20,7 +20,8 @@ from txmq.consumer.lag import QueueLag
 from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
 from txmq.consumer.push import ConsumerHandle
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
-from txmq.errors import ClosedError
+from txmq.delta.forks import process_id
+from txmq.errors import ClosedError, ConcurrentUseError
 from txmq.message.names import topic_in_namespace
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store
@@ -84,21 +85,22 @@ class AsyncPullConsumer:
             consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, **options,
         )  # fmt: skip
         self._consumer: PullConsumer | None = None
-        self._is_closed = False
+        self._is_closed, self._pid = False, process_id()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="txmq-async-consumer")
         # Taken, and not handed out yet; then what the loop of `async for` has in hand.
         self._waiting: deque[ReceivedMessage] = deque()
         self._in_hand: ReceivedMessage | None = None
         self._polls: set[threading.Event] = set()
         self._runs: set[AwaitedHandler] = set()
+        self._left: Future[None] | None = None
 
     @property
     def consumer(self) -> PullConsumer:
         """The consumer that does the work; its calls wait, and are for one thread at a time.
 
-        Raises: ClosedError outside of `async with`.
+        Raises: ClosedError outside of `async with`, and in a process that was forked from it.
         """
-        if self._consumer is None or self._is_closed:
+        if self._consumer is None or self._is_closed or self._pid != process_id():
             raise ClosedError("the consumer is not open; use it in `async with`")
         return self._consumer
 
@@ -116,7 +118,7 @@ class AsyncPullConsumer:
 
     async def _polled(self, max_messages: int, timeout_s: float) -> list[ReceivedMessage]:
         stopping = threading.Event()
-        taken = self._submit(self.consumer.poll, max_messages, timeout_s, stopping)
+        taken = self._free().submit(self.consumer.poll, max_messages, timeout_s, stopping)
         self._polls.add(stopping)
         try:
             return await asyncio.wrap_future(taken)
@@ -124,7 +126,7 @@ class AsyncPullConsumer:
             # Nobody gets them; the calls after this one find them in their place again.
             stopping.set()
             if not self._is_closed:
-                self._submit(self._give_again, taken)
+                self._executor.submit(self._give_again, taken)
             raise
         finally:
             self._polls.discard(stopping)
@@ -221,8 +223,8 @@ class AsyncPullConsumer:
         self, awaited: AwaitedHandler, work: Callable[[], ConsumeResult]
     ) -> ConsumeResult:
         await self._drop_waiting()
+        working = asyncio.wrap_future(self._free().submit(work))
         self._runs.add(awaited)
-        working = asyncio.wrap_future(self._submit(work))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
@@ -276,39 +278,49 @@ class AsyncPullConsumer:
 
     # --- the thread -------------------------------------------------------------------------
 
-    def _submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Call a function in the thread, after the calls before it."""
-        return self._executor.submit(function, *arguments)
+    def _free(self) -> ThreadPoolExecutor:
+        """The thread, for calls after those before. Raises: ConcurrentUseError.
+
+        While it runs a handler nothing else may wait for it, least of all that handler.
+        """
+        if self._runs:
+            raise ConcurrentUseError
+        return self._executor
 
     async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.wrap_future(self._submit(function, *arguments))
+        return await asyncio.wrap_future(self._free().submit(function, *arguments))
 
     async def close(self) -> None:
         """Let the call of a handler on its way end, commit, and leave the group.
 
         Messages that were handed out by `poll` and not committed come again, and so does the one
-        that a loop has in hand. Closing a second time does nothing.
+        that a loop has in hand. A handler may call it: its own call is the last one, and the group
+        is left after it. Closing a second time waits for the first.
 
         Raises: StorageError.
         """
-        if self._is_closed:
-            return
-        consumer, self._is_closed = self._consumer, True
+        if not self._is_closed:
+            self._is_closed = True
+            self._end_all()
+        # A handler that waited for its own end would wait for ever.
+        if self._left is not None and not any(run.is_of_this_task for run in self._runs):
+            await asyncio.shield(asyncio.wrap_future(self._left))
+
+    def _end_all(self) -> None:
         for stopping in self._polls:
             stopping.set()
         for run in self._runs:
             run.finish()
-        if consumer is not None:
+        if self._consumer is not None:
             unhandled = () if self._in_hand is None else (self._in_hand, *self._waiting)
-            left = self._submit(_leave, consumer, unhandled)
+            self._left = self._executor.submit(_leave, self._consumer, unhandled)
             self._executor.shutdown(wait=False)
-            await asyncio.shield(asyncio.wrap_future(left))
 
     async def __aenter__(self) -> Self:
         """Join the group. Raises: as PullConsumer; ClosedError where it was used before."""
         if self._consumer is not None or self._is_closed:
             raise ClosedError("the consumer was used already; make another one")
-        joining = self._submit(self._make)
+        joining = self._executor.submit(self._make)
         try:
             self._consumer = await asyncio.shield(asyncio.wrap_future(joining))
         except BaseException:

@@ -70,6 +70,11 @@ class AwaitedHandler:
         finally:
             self._task = None
 
+    @property
+    def is_of_this_task(self) -> bool:
+        """Whether the call of the handler on its way is what asks."""
+        return self._task is not None and self._task is asyncio.current_task()
+
     def finish(self) -> None:
         """Let the call on its way end, and begin no other one."""
         self.is_ending = True

@@ -18,7 +18,7 @@ from tests.kit.delay_world import TOPIC
 from txmq import AsyncPullConsumer, ConsumeStatus, Message, Operation, OperationName
 from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.group import group_in
-from txmq.errors import ClosedError, ConfigError, InvalidNameError
+from txmq.errors import ClosedError, ConcurrentUseError, ConfigError, InvalidNameError
 from txmq.message.received import ReceivedMessage
 
 
@@ -297,6 +297,29 @@ def test_closing_lets_the_handler_end(world: ConsumerWorld) -> None:
             return await running
 
     assert asyncio.run(story()).consumed == 1
+    assert (committed(world), members(world)) == ([1], [])
+
+
+def test_handler_that_calls_its_consumer_is_refused_and_may_close_it(world: ConsumerWorld) -> None:
+    world.send_to(0, "a", "b")
+    refused: list[type[Exception]] = []
+
+    async def story() -> ConsumeResult:
+        async with opened(world) as consumer:
+
+            async def handle(_: ReceivedMessage) -> None:
+                calls = (consumer.poll(), consumer.commit(), consumer.run_once(lambda _: None))
+                for call in calls:
+                    try:
+                        await call
+                    except ConcurrentUseError as error:
+                        refused.append(type(error))
+                await consumer.close()
+
+            return await consumer.run(handle)
+
+    assert asyncio.run(story()).consumed == 1
+    assert len(refused) == 3
     assert (committed(world), members(world)) == ([1], [])
 
 
