@@ -273,8 +273,10 @@ class AsyncPullConsumer:
     async def _drop_waiting(self) -> None:
         """Have what waits to be handed out taken again."""
         if self._waiting:
-            waiting, self._waiting = tuple(self._waiting), deque()
-            await self._call(self.consumer.give_again, waiting)
+            given = self._free().submit(self.consumer.give_again, tuple(self._waiting))
+            self._waiting.clear()
+            # Also where the caller is cancelled: nobody else has these messages.
+            await asyncio.shield(asyncio.wrap_future(given))
 
     # --- the thread -------------------------------------------------------------------------
 

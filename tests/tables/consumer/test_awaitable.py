@@ -158,6 +158,29 @@ def test_cancelled_loop_gives_its_message_to_the_next_member(world: ConsumerWorl
     asyncio.run(story())
 
 
+def test_call_that_is_cancelled_while_it_gives_messages_back_loses_none(
+    world: ConsumerWorld,
+) -> None:
+    world.send_to(0, "a", "b", "c")
+
+    async def story() -> None:
+        async with opened(world) as consumer:
+            async for message in consumer:
+                assert message.body == b"a"
+                break
+            pausing = asyncio.create_task(consumer.pause(TOPIC))
+            await asyncio.sleep(0)
+            pausing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await pausing
+            await consumer.commit()
+            assert committed(world) == [1]
+            await consumer.resume(TOPIC)
+            assert bodies(await consumer.poll()) == ["b", "c"]
+
+    asyncio.run(story())
+
+
 def test_loop_ends_where_another_task_closes(world: ConsumerWorld) -> None:
     world.send_to(0, "a")
 
