@@ -59,7 +59,18 @@ def _apply(store: Store, group: ConsumerGroup, clock: Clock) -> None:
 
 def _emptied(name: str, state: GroupState, clock: Clock) -> GroupState:
     _check_without_members(name, state, clock)
-    return state if state.is_gone else state.emptied()
+    return state if state.is_gone else emptied(state)
+
+
+def emptied(state: GroupState) -> GroupState:
+    """The state of a deleted group; pure.
+
+    The epoch stays above that of every old member. Who joins later reads again on purpose, so what
+    fails again is sent back again.
+    """
+    queues = {queue for offsets in state.offsets.values() for queue in offsets}
+    more = {queue: state.replays.get(queue, 0) + 1 for queue in queues}
+    return GroupState(replays={**state.replays, **more}, epoch=state.epoch + 1)
 
 
 def _check_without_members(name: str, state: GroupState, clock: Clock) -> None:

@@ -378,16 +378,6 @@ class GroupState:
         """Whether nobody has joined the group, or it was deleted."""
         return not (self.settings.subscription or self.offsets or self.members)
 
-    def emptied(self) -> GroupState:
-        """The state of a deleted group.
-
-        The epoch stays above that of every old member. Who joins later reads again on purpose, so
-        what fails again is sent back again.
-        """
-        queues = {queue for offsets in self.offsets.values() for queue in offsets}
-        more = {queue: self.replays.get(queue, 0) + 1 for queue in queues}
-        return GroupState(replays={**self.replays, **more}, epoch=self.epoch + 1)
-
     # --- one swap of a member ---------------------------------------------------------------
 
     def swapped(  # noqa: PLR0913 - all that a member does
