@@ -51,7 +51,9 @@ def test_plugin_loads_nothing_heavy(
     run(pytester).assert_outcomes(passed=1)
 
 
-def test_fixtures_of_two_tests_share_nothing_and_all_are_listed(pytester: pytest.Pytester) -> None:
+def test_fixtures_of_two_tests_share_nothing_and_are_named_twice_without_harm(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(
         """
         import pytest
@@ -72,9 +74,3 @@ def test_fixtures_of_two_tests_share_nothing_and_all_are_listed(pytester: pytest
     )
 
     run(pytester, "-W", "error").assert_outcomes(passed=3)
-    listed = run(pytester, "--fixtures").stdout.str()
-
-    assert set(re.findall(r"^(txmq_\w+) -- ", listed, re.MULTILINE)) == {
-        "txmq_clock", "txmq_config", "txmq_listeners", "txmq_store", "txmq_producer",
-        "txmq_broker", "txmq_published", "txmq_consumer", "txmq_dead_letters",
-    }  # fmt: skip
