@@ -51,7 +51,7 @@ def test_plugin_loads_nothing_heavy(
     run(pytester).assert_outcomes(passed=1)
 
 
-def test_fixtures_of_two_tests_share_nothing_and_are_named_twice_without_harm(
+def test_fixtures_that_are_named_twice_are_there_once_for_each_test(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(

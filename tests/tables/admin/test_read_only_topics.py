@@ -75,6 +75,7 @@ def test_what_was_prepared_or_delayed_before_is_published_and_retries_go_on(
     assert sorted(bodies(messages)) == ["delayed", "prepared"]
     member.send_back(messages[0], reason="later", delay_level=1)
     member.commit()
+    world.publisher.run_once()
     world.after(60)
     assert len(drained(member)) == 1
 
