@@ -26,6 +26,9 @@ from txmq.store.tables import StoreTables
 # Folder of the services' checkpoints; each start of a service has one that no other start reads.
 SERVICE_CHECKPOINTS = "services"
 
+# Is at a location that is being restored; the settings, which make it a store, come last.
+RESTORE_BEGUN = "txmq-restore.begun.json"
+
 # On an object store logs without news are looked at so many times less often.
 IDLE_LOOKS = 5
 
@@ -86,7 +89,8 @@ class Store:
             clock: gives the time in the tables; the system's clock by default.
 
         Raises:
-            StoreExistsError: the location holds a store already; call `open`.
+            StoreExistsError: the location holds a store already, call `open`; or an unfinished
+                restore.
             ConfigError: the location is no path or URI that txmq can use.
             ReadOnlyStoreError: the location refuses writes.
             UnsupportedPlaceError: its file system has no hard links, as volumes of Databricks.
@@ -98,6 +102,9 @@ class Store:
         settings = store.tables.register("config")
         if store.tables.table_at("op").exists() and settings.exists and settings.read().revision:
             raise StoreExistsError(store.location, "holds a store already; open it")
+        if store.tables.has_file(RESTORE_BEGUN):
+            problem = "holds a restore that was not finished; run txmq restore again, or remove it"
+            raise StoreExistsError(store.location, problem)
         store.tables.create_all()
         store._keep_settings(settings, (clock or SystemClock()).now_ms())
         warn_of_unkept(chosen)
