@@ -11,7 +11,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from txmq.backup.copying import Counter, OnProgress, each, unseen
 from txmq.backup.manifest import MANIFEST, CopiedFile, CopiedTable, Manifest
@@ -100,41 +100,33 @@ def back_up(
     return _Backup(store, place, clock or SystemClock(), on_progress).run()
 
 
-@dataclass(slots=True)
-class _Copies:
-    """What the target holds of this backup, and what could not be copied."""
-
-    files: dict[str, CopiedFile] = field(default_factory=dict)
-    copied_files: int = 0
-    copied_bytes: int = 0
-    # Files that were gone when they were to be copied, in this attempt or an earlier one.
-    gone: set[str] = field(default_factory=set)
-
-
 class _Backup:
     """One call of `back_up`."""
 
-    def __init__(
-        self, store: Store, place: Place, clock: Clock, on_progress: OnProgress
-    ) -> None:
+    def __init__(self, store: Store, place: Place, clock: Clock, on_progress: OnProgress) -> None:
         self._store, self._place, self._clock = store, place, clock
         self._on_progress = on_progress
         self._token = uuid.uuid4().hex
-        self._copies = _Copies()
+        self._before: Manifest | None = None
+        # What the target holds of the store.
+        self._files: dict[str, CopiedFile] = {}
+        # Files that a log names, and that are not there.
+        self._lost: set[str] = set()
+        self._copied_files = self._copied_bytes = 0
 
     def run(self) -> BackupResult:
         """See `back_up`."""
         begun = self._now()
-        before = self._begin()
-        pins = pinned(self._store.tables)
-        if before is not None:
-            _check_follows(before, pins, self._place.location)
-            self._copies.files.update(before.files())
-        missing = self._copied(pins)
+        self._before = self._begin()
+        if self._before is not None:
+            self._files.update(self._before.files())
+        pins = self._copied()
+        missing = sorted(path for path in self._lost if _is_live(pins, path))
+        faults = self._faults()
+        tables = {path: self._table(path, pin) for path, pin in pins.items()}
         manifest = Manifest(
-            __version__, self._store.location, begun, self._now(), self._tables(missing),
-            tuple(sorted(missing)), self._faults(),
-        )  # fmt: skip
+            __version__, self._store.location, begun, self._now(), tables, tuple(missing), faults
+        )
         self._finish(manifest)
         return self._result(manifest)
 
@@ -149,7 +141,9 @@ class _Backup:
         content, begun = place.content(MANIFEST), place.content(BEGUN)
         before = None if content is None else Manifest.parse(content, place.location)
         if before is None and begun is None and not place.is_empty():
-            raise BackupError(place.location, f"holds something that is no backup; {_ANOTHER_FOLDER}")
+            raise BackupError(
+                place.location, f"holds something that is no backup; {_ANOTHER_FOLDER}"
+            )
         if begun is not None and _said(begun).get("op_table_id") != ours:
             problem = f"holds an unfinished backup of another store; {_ANOTHER_FOLDER}"
             raise BackupError(place.location, problem)
@@ -178,23 +172,33 @@ class _Backup:
 
     # --- copying --------------------------------------------------------------------------------
 
-    def _copied(self, pins: Mapping[str, Pin]) -> set[str]:
-        """Copy what the pins need, and pin anew while files go away; the live files that are lost.
+    def _copied(self) -> dict[str, Pin]:
+        """Pin the tables and copy what the pins need, anew while files go away meanwhile.
 
         Raises: BackupError.
         """
+        gone: set[str] = set()
         for _ in range(ATTEMPTS):
-            gone_before = set(self._copies.gone)
-            gone = self._copy(pins)
-            # A file that was gone before the log that names it was read is not there at all.
-            if gone <= gone_before:
-                self._pins = pins
-                return {path for path in gone if _is_live(pins, path)}
-            logger.info("maintenance removed %d files meanwhile; the newest state is copied", len(gone))
             pins = pinned(self._store.tables)
+            self._check_follows(pins)
+            gone_before, gone = gone, self._copy(pins)
+            # What was gone before the log that names it was read is not there at all.
+            if gone <= gone_before and not any(f"/{LOG_FOLDER}/" in path for path in gone):
+                self._lost = gone
+                return pins
+            message = "%d files were removed meanwhile; the newest state is copied"
+            logger.info(message, len(gone))
         problem = f"files were removed faster than they were copied, {ATTEMPTS} times"
         step = "make log_reserved_time_s longer (docs/backup.md), then run it again"
         raise BackupError(self._store.location, f"{problem}; {step}")
+
+    def _check_follows(self, pins: Mapping[str, Pin]) -> None:
+        """Raise BackupError where the store did not grow out of what the backup holds."""
+        for path, table in () if self._before is None else self._before.tables.items():
+            problem = _problem_of(path, table, pins[path]) if path in pins else None
+            if problem is not None:
+                step = "choose an empty folder; this backup stays as it is"
+                raise BackupError(self._place.location, f"{problem}; {step}")
 
     def _copy(self, pins: Mapping[str, Pin]) -> set[str]:
         """Copy what is not there yet; what is gone."""
@@ -206,53 +210,63 @@ class _Backup:
         there = self._place.sizes()
         gone = set()
 
-        def copy(task: tuple[str, str, int]) -> CopiedFile | None:
-            file = self._copied_file(pins, task, there)
+        def copy(task: tuple[str, str, int]) -> tuple[CopiedFile | None, bool]:
+            file = self._kept_file(task, there)
+            is_new = file is None
+            file = file or self._copied_file(pins, task)
             counter.add(task[2])
-            return file
+            return file, is_new
 
         is_remote = self._store.is_remote or self._place.objects.is_remote
-        for (path, name, _), file in each(copy, tasks, is_remote=is_remote):
+        for (path, name, _), (file, is_new) in each(copy, tasks, is_remote=is_remote):
             whole = f"{path}/{name}"
             if file is None:
                 gone.add(whole)
-            else:
-                self._copies.files[whole] = file
-        self._copies.gone |= gone
+                continue
+            self._files[whole] = file
+            if is_new:
+                self._copied_files += 1
+                self._copied_bytes += file.size_bytes
         return gone
 
-    def _copied_file(
-        self, pins: Mapping[str, Pin], task: tuple[str, str, int], there: Mapping[str, int]
-    ) -> CopiedFile | None:
+    def _kept_file(self, task: tuple[str, str, int], there: Mapping[str, int]) -> CopiedFile | None:
+        """The file as the target has it already; None where it is to be copied."""
         path, name, size_bytes = task
         whole = f"{path}/{name}"
         target = f"{STORE_FOLDER}/{whole}"
-        known, kept_bytes = self._copies.files.get(whole), there.get(target)
-        if known is not None and kept_bytes == known.size_bytes:
-            return known
+        known, kept_bytes = self._files.get(whole), there.get(target)
+        if kept_bytes is None:
+            return None
+        if known is not None:
+            # Two checkpoints of one version say the same; others have one content for good, but
+            # for one that was damaged and repaired since.
+            is_whole = size_bytes == known.size_bytes or _is_checkpoint(name)
+            return known if is_whole and kept_bytes == known.size_bytes else None
+        if kept_bytes != size_bytes or name.startswith(LOG_FOLDER):
+            return None
+        # Names of data files are random: it is what a killed backup has copied.
         with translated(whole):
-            if kept_bytes == size_bytes and not name.startswith(LOG_FOLDER):
-                # Names of data files are random: it is what a killed backup has copied.
-                return read_again(self._place.objects, target)
-            source = pins[path].table.objects
+            return read_again(self._place.objects, target)
+
+    def _copied_file(
+        self, pins: Mapping[str, Pin], task: tuple[str, str, int]
+    ) -> CopiedFile | None:
+        """The file, copied; None where it is gone."""
+        path, name, size_bytes = task
+        target = (self._place.objects, f"{STORE_FOLDER}/{path}/{name}")
+        with translated(f"{path}/{name}"):
             try:
-                file = copied((source, name), (self._place.objects, target), size_bytes)
+                return copied((pins[path].table.objects, name), target, size_bytes)
             except FileNotFoundError:
                 return None
-        self._copies.copied_files += 1
-        self._copies.copied_bytes += file.size_bytes
-        return file
 
     # --- the manifest ---------------------------------------------------------------------------
 
-    def _tables(self, missing: set[str]) -> dict[str, CopiedTable]:
-        return {path: self._table(path, pin) for path, pin in self._pins.items()}
-
     def _table(self, path: str, pin: Pin) -> CopiedTable:
         files = {
-            name: self._copies.files[f"{path}/{name}"]
+            name: self._files[f"{path}/{name}"]
             for name in _files(pin)
-            if f"{path}/{name}" not in self._copies.gone
+            if f"{path}/{name}" not in self._lost
         }
         definition = pin.log.snapshot.definition
         schema_version = definition.properties[SCHEMA_VERSION_PROPERTY]
@@ -272,8 +286,8 @@ class _Backup:
             len(manifest.tables),
             sum(1 for _ in manifest.files()),
             manifest.size_bytes,
-            self._copies.copied_files,
-            self._copies.copied_bytes,
+            self._copied_files,
+            self._copied_bytes,
             manifest.missing,
             manifest.faults,
         )
@@ -290,6 +304,10 @@ def _is_live(pins: Mapping[str, Pin], whole: str) -> bool:
     )
 
 
+def _is_checkpoint(name: str) -> bool:
+    return name.startswith(LOG_FOLDER) and name.endswith(".parquet")
+
+
 def _said(content: bytes) -> dict[str, str]:
     """What the file at the begin says; nothing where it cannot be read."""
     try:
@@ -299,26 +317,19 @@ def _said(content: bytes) -> dict[str, str]:
     return value if isinstance(value, dict) else {}
 
 
-def _check_follows(before: Manifest, pins: Mapping[str, Pin], location: str) -> None:
-    """Raise BackupError where the store did not grow out of what the backup holds."""
-    for path, table in before.tables.items():
-        pin = pins.get(path)
-        if pin is None:
-            continue
-        step = "choose an empty folder; this backup stays as it is"
-        if pin.log.snapshot.definition.table_id != table.table_id:
-            raise BackupError(location, f"holds another table {path}: it was made anew; {step}")
-        if pin.log.version < table.version:
-            problem = f"holds {path} up to version {table.version}, the store has {pin.log.version}"
-            raise BackupError(location, f"{problem}: the store was restored; {step}")
-        copy = table.files.get(commit_path(table.version))
-        if copy is None or commit_path(table.version) not in pin.log.log_bytes:
-            # Log clean-up has passed it; then no commit of the two has the same name.
-            continue
-        try:
-            now = read_again(pin.table.objects, commit_path(table.version))
-        except FileNotFoundError:
-            continue
-        if now != copy:
-            problem = f"holds another commit {table.version} of {path}: the store was restored"
-            raise BackupError(location, f"{problem}; {step}")
+def _problem_of(path: str, table: CopiedTable, pin: Pin) -> str | None:
+    """Why a table is not the one of an earlier backup, further on; None if it is."""
+    if pin.log.snapshot.definition.table_id != table.table_id:
+        return f"holds another table {path}: it was made anew since"
+    if pin.log.version < table.version:
+        problem = f"holds {path} up to version {table.version}, the store has {pin.log.version}"
+        return f"{problem}: the store was restored"
+    commit = commit_path(table.version)
+    if commit not in table.files or commit not in pin.log.log_bytes:
+        # Log clean-up has passed it; then no commits of the two have the same name.
+        return None
+    try:
+        is_same = read_again(pin.table.objects, commit) == table.files[commit]
+    except FileNotFoundError:
+        return None
+    return None if is_same else f"holds another commit {table.version} of {path}: it was restored"

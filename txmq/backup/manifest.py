@@ -103,20 +103,25 @@ class Manifest:
             if value["format"] != FORMAT:
                 problem = f"has format {printable(str(value['format']))}, this txmq reads {FORMAT}"
                 raise BackupError(place, f"{problem}; use the txmq that made it, or a newer one")
-            manifest = cls._of(value)
-            if sum(1 for _ in manifest.files()) != value["files"]:
-                raise ValueError("not all files")
+            return cls._of(value)
         except (ValueError, KeyError, TypeError, AttributeError, StoreFormatError) as error:
             problem = f"its {MANIFEST} is damaged ({type(error).__name__}); {_TAKE_ANOTHER}"
             raise BackupError(place, problem) from error
-        return manifest
 
     @classmethod
     def _of(cls, value: Mapping[str, Any]) -> Manifest:
-        texts = (str(value[name]) for name in ("txmq", "source", "begun", "ended"))
-        tables = {path: _table(path, table) for path, table in value["tables"].items()}
-        lists = (tuple(str(one) for one in value[name]) for name in ("missing", "faults"))
-        return cls(*texts, tables, *lists)  # type: ignore[arg-type]
+        manifest = cls(
+            str(value["txmq"]),
+            str(value["source"]),
+            str(value["begun"]),
+            str(value["ended"]),
+            {path: _table(path, table) for path, table in value["tables"].items()},
+            tuple(map(str, value["missing"])),
+            tuple(map(str, value["faults"])),
+        )
+        if sum(1 for _ in manifest.files()) != value["files"] or "op" not in manifest.tables:
+            raise ValueError("not all files")
+        return manifest
 
 
 def _table(path: str, value: Mapping[str, Any]) -> CopiedTable:

@@ -157,7 +157,9 @@ def _of_group(sight: StoreSight, name: str) -> Iterator[OrderFault]:
         there = sight.topics.get(topic)
         end = 0 if there is None else there.next_offsets.get(queue, 0)
         if offset > end:
-            problem = f"its next offset in queue {queue} is {offset:,}, and the queue ends at {end:,}"
+            problem = (
+                f"its next offset in queue {queue} is {offset:,}, and the queue ends at {end:,}"
+            )
             path = f"state/group_{name}"
             yield OrderFault(path, f"topics/{topic}", problem, SEEK, may_be_alone=True)
             return

@@ -26,7 +26,7 @@ from txmq.delta.failures import translated
 from txmq.errors import BackupError
 from txmq.results import Plain
 from txmq.store.config import Config
-from txmq.store.store import RESTORE_BEGUN, Store
+from txmq.store.store import RESTORE_BEGUN
 from txmq.store.tables import StoreTables
 
 _SETTINGS = "state/config/"
@@ -68,7 +68,7 @@ def restore(
     What was sent after the backup began may be missing. Consumer groups go on where they were
     then, so they may see again what they saw later.
 
-    Reads: the backup, each file with its checksum. Writes: `target`, the settings of the store last.
+    Reads: the backup, each file with its checksum. Writes: `target`, the settings last.
     Retry: call it again; what a killed call copied is compared and kept.
 
     Args:
@@ -132,7 +132,9 @@ class _Restore:
             if (found := sizes.get(f"{STORE_FOLDER}/{path}")) != size
         ]
         if bad:
-            problem = f"{len(bad):,} files are missing or changed, first {', '.join(bad[:SHOWN_FILES])}"
+            problem = (
+                f"{len(bad):,} files are missing or changed, first {', '.join(bad[:SHOWN_FILES])}"
+            )
             raise BackupError(
                 self._source.location, f"{problem}; nothing was written, take another backup"
             )
@@ -140,7 +142,9 @@ class _Restore:
 
     def _begin(self, manifest: Manifest) -> None:
         """Take the target. Raises: BackupError where it holds something."""
-        said = json.dumps([manifest.source, manifest.begun, manifest.tables["op"].table_id]).encode()
+        said = json.dumps(
+            [manifest.source, manifest.begun, manifest.tables["op"].table_id]
+        ).encode()
         place = self._place
         if not place.is_empty():
             begun = place.content(RESTORE_BEGUN)
@@ -161,7 +165,7 @@ class _Restore:
             step = "take another backup"
             raise BackupError(self._source.location, f"{'; '.join(new)}. {step}")
 
-    # --- copying ------------------------------------------------------------------------------------
+    # --- copying --------------------------------------------------------------------------------
 
     def _copy(self, files: Mapping[str, CopiedFile], counter: Counter) -> None:
         there = self._place.sizes()

@@ -133,4 +133,6 @@ def _claims_without_halves(tables: StoreTables, mark: int) -> int:
 def _kept_since_ms(tables: StoreTables) -> int:
     """From when on transactions are kept; retention may have taken older ones."""
     day = _value(tables, "maintenance").get(FORGOTTEN_BEFORE)
-    return 0 if day is None else milliseconds(datetime.combine(date.fromisoformat(day), time(), UTC))
+    return (
+        0 if day is None else milliseconds(datetime.combine(date.fromisoformat(day), time(), UTC))
+    )

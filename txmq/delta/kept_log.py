@@ -107,7 +107,7 @@ def _named(actions: CommitActions) -> dict[str, int]:
 
 
 def _commits(folder: TableFolder, versions: range) -> Iterator[tuple[int, bytes]]:
-    """The commit files in their order. Raises: FileNotFoundError for one that clean-up has taken."""
+    """The commit files in order. Raises: FileNotFoundError for one that clean-up has taken."""
     # Made once, before several threads use it.
     folder.filesystem  # noqa: B018
     with ThreadPoolExecutor(REQUESTS_AT_ONCE if folder.objects.is_remote else 1) as pool:

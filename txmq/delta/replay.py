@@ -49,6 +49,7 @@ class LogNames:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> LogNames:
+        """Those among the names of a folder."""
         log = cls()
         parts: dict[tuple[int, int], list[str]] = {}
         for name in sorted(names):
@@ -63,6 +64,7 @@ class LogNames:
 
     @property
     def newest(self) -> int:
+        """The newest version; -1 without any."""
         return max(self.commits, default=max(self.checkpoints, default=-1))
 
     def bases(self) -> list[int]:
@@ -94,9 +96,7 @@ def replayed(folder: TableFolder, missing: str) -> Snapshot:
     return snapshot
 
 
-def begin(
-    folder: TableFolder, log: LogNames, bases: Sequence[int]
-) -> tuple[int, Snapshot | None]:
+def begin(folder: TableFolder, log: LogNames, bases: Sequence[int]) -> tuple[int, Snapshot | None]:
     """The first of these checkpoints that can be read and after which no commit is missing.
 
     Raises: BrokenLogError where there is none.

@@ -248,7 +248,7 @@ class OpLog:
         if self._has_signatures:
             return rows
         if self._keys:
-            problem = "has no column signature, an earlier txmq made it; make a new store"
+            problem = "has no column signature, an earlier txmq made it; run txmq upgrade"
             raise StoreFormatError("op", problem)
         return rows.drop_columns([SIGNATURE])
 
