@@ -84,8 +84,8 @@ def main(folder: Path) -> None:
     truth["open"] = opened(producer, "paid", b"still open")
     Maintenance(store).run_once()
     truth["unsettled"] = ended(producer, "paid", "not settled", commit=True)
-    Topics(store).create("gone")
-    producer.send(Message("gone", b"deleted"))
+    Topics(store).create("later")
+    producer.send(Message("later", b"not settled either"))
     (folder / "truth.json").write_text(json.dumps(truth, indent=1, default=list))
 
 
