@@ -17,7 +17,7 @@ from txmq.backup.copying import Counter, OnProgress, each, unseen
 from txmq.backup.manifest import MANIFEST, CopiedFile, CopiedTable, Manifest
 from txmq.backup.order import order_faults
 from txmq.backup.pins import Pin, pinned
-from txmq.backup.place import BEGUN, STORE_FOLDER, Place, copied, read_again
+from txmq.backup.place import BEGUN, STORE_FOLDER, Place, copied, read_again, said
 from txmq.backup.sight import sight_of
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.actions import LOG_FOLDER, commit_path
@@ -144,7 +144,7 @@ class _Backup:
             raise BackupError(
                 place.location, f"holds something that is no backup; {_ANOTHER_FOLDER}"
             )
-        if begun is not None and _said(begun).get("op_table_id") != ours:
+        if begun is not None and said(begun).get("op_table_id") != ours:
             problem = f"holds an unfinished backup of another store; {_ANOTHER_FOLDER}"
             raise BackupError(place.location, problem)
         if before is not None and before.tables["op"].table_id != ours:
@@ -160,7 +160,7 @@ class _Backup:
         sizes = place.sizes()
         named = {f"{STORE_FOLDER}/{path}": file for path, file in manifest.files()}
         if any(sizes.get(path) != file.size_bytes for path, file in named.items()) or (
-            _said(place.content(BEGUN) or b"{}").get("by") != self._token
+            said(place.content(BEGUN)).get("by") != self._token
         ):
             problem = "another backup to this place began meanwhile; this one is not finished"
             raise BackupError(place.location, f"{problem}. Run one at a time")
@@ -306,15 +306,6 @@ def _is_live(pins: Mapping[str, Pin], whole: str) -> bool:
 
 def _is_checkpoint(name: str) -> bool:
     return name.startswith(LOG_FOLDER) and name.endswith(".parquet")
-
-
-def _said(content: bytes) -> dict[str, str]:
-    """What the file at the begin says; nothing where it cannot be read."""
-    try:
-        value = json.loads(content)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _problem_of(path: str, table: CopiedTable, pin: Pin) -> str | None:

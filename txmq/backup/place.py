@@ -6,8 +6,10 @@ The files lie in a folder of their own, so that no service takes a backup for a 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from txmq.backup.manifest import MANIFEST, CopiedFile, Manifest
 from txmq.delta.failures import read_errors, translated
@@ -133,3 +135,12 @@ def read_again(objects: Objects, path: str) -> CopiedFile:
 def looks_like_a_store(place: Place) -> bool:
     """Whether somebody copied a store to here by hand. Raises: StorageError."""
     return any(path.startswith(_LOG_OF_A_STORE) for path in place.sizes())
+
+
+def said(content: bytes | None) -> Mapping[str, Any]:
+    """What the file at the begin of a copy says; nothing where it cannot be read."""
+    try:
+        value = json.loads(content or b"{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

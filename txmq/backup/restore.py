@@ -7,6 +7,7 @@ killed left no store, and is finished by the next call.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,10 +21,11 @@ from txmq.backup.place import (
     looks_like_a_store,
     manifest_of,
     read_again,
+    said,
 )
 from txmq.backup.sight import sight_of
 from txmq.delta.failures import translated
-from txmq.errors import BackupError
+from txmq.errors import BackupError, StorageError
 from txmq.results import Plain
 from txmq.store.config import Config
 from txmq.store.store import RESTORE_BEGUN
@@ -69,7 +71,8 @@ def restore(
     then, so they may see again what they saw later.
 
     Reads: the backup, each file with its checksum. Writes: `target`, the settings last.
-    Retry: call it again; what a killed call copied is compared and kept.
+    Retry: call it again; what a killed call copied is compared and kept. One call at a time may
+    write to a place.
 
     Args:
         backup: where `back_up` wrote it.
@@ -98,22 +101,29 @@ class _Restore:
 
     def __init__(self, source: Place, place: Place, on_progress: OnProgress) -> None:
         self._source, self._place, self._on_progress = source, place, on_progress
+        self._token = uuid.uuid4().hex
 
     def run(self) -> RestoreResult:
         """See `restore`."""
         manifest = self._checked()
         files = dict(manifest.files())
         self._begin(manifest)
-        counter = Counter(len(files), manifest.size_bytes, self._on_progress)
-        first = {path: file for path, file in files.items() if not path.startswith(_SETTINGS)}
-        self._copy(first, counter)
-        self._check_order(manifest)
-        self._copy({path: files[path] for path in files if path not in first}, counter)
+        if not self._is_open():
+            self._copy_all(manifest, files)
         self._place.delete(RESTORE_BEGUN)
         return RestoreResult(
             self._place.location, manifest.source, manifest.begun, len(manifest.tables), len(files),
             manifest.size_bytes, manifest.missing, manifest.faults,
         )  # fmt: skip
+
+    def _copy_all(self, manifest: Manifest, files: Mapping[str, CopiedFile]) -> None:
+        """Copy the settings last; without them there is no store."""
+        counter = Counter(len(files), manifest.size_bytes, self._on_progress)
+        first = {path: file for path, file in files.items() if not path.startswith(_SETTINGS)}
+        self._copy(first, counter)
+        self._check_order(manifest)
+        self._check_alone()
+        self._copy({path: files[path] for path in files if path not in first}, counter)
 
     # --- checks -----------------------------------------------------------------------------------
 
@@ -142,20 +152,34 @@ class _Restore:
 
     def _begin(self, manifest: Manifest) -> None:
         """Take the target. Raises: BackupError where it holds something."""
-        said = json.dumps(
-            [manifest.source, manifest.begun, manifest.tables["op"].table_id]
-        ).encode()
-        place = self._place
+        backup, place = (
+            [manifest.source, manifest.begun, manifest.tables["op"].table_id],
+            self._place,
+        )
         if not place.is_empty():
-            begun = place.content(RESTORE_BEGUN)
-            if begun is None:
+            content = place.content(RESTORE_BEGUN)
+            if content is None:
                 problem = "holds something; choose an empty folder, or remove what is there"
                 raise BackupError(place.location, f"{problem}. Nothing was written")
-            if begun != said:
+            if said(content).get("backup") != backup:
                 problem = "holds an unfinished restore of another backup; remove it, then try again"
                 raise BackupError(place.location, problem)
         place.make()
-        place.put(RESTORE_BEGUN, said)
+        place.put(RESTORE_BEGUN, json.dumps({"backup": backup, "by": self._token}).encode())
+
+    def _is_open(self) -> bool:
+        """Whether a call that was killed had copied all: then services may run on it."""
+        settings = _tables_of(self._place).register("config")
+        try:
+            return settings.exists and settings.read().revision > 0
+        except StorageError:
+            return False
+
+    def _check_alone(self) -> None:
+        """Raise BackupError where another call took the target meanwhile."""
+        if said(self._place.content(RESTORE_BEGUN)).get("by") != self._token:
+            problem = "another restore to this place began meanwhile, and finishes it"
+            raise BackupError(self._place.location, f"{problem}. Run one at a time")
 
     def _check_order(self, manifest: Manifest) -> None:
         """Raise BackupError where the copy has another order than the backup says."""
@@ -193,7 +217,11 @@ class _Restore:
 
 
 def _faults_of(place: Place) -> list[OrderFault]:
-    return order_faults(sight_of(StoreTables(place.location, Config(), place.options)))
+    return order_faults(sight_of(_tables_of(place)))
+
+
+def _tables_of(place: Place) -> StoreTables:
+    return StoreTables(place.location, Config(), place.options)
 
 
 def _made_by_hand(source: Place) -> BackupError:

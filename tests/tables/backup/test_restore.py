@@ -140,6 +140,22 @@ def test_a_restore_of_another_backup_does_not_finish_it(backup: Path, tmp_path: 
         restore(str(backup), str(tmp_path / "restored"))
 
 
+def test_of_two_at_once_the_first_is_told_and_the_store_is_whole(
+    made: tuple[Life, Path], tmp_path: Path
+) -> None:
+    life, place, begun = made[0], str(tmp_path / "restored"), []
+
+    def begin_another(_: Progress) -> None:
+        if not begun:
+            begun.append(True)
+            restore(str(made[1]), place)
+
+    with pytest.raises(BackupError, match="began meanwhile"):
+        restore(str(made[1]), place, on_progress=begin_another)
+
+    check_restored(place, life.clock, life.acknowledged)
+
+
 # --- copies that were made by hand ----------------------------------------------------------------
 
 
