@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.kit.reading import topic_rows
 from txmq.broker import Broker
+from txmq.clock import SystemClock
 from txmq.consumer.pull import PullConsumer
 from txmq.delta.log import clean_log
 from txmq.maintenance.compaction import compact
@@ -36,7 +37,8 @@ class Life:
 
     @classmethod
     def begin(cls, folder: Path) -> Life:
-        clock = ManualClock(1_790_000_000_000)
+        # From now on: retention also looks at the times of files.
+        clock = ManualClock(SystemClock().now_ms())
         config = Config(half_queues=1, default_topic_queue_nums=2, checkpoint_interval=5)
         return cls(Store.create(folder, config, clock=clock), clock)
 

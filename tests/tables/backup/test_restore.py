@@ -189,11 +189,30 @@ def test_a_copy_in_the_wrong_order_is_refused_and_told(
         restore(str(copy), str(tmp_path / "restored"))
 
     store = Store.open(copy)
-    with pytest.raises(SourceRestoredError):
-        Publisher(store, clock=life.clock).run_once()
     findings = Doctor(store, clock=life.clock).examine().findings
     told = [(finding.where, finding.problem) for finding in findings]
     assert any(w == newer and f"is newer than {first}" in problem for w, problem in told), told
+
+
+@pytest.mark.parametrize("first", ["half", "op"])
+def test_publishers_stop_on_such_a_copy_at_the_next_claim(tmp_path: Path, first: str) -> None:
+    life = Life.begin(tmp_path / "store")
+    life.go_on()
+    store = Store.open(naive_copy(life, tmp_path / "copy", first))
+    with TransactionProducer(store, producer_group="orders", clock=life.clock) as producer:
+        producer.send(Message("order-paid", b"next"))
+
+    with pytest.raises(SourceRestoredError):
+        Publisher(store, clock=life.clock).run_once()
+
+
+def test_facts_that_were_copied_too_early_are_settled_again(tmp_path: Path) -> None:
+    life = Life.begin(tmp_path / "store")
+    life.go_on()
+
+    copy = naive_copy(life, tmp_path / "copy", "settled")
+
+    check_restored(copy, life.clock, life.acknowledged)
 
 
 def test_claims_of_which_the_halves_were_copied_too_early_are_counted(tmp_path: Path) -> None:
