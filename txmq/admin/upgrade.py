@@ -53,7 +53,7 @@ class UpgradeResult(Plain):
         return any(table.changes for table in self.tables)
 
 
-def upgrade(store: Store, *, apply: bool = False, steps: Sequence[Step] = STEPS) -> UpgradeResult:
+def upgrade(store: Store, *, apply: bool = False) -> UpgradeResult:
     """Take each table to the schema version of this txmq; a dry run unless `apply`.
 
     An earlier txmq refuses the tables from then on, by `IncompatibleVersionError`, also a process
@@ -65,7 +65,6 @@ def upgrade(store: Store, *, apply: bool = False, steps: Sequence[Step] = STEPS)
     Args:
         store: whose tables.
         apply: write it.
-        steps: for tests.
 
     Raises: IncompatibleVersionError for a table of a newer txmq; StorageError.
 
@@ -73,6 +72,11 @@ def upgrade(store: Store, *, apply: bool = False, steps: Sequence[Step] = STEPS)
         >>> upgrade(store).is_needed
         False
     """
+    return upgrade_by(STEPS, store, apply=apply)
+
+
+def upgrade_by(steps: Sequence[Step], store: Store, *, apply: bool) -> UpgradeResult:
+    """As `upgrade`, by these steps."""
     newest = max([SCHEMA_VERSION, *(step.to_version for step in steps)])
     tables = []
     # The logs come first: every process of an earlier txmq opens them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,10 +66,10 @@ class BackupResult(Plain):
 
 def back_up(
     store: Store,
-    target: str,
+    target: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, str] | None = None,
-    on_progress: OnProgress = unseen,
+    on_progress: OnProgress | None = None,
     clock: Clock | None = None,
 ) -> BackupResult:
     """Copy a store while producers, brokers and consumers go on; 0 commits.
@@ -97,7 +98,7 @@ def back_up(
     """
     place = Place(target, storage_options)
     place.check_apart(store.location)
-    return _Backup(store, place, clock or SystemClock(), on_progress).run()
+    return _Backup(store, place, clock or SystemClock(), on_progress or unseen).run()
 
 
 class _Backup:

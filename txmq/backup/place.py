@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ _LOG_OF_A_STORE = "op/_delta_log/"
 class Place:
     """A folder on a disk or an object store, made where it is not there. Errors name it."""
 
-    def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, location: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None
+    ) -> None:
         """Write nothing yet. Raises: ConfigError for what is no path and no URI."""
         self.location = plain_location(location)
         self.options = dict(storage_options or {})

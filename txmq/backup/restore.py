@@ -7,6 +7,7 @@ killed left no store, and is finished by the next call.
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,12 +59,12 @@ class RestoreResult(Plain):
 
 
 def restore(
-    backup: str,
-    target: str,
+    backup: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     *,
     storage_options: Mapping[str, str] | None = None,
     target_options: Mapping[str, str] | None = None,
-    on_progress: OnProgress = unseen,
+    on_progress: OnProgress | None = None,
 ) -> RestoreResult:
     """Make a store of a backup; services may start on it when this returns.
 
@@ -93,7 +94,7 @@ def restore(
     """
     source, place = Place(backup, storage_options), Place(target, target_options)
     place.check_apart(source.location)
-    return _Restore(source, place, on_progress).run()
+    return _Restore(source, place, on_progress or unseen).run()
 
 
 class _Restore:

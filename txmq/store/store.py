@@ -90,9 +90,9 @@ class Store:
             clock: gives the time in the tables; the system's clock by default.
 
         Raises:
-            StoreExistsError: the location holds a store already, call `open`; or an unfinished
-                restore.
-            StoreFormatError: there are transactions, and their settings are gone.
+            StoreExistsError: the location holds a store already; call `open`.
+            StoreFormatError: there are transactions, and their settings are gone; or a restore that
+                was not finished.
             ConfigError: the location is no path or URI that txmq can use.
             ReadOnlyStoreError: the location refuses writes.
             UnsupportedPlaceError: its file system has no hard links, as volumes of Databricks.
@@ -108,7 +108,7 @@ class Store:
             )
         if store.tables.has_file(RESTORE_BEGUN):
             problem = "holds a restore that was not finished; run txmq restore again, or remove it"
-            raise StoreExistsError(store.location, problem)
+            raise StoreFormatError(store.location, problem)
         _check_unused(store)
         store.tables.create_all()
         store._keep_settings(settings, (clock or SystemClock()).now_ms())

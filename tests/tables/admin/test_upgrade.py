@@ -14,7 +14,7 @@ from tests.kit.old_stores import unpacked
 from tests.kit.reading import topic_rows
 from txmq.admin.doctor import Doctor
 from txmq.admin.status import Admin
-from txmq.admin.upgrade import upgrade
+from txmq.admin.upgrade import upgrade, upgrade_by
 from txmq.broker import Broker
 from txmq.cli.app import app
 from txmq.consumer.pull import PullConsumer
@@ -225,7 +225,7 @@ def test_a_step_to_come_is_one_more_rule(
     steps = [*STEPS, Step(3, "weights", weight)]
     monkeypatch.setattr(followed, "SCHEMA_VERSION", 3)
 
-    result = upgrade(store, apply=True, steps=steps)
+    result = upgrade_by(steps, store, apply=True)
 
     changes = {table.path: table.changes for table in result.tables}
     assert changes["topics/paid"] == (
@@ -236,7 +236,7 @@ def test_a_step_to_come_is_one_more_rule(
     paid = store.tables.table_at("topics/paid")
     assert paid.properties()["txmq.weighed"] == "yes"
     assert "weight" in paid.column_names
-    assert not upgrade(store, apply=True, steps=steps).is_needed
+    assert not upgrade_by(steps, store, apply=True).is_needed
 
 
 # --- what people see ------------------------------------------------------------------------------
