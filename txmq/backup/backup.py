@@ -18,7 +18,7 @@ from txmq.backup.copying import Counter, OnProgress, each, unseen
 from txmq.backup.manifest import MANIFEST, CopiedFile, CopiedTable, Manifest
 from txmq.backup.order import order_faults
 from txmq.backup.pins import Pin, pinned
-from txmq.backup.place import BEGUN, STORE_FOLDER, Place, copied, read_again, said
+from txmq.backup.place import BEGUN, STORE_FOLDER, Place, copied, hashed, said
 from txmq.backup.sight import sight_of
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.actions import LOG_FOLDER, commit_path
@@ -247,7 +247,7 @@ class _Backup:
             return None
         # Names of data files are random: it is what a killed backup has copied.
         with translated(whole):
-            return read_again(self._place.objects, target)
+            return hashed(self._place.objects, target)
 
     def _copied_file(
         self, pins: Mapping[str, Pin], task: tuple[str, str, int]
@@ -321,7 +321,7 @@ def _problem_of(path: str, table: CopiedTable, pin: Pin) -> str | None:
         # Log clean-up has passed it; then no commits of the two have the same name.
         return None
     try:
-        is_same = read_again(pin.table.objects, commit) == table.files[commit]
+        is_same = hashed(pin.table.objects, commit) == table.files[commit]
     except FileNotFoundError:
         return None
     return None if is_same else f"holds another commit {table.version} of {path}: it was restored"

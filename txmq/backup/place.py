@@ -126,7 +126,7 @@ def copied(
     return CopiedFile(count, digest.hexdigest())
 
 
-def read_again(objects: Objects, path: str) -> CopiedFile:
+def hashed(objects: Objects, path: str) -> CopiedFile:
     """What a file holds now. Raises: as `copied`."""
     digest, count = hashlib.sha256(), 0
     for piece in objects.pieces(path):

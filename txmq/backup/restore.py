@@ -19,9 +19,9 @@ from txmq.backup.place import (
     STORE_FOLDER,
     Place,
     copied,
+    hashed,
     looks_like_a_store,
     manifest_of,
-    read_again,
     said,
 )
 from txmq.backup.sight import sight_of
@@ -211,7 +211,7 @@ class _Restore:
                 raise BackupError(self._source.location, f"{problem}; {step}")
 
         with translated(path):
-            if there_bytes == file.size_bytes and read_again(self._place.objects, path) == file:
+            if there_bytes == file.size_bytes and hashed(self._place.objects, path) == file:
                 return
             source = (self._source.objects, f"{STORE_FOLDER}/{path}")
             copied(source, (self._place.objects, path), file.size_bytes, check)

@@ -18,9 +18,11 @@ from txmq.backup.copying import Progress
 from txmq.backup.manifest import MANIFEST, Manifest
 from txmq.backup.place import BEGUN, STORE_FOLDER
 from txmq.backup.restore import restore
+from txmq.delta.log import clean_log
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
 from txmq.publish.publisher import Publisher
+from txmq.store.forgotten import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
 from txmq.store.store import Store
 from txmq.store.tables import StoreTables
 
@@ -34,12 +36,15 @@ def life(tmp_path: Path) -> Life:
     return begun
 
 
-def before_pin(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
-    """Do something once, before the table of this number is pinned."""
-    pin, count = pins._pin, iter(range(1_000))
+def before_pin(
+    monkeypatch: pytest.MonkeyPatch, which: int | str, action: Callable[[], None]
+) -> None:
+    """Do something once, before the table of this number, or of this path, is pinned."""
+    pin, count, done = pins._pin, iter(range(1_000)), []
 
     def acted(tables: StoreTables, path: str) -> pins.Pin | None:
-        if next(count) == number:
+        if not done and which in {next(count), path}:
+            done.append(path)
             action()
         return pin(tables, path)
 
@@ -151,12 +156,23 @@ def test_a_store_that_stands_still_never_is_told_so(
         back_up(life.store, str(tmp_path / "backup"))
 
 
+@pytest.mark.parametrize("is_told_before", [False, True])
 def test_retention_between_two_tables_pins_them_anew(
-    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    life: Life,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_told_before: bool,  # noqa: FBT001
 ) -> None:
-    """A late commit that is published, and whose day retention takes, between topics and half."""
+    """A late commit that is published, and whose day retention takes, between topics and half.
+
+    Retention says each day once: a later one, with an older day left, is told before.
+    """
     life.send()
     acknowledged = list(life.acknowledged)
+    if is_told_before:
+        register = life.store.tables.register("maintenance")
+        told = {FORGOTTEN_BEFORE: "2999-01-01", SCHEDULE_FORGOTTEN_BEFORE: "2999-01-01"}
+        register.swap(register.read(), told, life.clock.now_ms())
 
     def publish_and_retire() -> None:
         life.publish()
@@ -167,12 +183,32 @@ def test_retention_between_two_tables_pins_them_anew(
         result = Maintenance(life.store, clock=life.clock).run_once()
         assert result.retained.half_days
 
-    # Before settled, after the topics.
-    before_pin(monkeypatch, TABLES - 5, publish_and_retire)
+    before_pin(monkeypatch, "settled", publish_and_retire)
 
-    result = back_up(life.store, str(tmp_path / "backup"))
+    result = back_up(life.store, tmp_path / "backup")
 
-    restore(result.location, str(tmp_path / "restored"))
+    restore(result.location, tmp_path / "restored")
+    shown = [row["message_id"] for row in topic_rows(Store.open(tmp_path / "restored"), TOPIC)]
+    assert sorted(shown) == sorted(acknowledged)
+
+
+def test_claims_that_clean_up_takes_between_two_tables_are_settled_in_the_copy(
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life.send()
+    acknowledged = list(life.acknowledged)
+
+    def publish_and_clean() -> None:
+        life.publish()
+        life.maintain()
+        op = life.store.tables.table_at("op")
+        clean_log(op, op.version)
+
+    before_pin(monkeypatch, "op", publish_and_clean)
+
+    result = back_up(life.store, tmp_path / "backup")
+
+    restore(result.location, tmp_path / "restored")
     check_restored(tmp_path / "restored", life.clock, acknowledged)
 
 
