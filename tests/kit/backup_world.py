@@ -21,7 +21,7 @@ from txmq.testing import ManualClock
 from txmq.verify import verify
 
 TOPIC, GROUP, READERS = "order-paid", "orders", "billing"
-LARGE_MESSAGES = 20
+LARGE_MESSAGES = 9
 TARGET_BYTES = 1024 * 1024
 
 

@@ -82,14 +82,14 @@ class Objects:
         if size_bytes <= PIECE_BYTES:
             self.put(path, b"".join(pieces))
             return
-        obstore.put(
-            self._opened(),
-            inside(path),
-            iter(pieces),
-            use_multipart=True,
-            chunk_size=PIECE_BYTES,
-            max_concurrency=PIECES_AT_ONCE,
+        # Not by `obstore.put`: it asks for the pieces where none can be fetched by obstore.
+        writer = obstore.open_writer(
+            self._opened(), inside(path), buffer_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE
         )
+        for piece in pieces:
+            writer.write(piece)
+        # Without this there is no object.
+        writer.close()
 
     def _opened(self) -> ObjectStore:
         # As delta-rs, obstore starts threads at its first use, which a fork does not copy.
