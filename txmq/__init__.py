@@ -12,6 +12,7 @@ from txmq.errors import (
     AccessDeniedError,
     AlreadyPreparedError,
     AlreadyResolvedError,
+    BackupError,
     BatchTooLargeError,
     BodySchemaConflictError,
     BodySchemaError,
@@ -111,6 +112,9 @@ if TYPE_CHECKING:
     from txmq.admin.operator import Operator
     from txmq.admin.status import Admin
     from txmq.admin.topics import Topics
+    from txmq.admin.upgrade import UpgradeResult, upgrade
+    from txmq.backup.backup import BackupResult, back_up
+    from txmq.backup.restore import RestoreResult, restore
     from txmq.broker import Broker, BrokerHandle, run_until_signal
     from txmq.catalogs.tables import CatalogTables
     from txmq.check.recheck import RecheckJob
@@ -181,6 +185,8 @@ __all__ = [
     "ArrowSetListener",
     "AsyncTransaction",
     "AsyncTransactionProducer",
+    "BackupError",
+    "BackupResult",
     "BatchTooLargeError",
     "BatchTransactions",
     "BodySchema",
@@ -286,6 +292,7 @@ __all__ = [
     "RecheckJob",
     "ReservedNameError",
     "ReservedPropertyError",
+    "RestoreResult",
     "RunningOperation",
     "SchemaMismatchError",
     "SendBack",
@@ -328,17 +335,21 @@ __all__ = [
     "UnreadableFileError",
     "UnsupportedPlaceError",
     "UnsupportedTableError",
+    "UpgradeResult",
     "__version__",
     "attributes_of",
+    "back_up",
     "cloud_event",
     "errors",
     "inbox_table_ddl",
     "local_session",
     "marker_table_ddl",
     "parse_filter",
+    "restore",
     "run_until_signal",
     "s3_log_store_jar",
     "s3_log_store_settings",
+    "upgrade",
     "verify",
     "with_trace_context",
 ]

@@ -522,6 +522,10 @@ class TopicBehindError(StorageError):
     """
 
 
+class BackupError(StorageError):
+    """A backup cannot be made or restored: its text says why, and the way out."""
+
+
 class PayloadMissingError(StorageError):
     """Committed messages cannot be found; their transactions wait and nothing is skipped."""
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 PANELS: Mapping[str, Sequence[str]] = {
     "Begin and run": ("init", "serve", "demo", "recheck", "maintenance"),
+    "Keep and renew": ("backup", "restore", "upgrade"),
     "Look": ("status", "dashboard", "metrics", "doctor", "verify", "sql-views"),
     "Transactions": ("open", "show", "resolve", "resume", "discarded"),
     "Messages and topics": ("produce", "message", "recall", "topics", "rebuild-topic"),

@@ -27,6 +27,9 @@ from txmq.store.tables import StoreTables
 # Folder of the services' checkpoints; each start of a service has one that no other start reads.
 SERVICE_CHECKPOINTS = "services"
 
+# Is at a location that is being restored; the settings, which make it a store, come last.
+RESTORE_BEGUN = "txmq-restore.begun.json"
+
 # On an object store logs without news are looked at so many times less often.
 IDLE_LOOKS = 5
 
@@ -88,7 +91,8 @@ class Store:
 
         Raises:
             StoreExistsError: the location holds a store already; call `open`.
-            StoreFormatError: there are transactions, and their settings are gone.
+            StoreFormatError: there are transactions, and their settings are gone; or a restore that
+                was not finished.
             ConfigError: the location is no path or URI that txmq can use.
             ReadOnlyStoreError: the location refuses writes.
             UnsupportedPlaceError: its file system has no hard links, as volumes of Databricks.
@@ -102,6 +106,9 @@ class Store:
             raise StoreExistsError(
                 store.location, "holds a store already; call open, or open_or_create"
             )
+        if store.tables.has_file(RESTORE_BEGUN):
+            problem = "holds a restore that was not finished; run txmq restore again, or remove it"
+            raise StoreFormatError(store.location, problem)
         _check_unused(store)
         store.tables.create_all()
         store._keep_settings(settings, (clock or SystemClock()).now_ms())
