@@ -31,6 +31,7 @@ from txmq.errors import (
     ConsumeTimeoutError,
     DifferentMessagesError,
     EnvironmentProblemError,
+    ErasureRefusedError,
     FilesSweptError,
     HandlerResultError,
     HookError,
@@ -106,6 +107,7 @@ from txmq.version import __version__
 if TYPE_CHECKING:
     from txmq.admin.consumer_groups import ConsumerGroups
     from txmq.admin.dead_letters import DeadLetters
+    from txmq.admin.erasure import ErasedTable, Erasure, ErasureReport
     from txmq.admin.found_message import FoundMessage
     from txmq.admin.messages import MessageQuery
     from txmq.admin.operator import Operator
@@ -223,6 +225,10 @@ __all__ = [
     "EndContext",
     "EndTransactionHook",
     "EnvironmentProblemError",
+    "ErasedTable",
+    "Erasure",
+    "ErasureRefusedError",
+    "ErasureReport",
     "FilesSweptError",
     "FoundMessage",
     "HalfMessage",

@@ -444,6 +444,20 @@ class TopicInUseError(StorageError):
         super().__init__(topic, problem)
 
 
+class ErasureRefusedError(StorageError):
+    """Messages that are to be erased are still on their way; nothing was erased.
+
+    `transaction_ids` are their transactions.
+    """
+
+    retryable = True
+
+    def __init__(self, transaction_ids: Sequence[str], problem: str) -> None:
+        """`problem` says what they are, and what to do."""
+        self.transaction_ids = tuple(transaction_ids)
+        super().__init__("half", problem)
+
+
 class TopicNotRebuiltError(StorageError):
     """The topic shows messages that nothing else holds any more; it was left as it is."""
 

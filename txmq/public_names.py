@@ -5,6 +5,7 @@ from __future__ import annotations
 NAMES = {
     "txmq.admin.consumer_groups": ("ConsumerGroups",),
     "txmq.admin.dead_letters": ("DeadLetters",),
+    "txmq.admin.erasure": ("ErasedTable", "Erasure", "ErasureReport"),
     "txmq.admin.found_message": ("FoundMessage",),
     "txmq.admin.messages": ("MessageQuery",),
     "txmq.admin.operator": ("Operator",),

@@ -14,6 +14,7 @@ from txmq import __version__
 from txmq.cli.dashboard import add_dashboard_command
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
+from txmq.cli.erase import add_erase_command
 from txmq.cli.groups import add_group_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.panels import arrange
@@ -162,6 +163,7 @@ add_message_commands(app)
 add_topic_commands(app)
 add_group_commands(app)
 add_dead_letter_commands(app)
+add_erase_command(app)
 add_verify_command(app)
 add_user_table_commands(app)
 add_sql_views_command(app)
