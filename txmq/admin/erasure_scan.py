@@ -19,8 +19,9 @@ import pyarrow.fs as pa_fs
 from txmq.admin.key_search import has_key
 from txmq.columns import Flags, flags
 from txmq.delta.actions import LOG_FOLDER
+from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import read_errors
-from txmq.delta.files import DataFile
+from txmq.delta.files import DataFile, FilePart
 from txmq.delta.log import log_files, named_by
 from txmq.delta.storage import Table
 from txmq.message.names import (
@@ -194,8 +195,8 @@ def _has_any(table: Table, file: DataFile, wanted: Wanted) -> bool:
 
 def _rows(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
     with read_errors(table.name):
-        for batch in table.batches(file, columns, _BATCH_ROWS):
-            yield pa.Table.from_batches([batch])
+        for rows, _ in table.windows(FilePart(file, {}, {}), columns, BATCH_BYTES):
+            yield rows
 
 
 def _is_data(info: pa_fs.FileInfo) -> bool:
