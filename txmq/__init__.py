@@ -13,6 +13,7 @@ from txmq.errors import (
     AlreadyPreparedError,
     AlreadyResolvedError,
     BatchTooLargeError,
+    BodyCodecError,
     BodySchemaConflictError,
     BodySchemaError,
     BucketNotFoundError,
@@ -145,9 +146,11 @@ if TYPE_CHECKING:
     from txmq.listeners.query import QueryListener
     from txmq.local_spark.session import local_session
     from txmq.maintenance.service import Maintenance
+    from txmq.message.body_codec import BodyCodec, BodyContext
     from txmq.message.body_schema import BodySchema
     from txmq.message.cloud_events import attributes_of, cloud_event
     from txmq.message.delay_levels import DelayLevel
+    from txmq.message.encryption import AesGcmCodec
     from txmq.message.filter import MessageFilter, parse_filter
     from txmq.message.message import LocalTransactionState, Message
     from txmq.message.received import ReceivedMessage
@@ -178,6 +181,7 @@ _MODULES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = [
     "AccessDeniedError",
     "Admin",
+    "AesGcmCodec",
     "AlreadyPreparedError",
     "AlreadyResolvedError",
     "ArrowSetListener",
@@ -185,6 +189,9 @@ __all__ = [
     "AsyncTransactionProducer",
     "BatchTooLargeError",
     "BatchTransactions",
+    "BodyCodec",
+    "BodyCodecError",
+    "BodyContext",
     "BodySchema",
     "BodySchemaConflictError",
     "BodySchemaError",

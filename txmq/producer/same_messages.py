@@ -12,7 +12,10 @@ import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
-from txmq.message.erased import CONTENT, is_erased
+from txmq.errors import BodyCodecError
+from txmq.message.body_codec import BODY_KEY_ID, BodyCodec, decoded
+from txmq.message.erased import CONTENT, ERASED, is_erased
+from txmq.message.ids import message_id
 from txmq.message.trace_context import TRACEPARENT, TRACESTATE
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME
 from txmq.store.half import HalfLog
@@ -56,14 +59,16 @@ class Messages:
     """
 
     first_sequence: int
+    codec: BodyCodec | None = None
     single: dict[int, dict[str, bytes]] = field(default_factory=dict)
     frames: dict[int, _Rows] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows of the half log; heads without a message are left out."""
-        for row in rows:
-            if row["real_topic"] is None:
+        for stored in rows:
+            if stored["real_topic"] is None:
                 continue
+            row = _as_sent(stored, self.codec)
             beyond = row["sequence"] - self.first_sequence
             if beyond < 0:
                 self.single[row["sequence"]] = _digests(row)
@@ -97,9 +102,11 @@ class Messages:
                 yield f"DataFrame {place}: values of its rows"
 
 
-def stored_messages(half: HalfLog, transaction_id: str, first_sequence: int) -> Messages:
+def stored_messages(
+    half: HalfLog, transaction_id: str, first_sequence: int, codec: BodyCodec | None = None
+) -> Messages:
     """The messages of a transaction in the half log, read a part at a time."""
-    messages = Messages(first_sequence)
+    messages = Messages(first_sequence, codec)
     seen: set[int] = set()
     for file in half.table.files_holding("transaction_id", pa.array([transaction_id])):
         for batch in _batches(half, file):
@@ -112,10 +119,14 @@ def stored_messages(half: HalfLog, transaction_id: str, first_sequence: int) -> 
 
 
 def new_messages(
-    half: HalfLog, single: pa.Table, files: Sequence[NewFile], first_sequence: int
+    half: HalfLog,
+    single: pa.Table,
+    files: Sequence[NewFile],
+    first_sequence: int,
+    codec: BodyCodec | None = None,
 ) -> Messages:
     """The messages of a try: its rows, and the files that Spark wrote for its DataFrames."""
-    messages = Messages(first_sequence)
+    messages = Messages(first_sequence, codec)
     for batch in single.select(list(_READ)).to_batches(_BATCH_ROWS):
         messages.add(batch.to_pylist())
     for file in files:
@@ -127,6 +138,24 @@ def new_messages(
 def _batches(half: HalfLog, file: DataFile) -> Iterator[pa.RecordBatch]:
     rows = _BATCH_BYTES * file.num_records // max(file.size_bytes, 1)
     return half.table.batches(file, _READ, min(max(rows, 1), _BATCH_ROWS))
+
+
+def _as_sent(row: Mapping[str, Any], codec: BodyCodec | None) -> Mapping[str, Any]:
+    """A stored row with the body that was sent: another key may have encoded it since.
+
+    A body that cannot be decoded any more is compared as one that was erased.
+    """
+    pairs = row["properties"] or ()
+    if codec is None or BODY_KEY_ID not in dict(pairs):
+        return row
+    address = {
+        "topic": row["real_topic"], "message_id": message_id(row["transaction_id"], row["sequence"])
+    }  # fmt: skip
+    others = [pair for pair in pairs if pair[0] != BODY_KEY_ID]
+    try:
+        return {**row, "body": decoded({**row, **address}, codec), "properties": others}
+    except BodyCodecError:
+        return {**row, "properties": [(ERASED, "true")]}
 
 
 def _digests(row: Mapping[str, Any]) -> dict[str, bytes]:
