@@ -16,8 +16,8 @@ from txmq.message.ids import message_id
 from txmq.message.message import Message
 from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, is_group_topic
 
-# Users cannot set it. A body without it is stored as it was sent.
-BODY_KEY_ID = "__txmq_body_key"
+# Users cannot set these. A body without a key is stored as it was sent.
+BODY_KEY_ID, BODY_MESSAGE_ID = "__txmq_body_key", "__txmq_body_of"
 MAX_KEY_ID_CHARACTERS = 64
 
 
@@ -77,7 +77,8 @@ def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: i
     context = BodyContext(message.topic, message_id(transaction_id, sequence), key_id)
     stored = _called(codec.encode, message.body, context, "encoded")
     values = {name: getattr(message, name) for name in message.__dataclass_fields__}
-    properties = {**message.properties, BODY_KEY_ID: key_id}
+    marks = {BODY_KEY_ID: key_id, BODY_MESSAGE_ID: context.message_id}
+    properties = {**message.properties, **marks}
     return Message.as_stored(**{**values, "body": stored, "properties": properties})
 
 
@@ -103,10 +104,13 @@ def decoded(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
 def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: str) -> BodyContext:
     """That of the message as it was first sent.
 
-    Elsewhere than in its own topic a body can be read only as a retry or a dead letter of it.
+    A body of another message is read only where a message says that it is a retry, a dead letter or
+    a replay. A replay that fails again names the replay as its origin, so the first id is kept.
     """
     first_topic = properties.get(ORIGIN_TOPIC, topic) if is_group_topic(topic) else topic
-    return BodyContext(first_topic, properties.get(ORIGIN_MESSAGE_ID, own_id), key_id)
+    is_copy = ORIGIN_MESSAGE_ID in properties
+    first_id = properties.get(BODY_MESSAGE_ID, own_id) if is_copy else own_id
+    return BodyContext(first_topic, first_id, key_id)
 
 
 def _called(work: Any, content: bytes, context: BodyContext, what: str) -> bytes:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from txmq.errors import BodyCodecError, ConfigError
-from txmq.message.body_codec import BODY_KEY_ID, BodyContext, checked_codec, decoded, encoded
+from txmq.message.body_codec import (
+    BODY_KEY_ID,
+    BODY_MESSAGE_ID,
+    BodyContext,
+    checked_codec,
+    decoded,
+    encoded,
+)
 from txmq.message.encryption import AesGcmCodec
 from txmq.message.message import Message
 from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC
@@ -38,7 +45,8 @@ def test_what_is_encrypted_is_decrypted_and_is_29_bytes_longer(body: bytes) -> N
 
     assert decoded(row(message), codec) == body
     assert len(message.body) == len(body) + 29
-    assert message.properties == {"a": "b", BODY_KEY_ID: "old"}
+    marks = {BODY_KEY_ID: "old", BODY_MESSAGE_ID: f"{ID}:0"}
+    assert message.properties == {"a": "b", **marks}
 
 
 @given(some.integers(0, 39), some.integers(0, 7))
@@ -105,6 +113,20 @@ def test_retry_and_dead_letter_are_read_as_what_was_first_sent(topic: str) -> No
 
     sent_back = row(message, topic=topic, message_id="other:0", properties=properties)
     assert decoded(sent_back, codec) == BODY
+
+
+def test_replay_and_what_fails_again_after_it_are_read_as_what_was_first_sent() -> None:
+    codec = AesGcmCodec({"old": OLD})
+    message = stored(codec)
+    own = [*message.properties.items()]
+    replayed = row(
+        message, message_id="replay:0", properties=[*own, (ORIGIN_MESSAGE_ID, f"{ID}:0")]
+    )
+    # The group notes the replay as the origin of its retry.
+    again = [*own, (ORIGIN_TOPIC, "order-paid"), (ORIGIN_MESSAGE_ID, "replay:0")]
+    retried = row(message, topic="RETRY_billing", message_id="retry:0", properties=again)
+
+    assert decoded(replayed, codec) == decoded(retried, codec) == BODY
 
 
 def test_body_without_a_key_is_as_it_was_sent() -> None:

@@ -98,10 +98,10 @@ def test_every_way_to_send_stores_encrypted_bodies_and_consumers_read_them(
         async with AsyncTransactionProducer(
             world.store, producer_group="shop", clock=world.clock, body_codec=OLD
         ) as sender:
-            transaction = sender.begin_transaction()
-            transaction.send(Message(TOPIC, SECRET + b" 9"))
-            await transaction.prepare()
-            await transaction.commit()
+            async with sender.begin_transaction() as transaction:
+                transaction.send(Message(TOPIC, SECRET + b" 9"))
+                await transaction.prepare()
+                await transaction.commit()
 
     asyncio.run(awaited())
     world.publisher.run_once()
@@ -154,6 +154,27 @@ def test_key_that_is_gone_fails_its_messages_alone_and_ends_in_the_dead_letters(
         world.letters.replay(chosen, reason="key is back", to=target, apply=True)
         assert SECRET in bodies(world, BOTH, f"after-{target.value}", topic)
     assert verify(world.store.location).is_clean
+
+
+def test_replay_that_fails_again_can_still_be_read(world: DeadWorld) -> None:
+    with producer(world) as sender:
+        sender.send(Message(TOPIC, SECRET))
+    world.publisher.run_once()
+    bury_all(world, TOPIC)
+    letter = world.letters.all()[0].message_id
+    world.letters.replay(Chosen((letter,)), reason="try again", to=ReplayTarget.TOPIC, apply=True)
+    world.publisher.run_once()
+    bury_all(world, TOPIC)
+
+    assert set(bodies(world, OLD, "readers", DEAD)) == {SECRET}
+    assert len(world.letters.all()) > 1
+
+
+def bury_all(world: DeadWorld, topic: str) -> None:
+    """Whatever the topic shows now becomes a dead letter, by a group without a key."""
+    for message in world.received(topic):
+        world.send_back.send_back(message, reason="no key", delay_level=-1)
+    world.publisher.run_once()
 
 
 def keyed(world: DeadWorld, codec: Any, body: bytes) -> str:
