@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.arguments import (
@@ -19,6 +19,7 @@ from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
 from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, checked_on_error
+from txmq.consumer.handlers_by_topic import Function, HandlersByTopic
 from txmq.consumer.lag import QueueLag, lag_of_group
 from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
 from txmq.consumer.process_watch import ProcessWatch
@@ -121,6 +122,7 @@ class PullConsumer:
         self._timeout_s = checked_timeout(consume_timeout_s, store.config.consume_timeout_s)
         self._on_error = checked_on_error(on_error)
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
+        self._by_topic = HandlersByTopic(subscription.filters, namespace)
         self._reader = GroupReader(
             store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s,
             codec=body_codec,
@@ -207,7 +209,34 @@ class PullConsumer:
 
     # --- pushing ----------------------------------------------------------------------------
 
-    def run_once(self, handler: Handler) -> ConsumeResult:
+    def on(self, topic: str, *, model: type[Any] | None = None) -> Callable[[Function], Function]:
+        """Have a function handle the messages of a topic, also those that come again; 0 commits.
+
+        `run_once()` and `start()` without a handler then give each message to the function of its
+        topic. A body that does not fit the model counts as a failure, so it comes again and ends
+        among the dead letters.
+
+        Args:
+            topic: one of the topics of this consumer.
+            model: without it the function is called with the message; with it, a pydantic model or
+                a dataclass, with the body as that model, and the message.
+
+        Returns:
+            A decorator, which returns the function as it is.
+
+        Raises: ConfigError for a function that cannot be a handler, or a second one for the topic;
+            EnvironmentProblemError where a model is given and pydantic is not installed; as
+            `pause`.
+
+        Example:
+            >>> @consumer.on("order-paid")
+            ... def bill(message):
+            ...     print(message.json()["order"])
+        """
+        stored = self._subscribed(topic)
+        return lambda function: self._by_topic.add(topic, stored, function, model)
+
+    def run_once(self, handler: Handler | None = None) -> ConsumeResult:
         """Give all visible messages to a handler, one after the other, and commit.
 
         If the handler raises, or returns RECONSUME_LATER, the message is sent back before the next
@@ -223,7 +252,7 @@ class PullConsumer:
 
         Args:
             handler: called with each message; None or ConsumeStatus.SUCCESS means handled. It must
-                not be async.
+                not be async. The functions of `on` if it is left out.
 
         Returns:
             How many messages the handler was given, and how many of them were sent back.
@@ -234,11 +263,12 @@ class PullConsumer:
         with self._use:
             return push.drain()
 
-    def _push(self, handler: Handler) -> MessagePush:
-        checked = MessageHandler(handler, self._on_error, self._watch)
+    def _push(self, handler: Handler | None) -> MessagePush:
+        chosen = self._by_topic.handler() if handler is None else handler
+        checked = MessageHandler(chosen, self._on_error, self._watch)
         return MessagePush(self._reader, checked, self.clock, self._timeout_s)
 
-    def start(self, handler: Handler) -> ConsumerHandle:
+    def start(self, handler: Handler | None = None) -> ConsumerHandle:
         """Run as `run_once` in a new thread until `stop()` of the handle.
 
         Until then the consumer belongs to that thread: other calls raise ConcurrentUseError. Errors

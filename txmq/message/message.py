@@ -6,10 +6,11 @@ import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from txmq.clock import moment_problem
 from txmq.errors import (
     InvalidDelayError,
     InvalidDelayTypeError,
@@ -22,6 +23,7 @@ from txmq.errors import (
     shown,
 )
 from txmq.message.delay_levels import MAX_DELAY_S
+from txmq.message.json_body import json_body
 from txmq.message.names import check_readable_topic, check_topic
 
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -169,6 +171,24 @@ class Message:
         values = [getattr(self, spec.name) for spec in fields(self)]
         plain = [dict(value) if isinstance(value, Mapping) else value for value in values]
         return type(self), tuple(plain)
+
+    @classmethod
+    def json(cls, topic: str, value: object, **fields: Any) -> Message:
+        """A message whose body is a value in JSON; `ReceivedMessage.json` reads it.
+
+        Args:
+            topic: the topic in which it becomes visible.
+            value: plain values; a pydantic model or a dataclass (`pip install 'txmq[pydantic]'`).
+            fields: the other arguments of Message, such as `keys`.
+
+        Raises: InvalidBodyError if the value has no JSON; EnvironmentProblemError without pydantic
+            where it is needed; as Message.
+
+        Example:
+            >>> Message.json("order-paid", {"order": 42, "total": 9.5}, keys="order-42").body
+            b'{"order":42,"total":9.5}'
+        """
+        return cls(topic, json_body(value), **fields)
 
     def to_stored_topic(self, topic: str) -> Message:
         """The same message to another topic.
@@ -342,18 +362,9 @@ def _check_deliver_timestamp(moment: object) -> None:
     if not isinstance(moment, datetime):
         problem = f"must be a datetime, not {type(moment).__name__}"
         raise InvalidDelayTypeError("deliver_timestamp", problem)
-    try:
-        is_aware = moment.utcoffset() is not None
-        moment.astimezone(UTC)
-    except OverflowError:
-        problem = "is not in the years 1 to 9999 in UTC"
-        raise InvalidDelayError("deliver_timestamp", problem) from None
-    except Exception as error:
-        problem = f"has a time zone whose offset cannot be computed ({type(error).__name__})"
-        raise InvalidDelayError("deliver_timestamp", problem) from error
-    if not is_aware:
-        problem = "has no time zone; write datetime(..., tzinfo=UTC)"
-        raise InvalidDelayError("deliver_timestamp", problem)
+    wrong = moment_problem(moment)
+    if wrong is not None:
+        raise InvalidDelayError("deliver_timestamp", wrong)
 
 
 def _check_property(name: object, value: object) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from txmq.columns import python_values
 from txmq.message.body_codec import decoded
+from txmq.message.json_body import parsed_json
 from txmq.message.names import (
     EFFECT_TABLES,
     FIRST_PLACES,
@@ -30,6 +31,7 @@ MESSAGE_COLUMNS = (
     "keys", "body", "properties", "sharding_key", "born_timestamp", "store_timestamp",
 )  # fmt: skip
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+Model = TypeVar("Model")
 
 
 class MessageRows:
@@ -159,6 +161,24 @@ class ReceivedMessage:
         """The bytes in the topic: what a codec made of the content, or the content itself."""
         stored: bytes = self._rows.column("body")[self._row]
         return stored
+
+    @overload
+    def json(self, model: type[Model]) -> Model: ...
+
+    @overload
+    def json(self, model: None = None) -> Any: ...
+
+    def json(self, model: type[Any] | None = None) -> Any:
+        """The content, where it is JSON.
+
+        Args:
+            model: a pydantic model, a dataclass or another type that pydantic makes of JSON; plain
+                Python values without it.
+
+        Raises: InvalidBodyError if the body is no JSON or does not fit the model; no value of it is
+            shown. EnvironmentProblemError where a model is given and pydantic is not installed.
+        """
+        return parsed_json(self.body, self.message_id, model)
 
     @property
     def properties(self) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from txmq.clock import Clock, SystemClock
@@ -87,6 +88,7 @@ class Store:
 
         Raises:
             StoreExistsError: the location holds a store already; call `open`.
+            StoreFormatError: there are transactions, and their settings are gone.
             ConfigError: the location is no path or URI that txmq can use.
             ReadOnlyStoreError: the location refuses writes.
             UnsupportedPlaceError: its file system has no hard links, as volumes of Databricks.
@@ -97,7 +99,10 @@ class Store:
         store = cls(plain_location(location), chosen, storage_options=storage_options)
         settings = store.tables.register("config")
         if store.tables.table_at("op").exists() and settings.exists and settings.read().revision:
-            raise StoreExistsError(store.location, "holds a store already; open it")
+            raise StoreExistsError(
+                store.location, "holds a store already; call open, or open_or_create"
+            )
+        _check_unused(store)
         store.tables.create_all()
         store._keep_settings(settings, (clock or SystemClock()).now_ms())
         warn_of_unkept(chosen)
@@ -139,6 +144,39 @@ class Store:
         warn_of_ignored(store.location, kept.ignored)
         opened = store._with(kept.config, kept.ignored)
         return opened if config is None else opened.with_settings(config)
+
+    @classmethod
+    def open_or_create(
+        cls,
+        location: str | os.PathLike[str],
+        config: Config | None = None,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+    ) -> Store:
+        """Open the store at `location`; make it if there is none.
+
+        What a program calls that may be the first one, or run again. Of several processes that make
+        a store at once one makes it, and the others open it.
+
+        Commits: 0 where there is a store, else as `create`. Retry: call it again.
+
+        Args:
+            location: a path or a URI, as for `create`.
+            config: kept where the store is made, and used by the returned object in any case.
+            storage_options: how delta-rs reaches the location.
+            clock: as for `create`.
+
+        Raises: as `open` and `create`, but never StoreNotFoundError or StoreExistsError. A store
+            with transactions whose settings are gone is a StoreFormatError.
+        """
+        try:
+            return cls.open(location, config, storage_options=storage_options)
+        except (StoreNotFoundError, StoreFormatError):
+            # Its creation may have ended half-way.
+            with suppress(StoreExistsError):
+                return cls.create(location, config, storage_options=storage_options, clock=clock)
+        return cls.open(location, config, storage_options=storage_options)
 
     @property
     def is_remote(self) -> bool:
@@ -226,6 +264,17 @@ class Store:
             settings.swap(seen, to_keep(self.config), now_ms)
         except CommitRefusedError as error:
             raise StoreExistsError(self.location, problem) from error
+
+
+def _check_unused(store: Store) -> None:
+    """Raise StoreFormatError if there are transactions.
+
+    Defaults must not replace their settings.
+    """
+    op = store.tables.table_at("op")
+    if op.exists() and op.version:
+        problem = "has transactions, but not its settings; restore state/config"
+        raise StoreFormatError(store.location, problem)
 
 
 def service_checkpoint_location(store: Store, start: str) -> str:

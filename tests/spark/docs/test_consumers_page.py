@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from delta.tables import DeltaTable
 from tests.kit.databases import missing, running_postgres
 from tests.kit.reading import publish
 from txmq import (
+    Broker,
     Consumer,
     DatabaseInbox,
     Message,
@@ -59,6 +61,18 @@ def test_count_with_a_spark_stream(filled: Store, spark: Any, tmp_path: Path) ->
     expected = spark.createDataFrame([("card", 4), ("cash", 2)], "tags STRING, count LONG NOT NULL")
     counts = spark.sql("SELECT tags, count FROM paid_by_tag")
     assert_df_equality(counts, expected, ignore_row_order=True, ignore_metadata=True)
+
+
+def test_function_for_a_topic_gets_the_body_as_a_model(store: Store) -> None:
+    ledger: dict[str, float] = {}
+
+    ran(
+        "@dataclass", dataclass=dataclass, TransactionProducer=TransactionProducer, store=store,
+        Message=Message, PullConsumer=PullConsumer, broker=Broker(store), ledger=ledger,
+        __name__=__name__,
+    )  # fmt: skip
+
+    assert ledger == {"order-42": 9.5}
 
 
 def test_merge_in_foreach_batch_books_once(filled: Store, spark: Any, tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ from txmq.errors import (
     StoreFormatError,
     StoreNotFoundError,
     TopicNotFoundError,
+    TxmqError,
 )
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock
@@ -103,6 +106,84 @@ def test_creator_that_was_overtaken_changes_nothing(
         Store.create(location, Config(check_threads=3))
 
     assert Store.open(location).config.check_threads == 2
+
+
+def test_program_that_runs_again_opens_the_store_that_it_made(tmp_path: Path) -> None:
+    made = Store.open_or_create(tmp_path / "store", Config(check_threads=2))
+    before = table_versions(made)
+
+    again = Store.open_or_create(tmp_path / "store")
+
+    assert again.config.check_threads == 2
+    assert table_versions(again) == before
+
+
+def test_settings_of_a_later_start_act_in_its_process_only(tmp_path: Path) -> None:
+    Store.open_or_create(tmp_path / "store", Config(check_threads=2))
+
+    assert (
+        Store.open_or_create(tmp_path / "store", Config(check_threads=3)).config.check_threads == 3
+    )
+    assert Store.open(tmp_path / "store").config.check_threads == 2
+
+
+def test_creation_that_was_broken_off_is_completed_at_the_next_start(tmp_path: Path) -> None:
+    Store.create(tmp_path / "store")
+    shutil.rmtree(tmp_path / "store" / "state" / "config")
+
+    Store.open_or_create(tmp_path / "store", Config(check_threads=2))
+
+    assert Store.open(tmp_path / "store").config.check_threads == 2
+
+
+def test_first_start_that_was_overtaken_opens_the_store_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = tmp_path / "store"
+    keep = Store._keep_settings
+
+    def overtaken(self: Store, *arguments: object) -> None:
+        monkeypatch.setattr(Store, "_keep_settings", keep)
+        Store.create(location, Config(check_threads=2))
+        keep(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "_keep_settings", overtaken)
+
+    assert Store.open_or_create(location).config.check_threads == 2
+
+
+def test_store_that_lost_its_settings_is_not_given_others(store: Store) -> None:
+    with TransactionProducer(store, producer_group="orders") as producer:
+        producer.send(Message("order-paid", b"42"))
+    shutil.rmtree(Path(store.location) / "state" / "config")
+
+    for make in (Store.create, Store.open_or_create):
+        with pytest.raises(StoreFormatError, match="restore state/config"):
+            make(store.location)
+
+
+@pytest.mark.parametrize("make", [Store.open, Store.create, Store.open_or_create])
+def test_settings_whose_commit_lost_its_content_are_not_replaced(
+    store: Store, make: Callable[[str], Store]
+) -> None:
+    config = store.tables.register("config").table
+    newest = Path(config.location, "_delta_log", f"{config.refresh().version:020d}.json")
+    newest.write_bytes(b"")
+
+    with pytest.raises(StoreFormatError, match="is empty"):
+        make(store.location)
+
+    assert newest.read_bytes() == b""
+
+
+def test_settings_that_cannot_be_read_are_not_replaced(store: Store) -> None:
+    config = store.tables.register("config")
+    config.swap(config.read(), {"strange": True}, START_MS)
+
+    with pytest.raises(TxmqError):
+        Store.open_or_create(store.location)
+
+    assert config.read().value == {"strange": True}
 
 
 def test_nothing_at_the_location_is_no_store(tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""Bodies in JSON: plain values by Python's own module, models and dataclasses by pydantic.
+
+No error shows what is in a body.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, cast
+
+from txmq.errors import ConfigError, EnvironmentProblemError, InvalidBodyError, shown
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_PLAIN = (dict, list, tuple, str, int, float, bool, type(None))
+# The order of a set differs from process to process, and bytes are a body already.
+_WITHOUT_JSON = (set, frozenset, bytes, bytearray, memoryview)
+# Of a body with many faults the first ones tell enough.
+FAULTS_SHOWN = 3
+ADAPTERS_KEPT = 256
+
+
+def json_body(value: object) -> bytes:
+    """A value as the bytes of a body: JSON in UTF-8, without spaces, keys in their own order.
+
+    The same value gives the same bytes, so a retry with an idempotency key may make them again. In
+    a model a set is none: its order differs from process to process.
+
+    Args:
+        value: a dict, list, text, number, truth value or None; or a pydantic model, a dataclass, a
+            NamedTuple or another value that pydantic can write (`pip install 'txmq[pydantic]'`).
+
+    Raises:
+        InvalidBodyError: a part of the value has no JSON, such as NaN.
+        EnvironmentProblemError: the value needs pydantic, which is not installed.
+    """
+    if isinstance(value, _WITHOUT_JSON):
+        problem = f"is of the type {type(value).__name__}"
+        raise InvalidBodyError("body", f"{problem}; pass a list, or bytes to Message itself")
+    if type(value) in _PLAIN:
+        try:
+            return _plain_json(value)
+        except TypeError:
+            # A plain value that holds others, such as a list of models or a dict with a date.
+            return _by_pydantic(value)
+    return _by_pydantic(value)
+
+
+def _plain_json(value: object) -> bytes:
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return text.encode()
+    except (ValueError, RecursionError) as error:
+        # Of NaN, of a value that holds itself, of half a surrogate pair.
+        problem = f"has a value without JSON ({type(error).__name__}); send only what JSON can hold"
+        raise InvalidBodyError("body", problem) from None
+
+
+def _by_pydantic(value: object) -> bytes:
+    try:
+        adapter = adapter_of(type(value))
+    except ConfigError as error:
+        problem = f"is of the type {type(value).__name__}, which has no JSON"
+        raise InvalidBodyError("body", f"{problem}; pass a model or plain values") from error
+    try:
+        content: Any = adapter.dump_python(value, mode="json", warnings="error")
+    except Exception as error:  # noqa: BLE001 - a model of the user's may raise anything
+        problem = f"is of the type {type(value).__name__}, which has no JSON"
+        advice = f"({type(error).__name__}); pass a model, a dataclass or plain values"
+        raise InvalidBodyError("body", f"{problem} {advice}") from None
+    return _plain_json(content)
+
+
+def parsed_json(body: bytes, message_id: str, model: type[Any] | None = None) -> Any:
+    """The value of a body in JSON.
+
+    Args:
+        body: JSON in UTF-8.
+        message_id: names the message in an error.
+        model: what pydantic shall make of it, such as a model or a dataclass; plain Python values
+            without it.
+
+    Raises:
+        InvalidBodyError: the body is no JSON, or does not fit the model.
+        EnvironmentProblemError: `model` needs pydantic, which is not installed.
+    """
+    if model is None:
+        return _parsed(body, message_id)
+    adapter = adapter_of(model)
+    from pydantic import ValidationError
+
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        faults = error.errors(include_input=False, include_context=False, include_url=False)
+        told = "; ".join(_told(fault) for fault in faults[:FAULTS_SHOWN])
+        raise InvalidBodyError(
+            "body", f"of {shown(message_id)} is no {_name(model)}: {told}"
+        ) from None
+
+
+def _parsed(body: bytes, message_id: str) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        position = f" at byte {error.pos:,}" if isinstance(error, json.JSONDecodeError) else ""
+        problem = f"of {shown(message_id)} is no JSON{position}; read `body`, or ask its sender"
+        raise InvalidBodyError("body", problem) from None
+
+
+def _told(fault: Mapping[str, Any]) -> str:
+    """Where a fault is and of which kind; the text of pydantic may quote the body."""
+    place = ".".join(str(part) for part in fault["loc"])
+    return f"{place} ({fault['type']})" if place else str(fault["type"])
+
+
+def adapter_of(model: type[Any]) -> TypeAdapter[Any]:
+    """What reads and writes values of a type; it is made once for each type.
+
+    Raises: EnvironmentProblemError without pydantic; ConfigError for a type that it refuses.
+    """
+    try:
+        return _adapter(cast("Hashable", model))
+    except ModuleNotFoundError as error:
+        problem = f"{_name(model)} as a body needs the package pydantic"
+        raise EnvironmentProblemError(problem, "Run `pip install 'txmq[pydantic]'`") from error
+    except Exception as error:
+        problem = f"{shown(model)} is no model of a body ({type(error).__name__})"
+        raise ConfigError([f"{problem}; pass a pydantic model, a dataclass or a type"]) from error
+
+
+@lru_cache(maxsize=ADAPTERS_KEPT)
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    adapter = TypeAdapter(model)
+    # A type that names others, which are not there, is refused here and not at its first use.
+    adapter.rebuild(raise_errors=True)
+    return adapter
+
+
+def _name(model: type[Any]) -> str:
+    return getattr(model, "__name__", str(model))
