@@ -95,13 +95,13 @@ def test_every_way_to_send_stores_encrypted_bodies_and_consumers_read_them(
         sender.send(Message(TOPIC, SECRET + b" 8", delay_s=5))
 
     async def awaited() -> None:
-        async with AsyncTransactionProducer(
+        made = AsyncTransactionProducer(
             world.store, producer_group="shop", clock=world.clock, body_codec=OLD
-        ) as sender:
-            async with sender.begin_transaction() as transaction:
-                transaction.send(Message(TOPIC, SECRET + b" 9"))
-                await transaction.prepare()
-                await transaction.commit()
+        )
+        async with made as sender, sender.begin_transaction() as transaction:
+            transaction.send(Message(TOPIC, SECRET + b" 9"))
+            await transaction.prepare()
+            await transaction.commit()
 
     asyncio.run(awaited())
     world.publisher.run_once()
