@@ -14,6 +14,7 @@ from txmq.errors import (
     AlreadyResolvedError,
     BackupError,
     BatchTooLargeError,
+    BodyCodecError,
     BodySchemaConflictError,
     BodySchemaError,
     BucketNotFoundError,
@@ -32,6 +33,7 @@ from txmq.errors import (
     ConsumeTimeoutError,
     DifferentMessagesError,
     EnvironmentProblemError,
+    ErasureRefusedError,
     FilesSweptError,
     HandlerResultError,
     HookError,
@@ -107,6 +109,7 @@ from txmq.version import __version__
 if TYPE_CHECKING:
     from txmq.admin.consumer_groups import ConsumerGroups
     from txmq.admin.dead_letters import DeadLetters
+    from txmq.admin.erasure import ErasedTable, Erasure, ErasureReport
     from txmq.admin.found_message import FoundMessage
     from txmq.admin.messages import MessageQuery
     from txmq.admin.operator import Operator
@@ -147,9 +150,11 @@ if TYPE_CHECKING:
     from txmq.listeners.query import QueryListener
     from txmq.local_spark.session import local_session
     from txmq.maintenance.service import Maintenance
+    from txmq.message.body_codec import BodyCodec, BodyContext
     from txmq.message.body_schema import BodySchema
     from txmq.message.cloud_events import attributes_of, cloud_event
     from txmq.message.delay_levels import DelayLevel
+    from txmq.message.encryption import AesGcmCodec
     from txmq.message.filter import MessageFilter, parse_filter
     from txmq.message.message import LocalTransactionState, Message
     from txmq.message.received import ReceivedMessage
@@ -180,6 +185,7 @@ _MODULES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = [
     "AccessDeniedError",
     "Admin",
+    "AesGcmCodec",
     "AlreadyPreparedError",
     "AlreadyResolvedError",
     "ArrowSetListener",
@@ -189,6 +195,9 @@ __all__ = [
     "BackupResult",
     "BatchTooLargeError",
     "BatchTransactions",
+    "BodyCodec",
+    "BodyCodecError",
+    "BodyContext",
     "BodySchema",
     "BodySchemaConflictError",
     "BodySchemaError",
@@ -229,6 +238,10 @@ __all__ = [
     "EndContext",
     "EndTransactionHook",
     "EnvironmentProblemError",
+    "ErasedTable",
+    "Erasure",
+    "ErasureRefusedError",
+    "ErasureReport",
     "FilesSweptError",
     "FoundMessage",
     "HalfMessage",

@@ -114,6 +114,16 @@ class InvalidBodyError(InvalidMessageError):
     """A body does not have the schema of its topic."""
 
 
+class BodyCodecError(TxmqError):
+    """A body codec cannot encode or decode a body; it never shows a body or a key."""
+
+    def __init__(self, message_id: str, key_id: str, what: str, problem: str) -> None:
+        """`what` is "encoded" or "decoded"; `problem` says why not."""
+        self.message_id, self.key_id, self.problem = message_id, key_id, problem
+        text = f"the body of {shown(message_id)} cannot be {what} by key {shown(key_id)}"
+        super().__init__(f"{text}: {problem}")
+
+
 class TopicExistsError(InvalidNameError):
     """The topic is there already."""
 
@@ -442,6 +452,20 @@ class TopicInUseError(StorageError):
         """`problem` says what is on its way, and what to do."""
         self.count = count
         super().__init__(topic, problem)
+
+
+class ErasureRefusedError(StorageError):
+    """Messages that are to be erased are still on their way; nothing was erased.
+
+    `transaction_ids` are their transactions.
+    """
+
+    retryable = True
+
+    def __init__(self, transaction_ids: Sequence[str], problem: str) -> None:
+        """`problem` says what they are, and what to do."""
+        self.transaction_ids = tuple(transaction_ids)
+        super().__init__("half", problem)
 
 
 class TopicNotRebuiltError(StorageError):

@@ -25,6 +25,7 @@ from txmq.delta.files import DataFile
 from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
 from txmq.maintenance.retention import published_up_to
 from txmq.maintenance.topic_retention import tell_topic_begin
+from txmq.message.erased import without_erased
 from txmq.message.ids import message_address
 from txmq.message.names import (
     DEAD_LETTER_PREFIX,
@@ -250,7 +251,8 @@ class DeadLetters:
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         signed, noted = signed_reason(reason), self._notes.read()
-        rows = chosen.of(self._rows(noted, (*_PLACE, "properties")))
+        # Nothing is left of an erased one, so there is nothing to send.
+        rows = without_erased(chosen.of(self._rows(noted, (*_PLACE, "properties"))))
         waiting = rows.filter(pa.array(~noted.replayed.holding(offsets_of(rows))))
         replay = Replay(self._store, self.consumer_group, self._table, to, self._clock)
         properties = python_values(waiting["properties"])

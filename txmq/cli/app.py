@@ -15,6 +15,7 @@ from txmq.cli.copies import add_copy_commands
 from txmq.cli.dashboard import add_dashboard_command
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
+from txmq.cli.erase import add_erase_command
 from txmq.cli.groups import add_group_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.panels import arrange
@@ -164,6 +165,7 @@ add_message_commands(app)
 add_topic_commands(app)
 add_group_commands(app)
 add_dead_letter_commands(app)
+add_erase_command(app)
 add_verify_command(app)
 add_user_table_commands(app)
 add_copy_commands(app)

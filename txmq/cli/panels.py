@@ -14,7 +14,7 @@ PANELS: Mapping[str, Sequence[str]] = {
     "Keep and renew": ("backup", "restore", "upgrade"),
     "Look": ("status", "dashboard", "metrics", "doctor", "verify", "sql-views"),
     "Transactions": ("open", "show", "resolve", "resume", "discarded"),
-    "Messages and topics": ("produce", "message", "recall", "topics", "rebuild-topic"),
+    "Messages and topics": ("produce", "message", "recall", "erase", "topics", "rebuild-topic"),
     "Consumers": ("consume", "groups", "lag", "offsets", "dead-letters"),
     "Your own tables": ("marker-table", "inbox-table"),
 }

@@ -19,6 +19,7 @@ from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.consumer.taking import KnowsSentBack, MessageTaking
 from txmq.errors import ConfigError, QueueNotOwnedError, shown
+from txmq.message.body_codec import BodyCodec, checked_codec
 from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog
 from txmq.store.store import Store
@@ -59,9 +60,10 @@ class GroupReader:
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
         consume_timeout_s: after so long without a question the member is stuck; the default is the
             setting of the store.
+        codec: decodes bodies.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a member
         self,
         store: Store,
         subscription: Subscription,
@@ -69,12 +71,14 @@ class GroupReader:
         sends_back: SendsBack | None = None,
         *,
         consume_timeout_s: float | None = None,
+        codec: BodyCodec | None = None,
     ) -> None:
         """Join the group: one commit, and one more that creates the table of a new group.
 
         Raises: TopicNotFoundError, OffsetOutOfRangeError, ConsumerGroupConflictError, ConfigError,
             StorageError.
         """
+        self._codec: BodyCodec | None = checked_codec(codec)
         catalog = TopicCatalog(store)
         for topic in subscription.filters:
             catalog.check_is_there(topic)
@@ -112,6 +116,7 @@ class GroupReader:
             topic,
             message_filter=self._subscription.filter_of(topic),
             namespace=self._subscription.namespace,
+            codec=self._codec,
         )
 
     def _knows_sent_back(self) -> KnowsSentBack | None:

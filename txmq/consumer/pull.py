@@ -28,6 +28,7 @@ from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.errors import QueueNotOwnedError
 from txmq.hooks import Hook, Hooks
+from txmq.message.body_codec import BodyCodec
 from txmq.message.names import topic_in_namespace, unwrapped
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store
@@ -66,6 +67,7 @@ class PullConsumer:
         on_error: called with the message and the error where a handler fails: with what it raised,
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
         hooks: are told of each call of a handler.
+        body_codec: decodes bodies, as `AesGcmCodec` does; without it they are the stored bytes.
 
     Raises:
         InvalidNameError: a name cannot be used.
@@ -100,6 +102,7 @@ class PullConsumer:
         consume_timeout_s: float | None = None,
         on_error: ErrorHook | None = None,
         hooks: Iterable[Hook] = (),
+        body_codec: BodyCodec | None = None,
     ) -> None:
         """Check all arguments, then join the group.
 
@@ -121,8 +124,9 @@ class PullConsumer:
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._by_topic = HandlersByTopic(subscription.filters, namespace)
         self._reader = GroupReader(
-            store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s
-        )
+            store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s,
+            codec=body_codec,
+        )  # fmt: skip
 
     # --- pulling ----------------------------------------------------------------------------
 

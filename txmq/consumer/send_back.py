@@ -223,7 +223,7 @@ class SendBack:
         name = dead_letter_topic if is_dead else retry_topic
         sent = Message.as_stored(
             topic=name(self._group),
-            body=message.body,
+            body=message.stored_body,
             tags=message.tags,
             keys=message.keys,
             properties=self._properties(failed, times + 1, is_retry=is_retry, is_dead=is_dead),

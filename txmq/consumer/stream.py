@@ -30,6 +30,7 @@ from txmq.errors import (
     TxmqError,
     shown,
 )
+from txmq.message.erased import is_not_erased
 from txmq.message.filter import MessageFilter
 from txmq.message.names import check_namespace, group_in_namespace, topic_in_namespace
 
@@ -128,7 +129,7 @@ class Consumer:
         reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
         if start.where is ConsumeFromWhere.LAST_OFFSET:
             reader = reader.option("startingVersion", "latest")
-        rows = reader.load(location)
+        rows = reader.load(location).where(is_not_erased())
         if start.moment_ms is not None:
             rows = rows.where(rows["store_timestamp"] >= timestamp(start.moment_ms))
         for queue_id, offset in (start.offsets or {}).get(topic, {}).items():
@@ -168,7 +169,7 @@ class Consumer:
             # Delta refuses a time after the last commit; the topic is unchanged since then.
             is_now = as_of is not None and self._is_newest(topic, moment_ms(as_of))
             reader = spark.read.format("delta").options(**({} if is_now else options))
-            rows = reader.load(location)
+            rows = reader.load(location).where(is_not_erased())
             frames.append(rows if message_filter.is_all else rows.where(message_filter.column()))
         return united(frames, self.namespace)
 

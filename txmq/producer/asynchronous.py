@@ -123,7 +123,7 @@ class AsyncSends:
         Raises: SendForbiddenError, ClosedError.
         """
         since, transaction_id = self._commits.followed, new_transaction_id(self._commits.now_ms())
-        send = PlannedSend(transaction_id, (routed,), since)
+        send = self._commits.encoding(PlannedSend(transaction_id, (routed,), since))
         return self._begun(send, (), execute, argument)
 
     def _begun(

@@ -239,6 +239,7 @@ _SHAPES: Mapping[str, Shape] = {
         forgotten_before_date=_later(day),
         schedule_forgotten_before_date=_later(day),
         topic_begin=_later(mapping(number)),
+        erasures=_later(sequence(mapping(anything))),
     ),
     "delay": record(
         op_table_id=text,
