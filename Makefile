@@ -133,6 +133,9 @@ jar: ready ## build the log store for Spark on S3 anew (needs a JDK)
 wheel: $(PACKAGES) ## build the wheel and try it alone under each Python: import, send, publish, read
 	$(BIN)/python -m tests.wheel
 
+recipes: $(PACKAGES) ## run the recipes of docs/recipes with the frameworks that they are for; RECIPES="django kafka" names some
+	$(BIN)/python -m tests.recipes $(RECIPES)
+
 endurance: ready ## tell the long stories in full, for an hour and a half; STORIES="torture race" names some of five
 	$(BIN)/python -m tests.endurance $(STORIES) --keep
 
@@ -170,4 +173,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel endurance ready archive clean
+.PHONY: help browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel recipes endurance ready archive clean

@@ -93,6 +93,7 @@ from txmq.errors import (
     TopicKindError,
     TopicNotFoundError,
     TopicNotRebuiltError,
+    TopicReadOnlyError,
     TopicRestoredError,
     TransactionError,
     TransactionForgottenError,
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from txmq.catalogs.tables import CatalogTables
     from txmq.check.recheck import RecheckJob
     from txmq.check.service import CheckService
+    from txmq.consumer.awaitable import AsyncPullConsumer
     from txmq.consumer.handler import ConsumeStatus
     from txmq.consumer.lag import ConsumerLag
     from txmq.consumer.pull import PullConsumer
@@ -190,6 +192,7 @@ __all__ = [
     "AlreadyPreparedError",
     "AlreadyResolvedError",
     "ArrowSetListener",
+    "AsyncPullConsumer",
     "AsyncTransaction",
     "AsyncTransactionProducer",
     "BackupError",
@@ -333,6 +336,7 @@ __all__ = [
     "TopicKindError",
     "TopicNotFoundError",
     "TopicNotRebuiltError",
+    "TopicReadOnlyError",
     "TopicRestoredError",
     "TopicSettings",
     "Topics",

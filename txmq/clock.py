@@ -63,7 +63,9 @@ def moment_problem(moment: datetime) -> str | None:
 
 def milliseconds(moment: datetime) -> int:
     """Milliseconds since 1970-01-01 UTC of an aware time."""
-    return round((moment - _EPOCH) / timedelta(milliseconds=1))
+    # Times of libraries, such as those of Airflow, subtract to what cannot be divided.
+    since = datetime.__sub__(moment, _EPOCH)
+    return round(since / timedelta(milliseconds=1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,10 @@ class TopicKindError(InvalidNameError):
     """The topic is of a kind that does not take this message."""
 
 
+class TopicReadOnlyError(InvalidNameError):
+    """An operator made the topic read-only: it takes no messages now."""
+
+
 class TooLargeError(MessageError):
     """Something is larger than its limit; `size` and `limit` have the unit that `field` names."""
 
@@ -643,12 +647,14 @@ class ConsumerGroupInUseError(TxmqError):
 
     retryable = True
 
-    def __init__(self, group: str, members: Sequence[str]) -> None:
+    def __init__(self, group: str, members: Sequence[str], *, can_be_forced: bool = True) -> None:
         """`members` are those whose lease is not over."""
         self.group, self.members = group, tuple(members)
+        steps = "close them, wait for the end of their leases, or force it"
+        if not can_be_forced:
+            steps = "close them, or wait for the end of their leases"
         super().__init__(
-            f"consumer_group {shown(group)} has {len(self.members)} members that live; "
-            "close them, wait for the end of their leases, or force it"
+            f"consumer_group {shown(group)} has {len(self.members)} members that live; {steps}"
         )
 
 

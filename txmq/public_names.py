@@ -19,6 +19,7 @@ NAMES = {
     "txmq.check.recheck": ("RecheckJob",),
     "txmq.check.service": ("CheckService",),
     "txmq.consumer.lag": ("ConsumerLag",),
+    "txmq.consumer.awaitable": ("AsyncPullConsumer",),
     "txmq.consumer.pull": ("PullConsumer",),
     "txmq.consumer.handler": ("ConsumeStatus",),
     "txmq.consumer.rules": ("ConsumeFromWhere", "ConsumeMode"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -97,3 +98,16 @@ def test_time_that_is_none_in_utc_says_why(moment: datetime, problem: str) -> No
 def test_time_without_a_problem_has_milliseconds(moment: datetime) -> None:
     if moment_problem(moment) is None:
         assert abs(milliseconds(moment) - moment.timestamp() * 1000) <= 1
+
+
+class TimeOfALibrary(datetime):
+    """As pendulum's, which Airflow hands to its tasks: a difference that cannot be divided."""
+
+    def __sub__(self, other: object) -> Any:
+        return object()
+
+
+def test_time_of_a_library_is_a_time() -> None:
+    moment = TimeOfALibrary(2027, 1, 1, 8, tzinfo=timezone(timedelta(hours=1)))
+
+    assert milliseconds(moment) == milliseconds(datetime(2027, 1, 1, 7, tzinfo=UTC))

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 # These parts come with an extra, and say so where it is missing.
 EXTRAS = (
     "spark", "demo", "avro", "database", "http", "java", "metrics", "otel", "pydantic", "trace",
-    "dashboard", "encryption",
+    "dashboard", "encryption", "testing",
 )  # fmt: skip
 # Delta's Python package is a part of delta-spark; a driver is the user's own.
 DRIVERS = {"psycopg", "pymysql"}
@@ -53,7 +53,7 @@ def undeclared(known: set[str], *, at_start: bool) -> dict[str, str]:
 
 
 def test_modules_need_at_their_start_only_what_every_installation_has() -> None:
-    optional = {"demo", "local_spark"}
+    optional = {"demo", "local_spark", "testing"}
     missing = undeclared(declared(), at_start=True)
 
     assert {top: path for top, path in missing.items() if path.split("/")[1] not in optional} == {}

@@ -1,4 +1,4 @@
-"""`python -m tests.wheel`: build the wheel, install it alone under each Python, take first steps.
+"""`python -m tests.wheel`: build the wheel, install it alone under each Python, try it.
 
 A Python that is not on this machine is said to be missing; 1 where none is there or a step fails.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 STEPS = Path(__file__).with_name("first_steps.py")
+OWN_TESTS = Path(__file__).with_name("tests_of_a_user.py")
 PROJECT_FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 VERSIONS = ("3.11", "3.12", "3.13")
 
@@ -51,7 +52,7 @@ def _tried(version: str, wheel: Path, folder: Path) -> bool | None:
     except subprocess.CalledProcessError as error:
         _say(f"broken   Python {version}: {error}\n{error.stdout}{error.stderr}")
         return False
-    _say(f"works    Python {version}: import, send, publish, read, txmq --help, python -m txmq")
+    _say(f"works    Python {version}: import, send, publish, read, txmq --help, pytest")
     return True
 
 
@@ -71,6 +72,10 @@ def _try(python: str, wheel: Path, folder: Path) -> None:
     _run(own, "-I", STEPS, cwd=empty)
     _run(scripts / "txmq", "--help", cwd=empty)
     _run(own, "-I", "-m", "txmq", "--help", cwd=empty)
+    _run(*installer, f"txmq[testing] @ {wheel.as_uri()}")
+    # A copy, for beside the original pytest would find our own fixtures.
+    shutil.copy(OWN_TESTS, empty)
+    _run(own, "-I", "-m", "pytest", "-q", "-W", "error", OWN_TESTS.name, cwd=empty)
 
 
 def _pythons(version: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Consumer groups for operators: list them, reset their offsets."""
+"""Consumer groups for operators: list them, reset their offsets, delete them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from txmq.admin.group_deletion import GroupDeletion, delete_group
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import GroupLag, Unreadable, readable_groups
@@ -43,7 +44,7 @@ class OffsetsReset(Plain):
 
 
 class ConsumerGroups:
-    """Lists consumer groups and resets their offsets; needs no Spark.
+    """Lists consumer groups, resets their offsets and deletes them; needs no Spark.
 
     Args:
         store: the store of the groups.
@@ -113,6 +114,8 @@ class ConsumerGroups:
         if not group.exists:
             raise ConsumerGroupNotFoundError(name)
         state = group.read()
+        if state.is_gone:
+            raise ConsumerGroupNotFoundError(name)
         queues = _chosen(state, stored, to, queue_id)
         where = {stored: to} if isinstance(to, Mapping) else to
         offsets = StartPoint.of(where, moment).offsets_in(self._store, stored, queues)
@@ -122,6 +125,30 @@ class ConsumerGroups:
                 lambda now: self._reset(name, now, after, force=force), self._clock.now_ms()
             )
         return OffsetsReset(name, stored, _before(state, stored, queues), offsets, apply)
+
+    def delete(self, consumer_group: str, *, apply: bool = False) -> GroupDeletion:
+        """Remove the offsets and the retries of a group; a dry run unless `apply`.
+
+        Its dead letters stay, because nobody has handled them: `DeadLetters.purge` hides them. A
+        member that joins a group of this name later begins where a new group does.
+
+        Args:
+            consumer_group: the stored name, or as RocketMQ shows it.
+            apply: delete it; without it only the counts are read.
+
+        Reads: state/group_<group>, half, settled, state/publisher, its retry topic and its dead
+        letters. Writes: state/group_<group>; where there are retries state/maintenance,
+        state/topics and the retry topic. Commits: with `apply` one to each, else 0. A deletion that
+        failed or was killed can be repeated.
+
+        Raises:
+            ConsumerGroupNotFoundError: there is no such group.
+            ConsumerGroupInUseError: members live.
+            TopicInUseError: retries of the group wait for their time, or are not published.
+            InvalidNameError: the name is not allowed.
+            StorageError: a table cannot be read or written.
+        """
+        return delete_group(self._store, stored_group(consumer_group), self._clock, apply=apply)
 
     def _reset(
         self, name: str, state: GroupState, offsets: Mapping[TopicQueue, int], *, force: bool

@@ -183,6 +183,7 @@ def _batches_of(rows: pa.Table) -> Iterator[pa.Table]:
 def _queue(message: Message, properties: Mapping[str, str], router: MessageRouter) -> int:
     """The queue of its sharding key, else its first queue. Raises: as `DeadLetters.replay`."""
     router.check_topic(message.topic)
+    router.check_writable(message.topic)
     schema = router.body_schema(message.topic)
     if schema is not None:
         schema.check(message.topic, message.body)

@@ -133,6 +133,7 @@ class Topics:
         queue_nums: int | None = None,
         reserved_time_h: float | Keep | None = KEEP,
         body: Mapping[str, Any] | Keep | None = KEEP,
+        is_read_only: bool | None = None,
         force: bool = False,
     ) -> TopicSettings:
         """Change settings of a topic; producers follow within `topic_refresh_s`.
@@ -146,6 +147,8 @@ class Topics:
                 maintenance may remove messages.
             body: the schema of its bodies; None takes any bytes. It can only be changed while the
                 topic has no messages.
+            is_read_only: refuse new messages, or take them again; None leaves it unchanged.
+                Consumers read on, and what was prepared or delayed before is still published.
             force: allow fewer queues, which leaves messages in queues that get no new ones.
 
         Writes: state/topics; with `body` also topics/NAME. Commits: one, with `body` up to three.
@@ -172,6 +175,7 @@ class Topics:
                 before.queue_nums if queue_nums is None else queue_nums,
                 before.reserved_time_h if isinstance(reserved_time_h, Keep) else reserved_time_h,
                 before.body if isinstance(body, Keep) else body,
+                before.is_read_only if is_read_only is None else is_read_only,
             )
             _check_queues(before, after, force=force)
             if not isinstance(body, Keep):

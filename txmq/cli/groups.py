@@ -1,4 +1,4 @@
-"""`txmq groups`, `lag`, `consume` and `offsets reset`: look at consumer groups and move them."""
+"""`txmq groups`, `lag`, `consume` and `offsets reset`: look at consumer groups, move, delete."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from txmq.admin.consumer_groups import ConsumerGroups, GroupSummary, OffsetsReset
 from txmq.admin.found_message import body_values
+from txmq.admin.group_deletion import GroupDeletion
 from txmq.cli.shared import (
     AsJson,
     Location,
     console,
     list_console,
     location_and,
+    pairs,
     print_json,
     print_result,
 )
@@ -57,9 +60,21 @@ FromWhere = Annotated[
 ]
 
 
+class _ListsByDefault(TyperGroup):
+    """`txmq groups LOCATION` lists them, as it did before there was a second command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what is no command for the arguments of `list`."""
+        is_command = bool(args) and args[0] in {*self.commands, "--help"}
+        return super().parse_args(ctx, args if is_command else ["list", *args])
+
+
+groups_app = typer.Typer(cls=_ListsByDefault, help="Consumer groups: look (the default), delete.")
+
+
 def add_group_commands(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command()(groups)
+    app.add_typer(groups_app, name="groups")
     app.command()(lag)
     app.command()(consume)
     offsets = typer.Typer(help="The offsets of consumer groups.", no_args_is_help=True)
@@ -67,7 +82,8 @@ def add_group_commands(app: typer.Typer) -> None:
     app.add_typer(offsets, name="offsets")
 
 
-def groups(location: Location, *, as_json: AsJson = False) -> None:
+@groups_app.command("list")
+def list_groups(location: Location, *, as_json: AsJson = False) -> None:
     """List consumer groups: what they read, which members live, how far they are behind.
 
     Exit code 1 if a group is damaged; all others are listed.
@@ -80,6 +96,25 @@ def groups(location: Location, *, as_json: AsJson = False) -> None:
     elif summaries or not damaged.problems:
         list_console().print(_groups_view(summaries))
     damaged.end()
+
+
+@groups_app.command("delete")
+def delete(
+    location: Location,
+    group: Annotated[
+        str | None, typer.Argument(help="The consumer group.", show_default=False)
+    ] = None,
+    *,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; else only show it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the offsets and retries of a group without members; its dead letters stay.
+
+    Without --apply only show what would go. Example: txmq groups delete /data/txmq billing --apply
+    """
+    location, name = location_and(location, group, "GROUP")
+    result = ConsumerGroups(open_store(location)).delete(name, apply=apply)
+    print_result(result, _deletion_view, as_json=as_json)
 
 
 def lag(
@@ -351,6 +386,18 @@ def _lag_view(queues: Sequence[QueueLag], total: int) -> RenderableType:
         row = (*names, *(f"{number:,}" for number in numbers), queue.owner or "nobody")
         table.add_row(*map(Text, row))
     return table if queues else Text("no consumer group has ever read here")
+
+
+def _deletion_view(result: GroupDeletion) -> RenderableType:
+    topics = ", ".join(map(shown_name, sorted(result.subscription))) or "nothing any more"
+    lines = {
+        "group": shown_name(result.group),
+        "reads": topics,
+        "retries that go": f"{result.retries:,}",
+        "dead letters that stay": f"{result.dead_letters:,}",
+        "": "deleted" if result.is_written else "dry run: add --apply to delete it",
+    }
+    return pairs(lines)
 
 
 def _reset_view(result: OffsetsReset) -> RenderableType:

@@ -104,6 +104,10 @@ def alter(  # noqa: PLR0913 - the options of a command
     for_ever: Annotated[bool, typer.Option("--for-ever", help="Keep all messages.")] = False,
     body: Body = None,
     any_body: Annotated[bool, typer.Option("--any-body", help="Take any bytes.")] = False,
+    read_only: Annotated[
+        bool | None,
+        typer.Option("--read-only/--writable", help="Refuse new messages, or take them again."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Fewer queues, though some get no new messages then.")
     ] = False,
@@ -119,6 +123,7 @@ def alter(  # noqa: PLR0913 - the options of a command
         queue_nums=queues,
         reserved_time_h=KEEP if reserved_time_h is None and not for_ever else reserved_time_h,
         body=_body_of(body) if body is not None else None if any_body else KEEP,
+        is_read_only=read_only,
         force=force,
     )
     _show_settings(name, settings, as_json=as_json)
@@ -185,6 +190,7 @@ def _settings(settings: TopicSettings) -> dict[str, str]:
         "queues": f"{settings.queue_nums:,}",
         "messages are kept": _kept_time(settings),
         "bodies": "any bytes" if settings.body is None else "with a schema",
+        "new messages": "refused: read-only" if settings.is_read_only else "taken",
     }
 
 
@@ -213,6 +219,7 @@ def _kept_time(settings: TopicSettings) -> str:
 def _notes(summary: TopicSummary) -> str:
     notes = ["of txmq itself"] if summary.is_system else []
     notes += ["parked"] if summary.is_parked else []
+    notes += ["read-only"] if summary.settings.is_read_only else []
     return ", ".join(notes)
 
 

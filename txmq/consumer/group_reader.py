@@ -61,7 +61,7 @@ class GroupReader:
         clock: measures leases; only durations count.
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
         consume_timeout_s: after so long without a question the member is stuck; the default is the
-            setting of the store.
+            setting of the group.
         codec: decodes bodies.
     """
 
@@ -86,6 +86,7 @@ class GroupReader:
             catalog.check_is_there(topic)
         self._subscription, self._lease_s = subscription, store.config.consumer_lease_s
         name = subscription.consumer_group
+        settings = store.config.of_consumer_group(name)
         self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
         self._full_look_s = store.look_interval_s(FULL_LOOK_S, is_idle=True)
         self._sends_back = sends_back or SendBack(store, name, clock)
@@ -101,7 +102,7 @@ class GroupReader:
             store, group, subscription.settings, subscription.start,
             member_id=subscription.member_id, clock=clock, seen_queues=self._seen_queues,
             seen_commits=self._seen_commits,
-            consume_timeout_s=consume_timeout_s or store.config.consume_timeout_s,
+            consume_timeout_s=consume_timeout_s or settings.consume_timeout_s,
         )  # fmt: skip
         self._readers = {topic: self._reader(store, topic) for topic in self._member.topics}
         self._taking = MessageTaking(

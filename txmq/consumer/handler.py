@@ -24,20 +24,31 @@ class ConsumeStatus(enum.Enum):
 
 Handler = Callable[[ReceivedMessage], "ConsumeStatus | None"]
 ErrorHook = Callable[[ReceivedMessage, BaseException], object]
+
+
+class RunEndedError(BaseException):
+    """Somebody ends the run: the message has not failed, and comes again."""
+
+
 # Somebody ends the process or the thread with them; a Rust panic is no Exception either.
-ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit, RunEndedError)
 _LAZY = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 
 
 def check_function(name: str, function: object) -> None:
     """Refuse what cannot be called, or does nothing when it is called. Raises: ConfigError."""
-    if not callable(function):
-        raise ConfigError([f"{name} must be a function, not {shown(function)}"])
+    check_callable(name, function)
     called = (function, type(function).__call__)
     if any(is_lazy(part) for is_lazy in _LAZY for part in called):
         problem = "is async or a generator, so a call of it does nothing; pass a plain function"
-        advice = "such as lambda message: asyncio.run(handle(message))"
+        advice = "or use AsyncPullConsumer"
         raise ConfigError([f"{name} {problem}, {advice}"])
+
+
+def check_callable(name: str, function: object) -> None:
+    """Refuse what cannot be called. Raises: ConfigError."""
+    if not callable(function):
+        raise ConfigError([f"{name} must be a function, not {shown(function)}"])
 
 
 def checked_on_error(on_error: ErrorHook | None) -> ErrorHook | None:

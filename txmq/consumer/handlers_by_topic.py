@@ -18,15 +18,20 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class HandlersByTopic:
     """Which function handles which topic of one consumer."""
 
-    def __init__(self, topics: Collection[str], namespace: str | None = None) -> None:
+    def __init__(
+        self,
+        topics: Collection[str],
+        namespace: str | None = None,
+        check: Callable[[str, object], None] = check_function,
+    ) -> None:
         """No topic has a handler yet; `topics` are the stored names that the consumer reads."""
-        self._topics, self._namespace = topics, namespace
+        self._topics, self._namespace, self._check = topics, namespace, check
         self._handlers: dict[str, Handler] = {}
 
     def add(self, topic: str, stored: str, function: Function, model: type[Any] | None) -> Function:
         """Let a function handle a topic; see `PullConsumer.on`. Raises: ConfigError."""
         count, names = (1, "the message") if model is None else (2, "the body and the message")
-        check_function("a handler", function)
+        self._check("a handler", function)
         if not _takes(function, count):
             problem = f"the handler of {topic} must take {count} arguments, {names}"
             raise ConfigError([f"{problem}, not {inspect.signature(function)}"])
@@ -34,6 +39,11 @@ class HandlersByTopic:
             raise ConfigError([f"topic {shown(topic)} has a handler already; give it one function"])
         self._handlers[stored] = function if model is None else _of_model(function, model)
         return function
+
+    def check_reads(self, stored: str) -> None:
+        """Raise ConfigError for a topic that the consumer does not read."""
+        if stored not in self._topics:
+            raise ConfigError([f"topic {shown(stored)} is not among those of this consumer"])
 
     def handler(self) -> Handler:
         """A handler for all topics. Raises: ConfigError if one of them has none."""

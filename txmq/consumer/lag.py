@@ -154,11 +154,13 @@ class ConsumerLag:
         return [] if found is None else found.queues
 
     def _look(self, consumer_group: str) -> GroupLag | None:
-        """As `of_group`, with the state of the group; None where no member has ever joined it."""
+        """As `of_group`, with the state; None where nobody has joined it, or it was deleted."""
         group = group_in(self._store, consumer_group)
         if not group.exists:
             return None
         state = group.read()
+        if state.is_gone:
+            return None
         return GroupLag(group.name, state, self._of_state(group.name, state))
 
     def _of_state(self, group: str, state: GroupState) -> list[QueueLag]:

@@ -154,7 +154,8 @@ class QueuePositions:
         ends = {q: (at.epoch, at.next_offset) for q, at in self._positions.items()}
         for queue, offset in (unhandled or {}).items():
             if queue in ends:
-                ends[queue] = (ends[queue][0], offset)
+                # As in `give_again`.
+                ends[queue] = (ends[queue][0], min(offset, ends[queue][1]))
         return {q: end for q, end in ends.items() if end[1] > self._positions[q].committed}
 
     def idle_commits(self) -> Commits:
@@ -204,7 +205,8 @@ class QueuePositions:
         for queue, offset in first_offsets.items():
             if position := self._positions.get(queue):
                 position.doubt_end = max(position.doubt_end or 0, position.next_offset)
-                position.move_to(offset)
+                # A queue that was lost and came back begins at an earlier offset.
+                position.move_to(min(offset, position.next_offset))
 
 
 def first_offsets(offsets: Iterable[tuple[TopicQueue, int]]) -> dict[TopicQueue, int]:

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
 from txmq.clock import Clock, SystemClock
-from txmq.consumer.arguments import (
-    Subscription,
-    Topics,
-    check_poll,
-    checked_queue,
-    checked_timeout,
-)
+from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
 from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
 from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, checked_on_error
 from txmq.consumer.handlers_by_topic import Function, HandlersByTopic
-from txmq.consumer.lag import QueueLag, lag_of_group
-from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
+from txmq.consumer.moving import MovableMember
+from txmq.consumer.offsets import OffsetsByTopic
+from txmq.consumer.positions import first_offsets
 from txmq.consumer.process_watch import ProcessWatch
 from txmq.consumer.push import ConsumerHandle, MessagePush
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendsBack
-from txmq.errors import QueueNotOwnedError
 from txmq.hooks import Hook, Hooks
 from txmq.message.body_codec import BodyCodec
-from txmq.message.names import topic_in_namespace, unwrapped
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
 POLL_MESSAGES = 32
 
 
-class PullConsumer:
+class PullConsumer(MovableMember):
     """Reads topics as a member of a consumer group; needs no Spark.
 
     The members of a CLUSTERING group share its queues and take over for each other: if a member is
@@ -64,7 +58,8 @@ class PullConsumer:
         namespace: the namespace of the names of the group and of the topics (R94).
         clock: measures leases and calls; only durations count.
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
-        consume_timeout_s: a handler that takes longer has failed; by default the store's setting.
+        consume_timeout_s: a handler that takes longer has failed; by default the setting of the
+            group, else of the store.
         on_error: called with the message and the error where a handler fails: with what it raised,
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
         hooks: are told of each call of a handler.
@@ -121,7 +116,8 @@ class PullConsumer:
         self.clock: Clock = clock or SystemClock()
         self._use = ExclusiveUse()
         self._handle: ConsumerHandle | None = None
-        self._timeout_s = checked_timeout(consume_timeout_s, store.config.consume_timeout_s)
+        settings = store.config.of_consumer_group(self.consumer_group)
+        self._timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
         self._on_error = checked_on_error(on_error)
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._by_topic = HandlersByTopic(subscription.filters, namespace)
@@ -133,7 +129,10 @@ class PullConsumer:
     # --- pulling ----------------------------------------------------------------------------
 
     def poll(
-        self, max_messages: int = POLL_MESSAGES, timeout_s: float = 1.0
+        self,
+        max_messages: int = POLL_MESSAGES,
+        timeout_s: float = 1.0,
+        stopping: threading.Event | None = None,
     ) -> list[ReceivedMessage]:
         """Take messages that are visible, each queue in its order.
 
@@ -151,6 +150,7 @@ class PullConsumer:
         Args:
             max_messages: the largest number of messages to return.
             timeout_s: the longest time to wait for the first message; 0 does not wait.
+            stopping: ends the wait when another thread sets it.
 
         Returns:
             The messages; an empty list if none came in time.
@@ -166,13 +166,37 @@ class PullConsumer:
         """
         check_poll(max_messages, timeout_s)
         with self._use:
-            return [message for _, message in self._reader.poll(max_messages, timeout_s)]
+            polled = self._reader.poll(max_messages, timeout_s, stopping=stopping)
+        return [message for _, message in polled]
 
-    def commit(self) -> CommitResult:
+    def give_again(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Have messages that `poll` handed out handed out again, with those behind them; 0 commits.
+
+        Raises: ClosedError, ConcurrentUseError.
+        """
+        with self._use:
+            self._reader.give_again(self._places(messages))
+
+    def _places(self, messages: Iterable[ReceivedMessage]) -> dict[TopicQueue, int]:
+        """The first offset of each queue."""
+        return first_offsets(
+            (TopicQueue(self._stored(message.topic), message.queue_id), message.queue_offset)
+            for message in messages
+        )
+
+    @property
+    def is_commit_due(self) -> bool:
+        """Whether the last commit is a third of a lease ago: a good time for the next one."""
+        return self._reader.is_commit_due
+
+    def commit(self, unhandled: Iterable[ReceivedMessage] = ()) -> CommitResult:
         """Say that all messages that `poll` handed out are handled.
 
         Commits: one, or none if nothing was handed out since the last commit. A retry after an
         error commits the same offsets; they never go back.
+
+        Args:
+            unhandled: messages that are still in work: nothing from them on is committed.
 
         Returns:
             The next offsets, and the queues that were refused because another member has them now.
@@ -180,7 +204,7 @@ class PullConsumer:
         Raises: ClosedError, ConcurrentUseError, StorageError.
         """
         with self._use:
-            result = self._reader.commit()
+            result = self._reader.commit(self._places(unhandled))
         return CommitResult(
             {self._shown(queue): offset for queue, offset in result.offsets.items()},
             frozenset(self._shown(queue) for queue in result.refused),
@@ -301,107 +325,6 @@ class PullConsumer:
                 self._reader.leave()
         finally:
             self._use.end()
-
-    # --- moving -----------------------------------------------------------------------------
-
-    @property
-    def assignment(self) -> tuple[TopicQueue, ...]:
-        """The queues that this member reads now; the retry topic of the group is among them."""
-        return tuple(sorted(self._shown(queue) for queue in self._reader.queues))
-
-    def pause(self, topic: str, queue_id: int | None = None) -> None:
-        """Hand out nothing of a topic, or of one of its queues, until `resume`; 0 commits.
-
-        Args:
-            topic: one of the topics of this consumer.
-            queue_id: one queue; all queues of the topic if it is left out.
-
-        Raises: InvalidNameError, ConfigError, ClosedError, ConcurrentUseError.
-        """
-        with self._use:
-            self._reader.pause(self._subscribed(topic), checked_queue(queue_id))
-
-    def resume(self, topic: str, queue_id: int | None = None) -> None:
-        """End what `pause` began; 0 commits.
-
-        Args:
-            topic: one of the topics of this consumer.
-            queue_id: one queue; if it is left out, the topic and all its queues are resumed.
-
-        Raises: InvalidNameError, ConfigError, ClosedError, ConcurrentUseError.
-        """
-        with self._use:
-            self._reader.resume(self._subscribed(topic), checked_queue(queue_id))
-
-    def seek(self, topic: str, queue_id: int, offset: int) -> None:
-        """Go on at another offset of a queue, for the whole group: one commit.
-
-        Messages that were handed out and not committed count as not handled. A retry sets the same
-        offset again.
-
-        Args:
-            topic: one of the topics of this consumer.
-            queue_id: a queue of `assignment`.
-            offset: the next offset to read, from the first one that is kept to the end.
-
-        Raises: OffsetOutOfRangeError, QueueNotOwnedError, InvalidNameError, ConfigError,
-            ClosedError, ConcurrentUseError, StorageError.
-        """
-        with self._use:
-            queue = self._owned(self._subscribed(topic), queue_id)
-            offsets = TopicOffsets(self.store, queue.topic)
-            first, end = offsets.first([queue_id])[queue_id], offsets.end([queue_id])[queue_id]
-            check_offset(queue.topic, queue_id, offset, first, end)
-            self._reader.seek({queue: offset})
-
-    def seek_to_time(self, topic: str, moment: datetime) -> None:
-        """Go on with messages that were stored at `moment` or later, for the whole group.
-
-        Moves all queues of the topic that this member has: one commit. A retry sets the same
-        offsets again.
-
-        Args:
-            topic: one of the topics of this consumer.
-            moment: a time with a time zone.
-
-        Raises: ConfigError, QueueNotOwnedError, InvalidNameError, ClosedError, ConcurrentUseError,
-            StorageError.
-        """
-        with self._use:
-            stored, at_ms = self._subscribed(topic), moment_ms(moment)
-            self._reader.keep_up()
-            offsets = TopicOffsets(self.store, stored).at(self._reader.queues_of(stored), at_ms)
-            self._reader.seek({TopicQueue(stored, q): offset for q, offset in offsets.items()})
-
-    def _owned(self, topic: str, queue_id: int) -> TopicQueue:
-        self._reader.keep_up()
-        # True and 1.0 are equal to 1 in Python.
-        if type(queue_id) is int and self._reader.is_owned(TopicQueue(topic, queue_id)):
-            return TopicQueue(topic, queue_id)
-        raise QueueNotOwnedError(topic, queue_id)
-
-    def _subscribed(self, topic: str) -> str:
-        stored = self._stored(topic)
-        self._reader.check_reads(stored)
-        return stored
-
-    def _stored(self, topic: str) -> str:
-        return topic_in_namespace(topic, self.namespace)
-
-    def _shown(self, queue: TopicQueue) -> TopicQueue:
-        return TopicQueue(unwrapped(queue.topic, self.namespace), queue.queue_id)
-
-    def lag(self) -> list[QueueLag]:
-        """How many messages the whole group has not consumed yet, queue by queue.
-
-        Reads: `state/group_<group>`, topics. Commits: 0.
-
-        Returns:
-            One entry for each queue of which the group has an offset.
-
-        Raises: StorageError.
-        """
-        return lag_of_group(self.store, self.consumer_group, self.clock)
 
     # --- ending -----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from txmq.clock import Clock, elapsed_ms
 from txmq.consumer.batch import Batch, ConsumeResult
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.handler import MessageHandler
+from txmq.consumer.handler import MessageHandler, RunEndedError
 from txmq.consumer.positions import QueueMessage
 from txmq.errors import ConsumerGroupConflictError, ConsumeTimeoutError, TxmqError
 from txmq.handles import ThreadHandle, is_survivable
@@ -241,6 +241,18 @@ class ConsumerHandle(ThreadHandle):
         while (thread := self._thread).is_alive():
             thread.join(STOP_LOOK_S)
 
+    def stop_when(self, stopping: threading.Event) -> None:
+        """Wait until `stopping` is set or the consumer has ended by itself, then `stop`."""
+        while not (self._has_ended or stopping.wait(HANGING_LOOK_S)):
+            pass
+        self.stop()
+
+    @property
+    def _has_ended(self) -> bool:
+        # A thread that takes over may not run yet.
+        thread = self._thread
+        return thread.ident is not None and not thread.is_alive()
+
     def _go_on(self, result: ConsumeResult) -> None:
         """Another thread takes over from one whose handler hangs."""
         self.total += result
@@ -264,6 +276,8 @@ class ConsumerHandle(ThreadHandle):
             self.total += self._push.turn(self._stop_is_asked)
         except ConsumerGroupConflictError:
             raise
+        except RunEndedError:
+            self._stopping.set()
         except (TxmqError, OSError) as error:
             logger.error("group %s goes on after: %s", self._group, error)  # noqa: TRY400 - it says all
             self._stop_is_asked.wait(FAILURE_PAUSE_S)

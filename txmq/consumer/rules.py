@@ -373,6 +373,11 @@ class GroupState:
             return self
         return replace(self, offsets={**self.offsets, reader: offsets})
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody has joined the group, or it was deleted."""
+        return not (self.settings.subscription or self.offsets or self.members)
+
     # --- one swap of a member ---------------------------------------------------------------
 
     def swapped(  # noqa: PLR0913 - all that a member does

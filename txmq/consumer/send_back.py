@@ -146,7 +146,7 @@ class SendBack:
         """Check the name; nothing is opened; 0 commits."""
         check_store(store)
         self._group = check_stored_group(consumer_group, "consumer_group")
-        self._max_times = store.config.max_reconsume_times
+        self._max_times = store.config.of_consumer_group(self._group).max_reconsume_times
         self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
 
     def send_back(

@@ -211,7 +211,7 @@ class Consumer:
             mode: in CLUSTERING the members share the queues, in BROADCASTING each member reads all.
             member_id: the name of this member; BROADCASTING needs it.
             consume_timeout_s: a handler that takes longer for one batch loses the lease of the
-                member; the setting of the store if it is left out.
+                member; the setting of the group, else of the store, if it is left out.
             on_error: called with each message that is found to fail, and with its error.
 
         Raises: as PullConsumer.
@@ -220,11 +220,12 @@ class Consumer:
         check_function("handler", handler)
         if on_error is not None:
             check_function("on_error", on_error)
-        timeout_s = checked_timeout(consume_timeout_s, self.store.config.consume_timeout_s)
         subscription = Subscription.of(
             consumer_group=self._given_group, topics=topics, from_where=from_where,
             from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=self.namespace,
         )  # fmt: skip
+        settings = self.store.config.of_consumer_group(subscription.consumer_group)
+        timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
         reader = GroupReader(self.store, subscription, SystemClock(), consume_timeout_s=timeout_s)
         frames = TopicFrames(self.store, spark, subscription.filters, self.namespace)
         return SparkBatches(RangeReader(reader), frames, handler, max_messages, on_error)

@@ -156,8 +156,9 @@ class MessageRouter:
 
         Raises: InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
             InvalidPropertyError, InvalidDelayError; TopicConflictError, TopicNotFoundError,
-            TopicKindError, InvalidBodyError where its topic does not take it; InvalidQueueError
-            where the topic has no such queue, or a sharding key says another; StorageError.
+            TopicKindError, TopicReadOnlyError, InvalidBodyError where its topic does not take it;
+            InvalidQueueError where the topic has no such queue, or a sharding key says another;
+            StorageError.
         """
         checked = _checked_message(message, self._store.config, self._clock.now_ms())
         stored = self._stored(checked)
@@ -184,7 +185,7 @@ class MessageRouter:
         """A DataFrame whose rows are messages to a topic of this namespace; nothing is computed.
 
         Raises: InvalidNameError, SchemaMismatchError, TopicConflictError, TopicNotFoundError,
-            TopicKindError, StorageError.
+            TopicKindError, TopicReadOnlyError, StorageError.
         """
         stored = check_readable_topic(self._stored_topic(check_topic(topic)))
         if self.codec is not None:
@@ -192,6 +193,7 @@ class MessageRouter:
             raise InvalidMessageError("rows of a DataFrame", problem)
         send = DataFrameSend(dataframe, stored, self.body_schema(stored))
         self.check_topic(stored)
+        self.catalog.check_writable(stored)
         self.catalog.check_kind(
             stored,
             is_transactional=True,
@@ -212,6 +214,7 @@ class MessageRouter:
         self.check_topic(message.topic)
         if self.catalog.takes_anything(message.topic):
             return
+        self.catalog.check_writable(message.topic)
         self.catalog.check_kind(
             message.topic,
             is_transactional=is_transactional,
@@ -293,6 +296,10 @@ class MessageRouter:
     def queue_count(self, topic: str) -> int:
         """How many queues a topic has, or would have."""
         return self.catalog.queue_count(topic)
+
+    def check_writable(self, topic: str) -> None:
+        """Raise TopicReadOnlyError for a topic that takes no messages now."""
+        self.catalog.check_writable(topic)
 
     def body_schema(self, topic: str) -> BodySchema | None:
         """What the bodies of a topic must be; None if they may be any bytes."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from txmq.delta.retries import read_again
-from txmq.errors import TopicKindError, TopicNotFoundError
+from txmq.errors import TopicKindError, TopicNotFoundError, TopicReadOnlyError
 from txmq.message.body_schema import BodySchema
 from txmq.message.names import is_group_topic, is_system_topic, shown_name
 from txmq.store.config_faults import nearest_name
@@ -106,6 +106,19 @@ class TopicCatalog:
         problem = kind_problem(self._kind(topic), **sent)
         if problem is not None:
             raise TopicKindError("topic", topic, problem)
+
+    def check_writable(self, topic: str) -> None:
+        """Raise TopicReadOnlyError for a topic that takes no messages now."""
+        if not self._is_read_only(topic):
+            return
+        self.refresh()
+        if self._is_read_only(topic):
+            problem = "is read-only: it takes no messages now; see txmq topics alter --writable"
+            raise TopicReadOnlyError("topic", topic, problem)
+
+    def _is_read_only(self, topic: str) -> bool:
+        settings = self.settings(topic)
+        return settings is not None and settings.is_read_only
 
     def takes_anything(self, topic: str) -> bool:
         """Whether no operator has set a topic's kind or schema, so that nothing has to be checked.

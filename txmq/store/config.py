@@ -25,6 +25,7 @@ from txmq.store.config_faults import (
     setting,
     unknown_key,
 )
+from txmq.store.consume_settings import CONSUMER_GROUP_KEYS, ConsumeSettings
 from txmq.store.setting_values import UNREADABLE, frozen, loaded, plain
 
 PAYLOAD_ENGINES = ("auto", "arrow", "spark")
@@ -241,6 +242,13 @@ class Config:
         default_factory=lambda: MappingProxyType({}),
         metadata={"doc": "check settings by producer group: `group: {transaction_check_max: 3}`"},
     )
+    consumer_groups: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: MappingProxyType({}),
+        metadata={
+            "doc": "settings by consumer group: "
+            "`group: {max_reconsume_times: 3, consume_timeout_s: 60}`"
+        },
+    )
     max_reconsume_times: int = setting(
         16, "attempts of a consumer group at a message before it is a dead letter (R108)",
         at_least=0, at_most=10_000,
@@ -250,7 +258,10 @@ class Config:
         """Check each key, then the pairs, and raise all faults together."""
         specs = {spec.name: spec for spec in fields(self)}
         faults = faults_of_listeners(self.listeners) + faults_of_claim_keys(self.claim_keys)
-        faults += faults_of_groups(self.groups, specs, GROUP_KEYS)
+        faults += faults_of_groups("groups", self.groups, specs, GROUP_KEYS)
+        faults += faults_of_groups(
+            "consumer_groups", self.consumer_groups, specs, CONSUMER_GROUP_KEYS
+        )
         for name, spec in specs.items():
             if name not in _MAPPINGS:
                 faults += faults_of_value(spec, getattr(self, name))
@@ -358,6 +369,17 @@ class Config:
         overrides = self.groups.get(producer_group, {})
         return CheckSettings(**{key: overrides.get(key, getattr(self, key)) for key in GROUP_KEYS})
 
+    def of_consumer_group(self, consumer_group: str) -> ConsumeSettings:
+        """The settings of a consumer group: those in `consumer_groups`, else the store's.
+
+        Args:
+            consumer_group: the stored name.
+        """
+        own = self.consumer_groups.get(consumer_group, {})
+        return ConsumeSettings(
+            **{key: own.get(key, getattr(self, key)) for key in CONSUMER_GROUP_KEYS}
+        )
+
     def check_settings(self) -> dict[str, CheckSettings]:
         """The check settings of each group in `groups`; those of all other groups under ""."""
         return {name: self.of_group(name) for name in ("", *self.groups)}
@@ -404,4 +426,4 @@ class Config:
         return faults
 
 
-_MAPPINGS = ("listeners", "claim_keys", "groups")
+_MAPPINGS = ("listeners", "claim_keys", "groups", "consumer_groups")

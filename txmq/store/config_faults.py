@@ -127,20 +127,27 @@ def _is_listener(value: object) -> bool:
 
 
 def faults_of_groups(
-    value: object, specs: Mapping[str, dataclasses.Field[Any]], allowed: Collection[str]
+    name: str,
+    value: object,
+    specs: Mapping[str, dataclasses.Field[Any]],
+    allowed: Collection[str],
 ) -> list[str]:
-    """The faults of `groups`: group names, keys that are not `allowed`, and values by `specs`."""
+    """The faults of settings by group: names, keys that are not `allowed`, and values by `specs`.
+
+    `name` is that of the setting: `groups` for producer groups, `consumer_groups` for the others.
+    """
     if not isinstance(value, Mapping):
-        return ["groups must map a producer group to its own settings"]
-    faults = _double_faults("groups", value)
+        kind = "consumer group" if name == "consumer_groups" else "producer group"
+        return [f"{name} must map a {kind} to its own settings"]
+    faults = _double_faults(name, value)
     for group, overrides in value.items():
-        faults += _name_faults("groups", group)
+        faults += _name_faults(name, group)
         if not isinstance(overrides, Mapping):
-            faults.append(_cut(f"groups: {group!r} must map settings to values, not {overrides!r}"))
+            faults.append(_cut(f"{name}: {group!r} must map settings to values, not {overrides!r}"))
             continue
         for key in overrides:
             of_key = _override_faults(key, overrides, specs, allowed)
-            faults += [_cut(f"groups: {group!r}: {fault}") for fault in of_key]
+            faults += [_cut(f"{name}: {group!r}: {fault}") for fault in of_key]
     return faults
 
 
@@ -158,8 +165,9 @@ def _override_faults(
 
 
 def _name_faults(key: str, group: Any) -> list[str]:
+    kind = "consumer_group" if key == "consumer_groups" else "producer_group"
     try:
-        check_stored_group(stored_name(group) if isinstance(group, str) else group)
+        check_stored_group(stored_name(group) if isinstance(group, str) else group, kind)
     except InvalidNameError as error:
         return [f"{key}: {error}"]
     return []

@@ -77,6 +77,7 @@ class TopicSettings:
         queue_nums: the number of its queues, from 1 to 4096.
         reserved_time_h: age at which maintenance may remove messages; None keeps them for ever.
         body: the schema of its bodies, see BodySchema; None takes any bytes.
+        is_read_only: whether the topic takes no new messages for now.
 
     Raises:
         ConfigError: a value is not allowed; the error names all faults.
@@ -89,6 +90,7 @@ class TopicSettings:
     queue_nums: int
     reserved_time_h: float | None = None
     body: Mapping[str, Any] | None = field(default=None, hash=False)
+    is_read_only: bool = False
     body_schema: BodySchema | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +100,7 @@ class TopicSettings:
             *_queue_faults(self.queue_nums),
             *_reserved_faults(self.reserved_time_h),
             *_body_faults(self.body),
+            *_flag_faults(self.is_read_only),
         ]
         if faults:
             raise ConfigError(faults)
@@ -117,6 +120,7 @@ class TopicSettings:
                 value["queue_nums"],
                 value.get("reserved_time_h"),
                 value.get("body"),
+                value.get("is_read_only", False),
             )
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             problem = f"holds settings of the topic {topic} that cannot be read ({error})"
@@ -124,12 +128,13 @@ class TopicSettings:
 
     def to_value(self) -> dict[str, Any]:
         """The settings as plain values, for JSON."""
-        return {
+        values = {
             "kind": self.kind.value,
             "queue_nums": self.queue_nums,
             "reserved_time_h": self.reserved_time_h,
             "body": None if self.body is None else dict(self.body),
         }
+        return {**values, "is_read_only": True} if self.is_read_only else values
 
 
 def _kind_faults(kind: object) -> list[str]:
@@ -148,6 +153,11 @@ def _reserved_faults(hours: object) -> list[str]:
     if hours is None or (is_number and math.isfinite(float(str(hours))) and float(str(hours)) > 0):
         return []
     return [f"reserved_time_h must be above 0, or None for ever, not {shown(hours)}"]
+
+
+def _flag_faults(is_read_only: object) -> list[str]:
+    is_flag = isinstance(is_read_only, bool)
+    return [] if is_flag else [f"is_read_only must be true or false, not {shown(is_read_only)}"]
 
 
 def _body_faults(body: object) -> list[str]:

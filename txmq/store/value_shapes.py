@@ -233,6 +233,7 @@ _TOPIC_SETTINGS = record(
     queue_nums=optional(number),
     reserved_time_h=_later(optional(real)),
     body=_later(anything),
+    is_read_only=_later(anything),
 )
 _RANGES = sequence(row(number, number))
 _BROKER = record(

@@ -327,6 +327,33 @@ def test_faults_of_all_groups_are_listed_at_once() -> None:
     assert len(faults) == 4
 
 
+def test_consumer_groups_have_settings_of_their_own() -> None:
+    own = {"billing": {"max_reconsume_times": 3}, "shop.audit": {"consume_timeout_s": 60.0}}
+    config = Config(max_reconsume_times=5, consumer_groups=own)
+
+    assert config.of_consumer_group("billing").max_reconsume_times == 3
+    assert config.of_consumer_group("billing").consume_timeout_s == config.consume_timeout_s
+    assert config.of_consumer_group("shop%audit").consume_timeout_s == 60.0
+    assert config.of_consumer_group("other").max_reconsume_times == 5
+    assert Config.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("groups", "fault"),
+    [
+        ([], "consumer_groups must map a consumer group"),
+        ({"a/b": {}}, "consumer_groups: consumer_group"),
+        ({"billing": 3}, "consumer_groups: 'billing' must map settings"),
+        ({"billing": {"max_reconsume_time": 3}}, "did you mean max_reconsume_times?"),
+        ({"billing": {"max_reconsume_times": -1}}, "max_reconsume_times must be at least 0"),
+        ({"billing": {"check_threads": 3}}, "check_threads holds for the whole store"),
+        ({"a.b": {}, "a%b": {}}, "is named twice"),
+    ],
+)
+def test_setting_of_a_consumer_group_that_cannot_be_is_refused(groups: object, fault: str) -> None:
+    assert fault in "\n".join(faults_of(consumer_groups=groups))
+
+
 def test_fault_of_the_store_is_not_repeated_for_its_groups() -> None:
     assert len(faults_of(listener_timeout_s=30, groups={"billing": {"check_threads": 1}})) == 1
 

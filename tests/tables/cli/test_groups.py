@@ -202,6 +202,27 @@ def test_reset_is_dry_unless_it_is_applied(world: DelayWorld, location: str) -> 
     assert bodies(location, TOPIC, "--group", GROUP) == list("012345")
 
 
+def test_group_is_deleted_only_with_apply(world: DelayWorld, location: str) -> None:
+    bodies(location, TOPIC, "--group", GROUP)
+    before = table_versions(world.store)
+    dry = told("groups", "delete", location, GROUP)
+    assert (dry["is_written"], dry["subscription"]) == (False, {TOPIC: "*"})
+    assert table_versions(world.store) == before
+
+    wet = run("groups", "delete", location, GROUP, "--apply")
+    assert (wet.exit_code, "deleted" in wet.stdout) == (0, True)
+    assert told("groups", "list", location)["groups"] == []
+    assert run("groups", "delete", location, GROUP, "--apply").exit_code == 2
+
+
+def test_groups_without_a_command_lists_them_and_helps(location: str) -> None:
+    bodies(location, TOPIC, "--group", GROUP)
+
+    listed = [run("groups", location, "--json"), run("groups", "--json", location)]
+    assert [json.loads(one.stdout)["count"] for one in listed] == [1, 1]
+    assert "delete" in run("groups", "--help").stdout
+
+
 def test_reset_to_an_offset_of_one_queue(location: str) -> None:
     bodies(location, TOPIC, "--group", GROUP)
     asked = ("offsets", "reset", location, GROUP, "--topic", TOPIC, "--to", "4")
@@ -220,6 +241,7 @@ def test_reset_to_an_offset_of_one_queue(location: str) -> None:
         ("consume", TOPIC, "--from", "yesterday"),
         ("consume", TOPIC, "--group", "../../etc"),
         ("lag", "--group", "nobody"),
+        ("groups", "delete", "nobody", "--apply"),
         ("offsets", "reset", "nobody", "--topic", TOPIC, "--to", "first"),
     ],
     ids=" ".join,

@@ -123,6 +123,17 @@ def test_alter_changes_what_is_given(store: Store) -> None:
     assert settings == TopicSettings(TopicKind.FIFO, 4)
 
 
+def test_alter_makes_a_topic_read_only_and_writable_again(store: Store) -> None:
+    run("topics", "create", store.location, TOPIC)
+
+    made = run("topics", "alter", store.location, TOPIC, "--read-only")
+    assert "refused: read-only" in made.stdout
+    assert "read-only" in run("topics", "list", store.location).stdout
+    run("topics", "alter", store.location, TOPIC, "--queues", "9")
+    assert Topics(store).describe(TOPIC).summary.settings.is_read_only
+    assert "taken" in run("topics", "alter", store.location, TOPIC, "--writable").stdout
+
+
 def test_alter_to_fewer_queues_says_why_it_needs_force(store: Store) -> None:
     Topics(store).create(TOPIC, queue_nums=2)
 

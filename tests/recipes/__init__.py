@@ -1,0 +1,1 @@
+"""The recipes of docs/recipes, each in an environment with the framework that it is for."""

@@ -1,0 +1,362 @@
+"""The pull consumer for asyncio: the same member of a group, with `await` where others wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
+from typing import Any, Self, TypeVar
+
+from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
+from txmq.consumer.awaited_handler import AsyncHandler, AwaitedHandler, check_async_function
+from txmq.consumer.batch import ConsumeResult
+from txmq.consumer.group_reader import CommitResult
+from txmq.consumer.handler import RunEndedError
+from txmq.consumer.handlers_by_topic import Function, HandlersByTopic
+from txmq.consumer.lag import QueueLag
+from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
+from txmq.consumer.push import ConsumerHandle
+from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
+from txmq.delta.forks import process_id
+from txmq.errors import ClosedError, ConcurrentUseError
+from txmq.message.names import topic_in_namespace
+from txmq.message.received import ReceivedMessage
+from txmq.store.store import Store
+
+Result = TypeVar("Result")
+# A call that does not end when it is cancelled is given up so much later.
+CANCEL_GRACE_S = 5.0
+
+
+class AsyncPullConsumer:
+    """A PullConsumer for coroutines: it works in a thread of its own, never in the event loop.
+
+    `async with` joins the group, and leaves it. For one task at a time; several consumers of a
+    group share its queues, also in one process.
+
+    A call that is cancelled loses nothing: what a cancelled `poll` had taken comes with the next
+    one, and is not committed before.
+
+    Args:
+        store: the store of the topics.
+        consumer_group: the name of the group.
+        topics: as those of PullConsumer.
+        consume_timeout_s: a handler that takes longer is cancelled, and has failed; by default the
+            setting of the group, else of the store.
+        options: as those of PullConsumer.
+
+    Raises: InvalidNameError, InvalidFilterError, ConfigError. What PullConsumer raises beyond them
+        comes at `async with`.
+
+    Example:
+        >>> async with AsyncPullConsumer(
+        ...     store, consumer_group="billing", topics="order-paid"
+        ... ) as consumer:
+        ...     async for message in consumer:
+        ...         await bill(message.keys)
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        consumer_group: str,
+        topics: Topics,
+        consume_timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Check the names, and read and write nothing."""
+        namespace = options.get("namespace")
+        subscription = Subscription.of(
+            consumer_group=consumer_group, topics=topics, namespace=namespace,
+            from_where=options.get("from_where", ConsumeFromWhere.FIRST_OFFSET),
+            from_timestamp=options.get("from_timestamp"),
+            mode=options.get("mode", ConsumeMode.CLUSTERING), member_id=options.get("member_id"),
+        )  # fmt: skip
+        settings = store.config.of_consumer_group(subscription.consumer_group)
+        self._timeout_s = checked_timeout(consume_timeout_s, settings.consume_timeout_s)
+        self._namespace, self._topics = namespace, subscription.filters
+        self._by_topic = HandlersByTopic(subscription.filters, namespace, check_async_function)
+        self._make = lambda: PullConsumer(
+            store, consumer_group=consumer_group, topics=topics,
+            consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, **options,
+        )  # fmt: skip
+        self._consumer: PullConsumer | None = None
+        self._is_closed, self._pid = False, process_id()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="txmq-async-consumer")
+        # Taken, and not handed out yet; then what the loop of `async for` has in hand.
+        self._waiting: deque[ReceivedMessage] = deque()
+        self._in_hand: ReceivedMessage | None = None
+        self._polls: set[threading.Event] = set()
+        self._runs: set[AwaitedHandler] = set()
+        self._left: Future[None] | None = None
+
+    @property
+    def consumer(self) -> PullConsumer:
+        """The consumer that does the work; its calls wait, and are for one thread at a time.
+
+        Raises: ClosedError outside of `async with`, and in a process that was forked from it.
+        """
+        if self._consumer is None or self._is_closed or self._pid != process_id():
+            raise ClosedError("the consumer is not open; use it in `async with`")
+        return self._consumer
+
+    # --- pulling ----------------------------------------------------------------------------
+
+    async def poll(
+        self, max_messages: int = POLL_MESSAGES, timeout_s: float = 1.0
+    ) -> list[ReceivedMessage]:
+        """As `PullConsumer.poll`."""
+        check_poll(max_messages, timeout_s)
+        self._in_hand = None
+        if not self._waiting:
+            return await self._polled(max_messages, timeout_s)
+        return [self._waiting.popleft() for _ in range(min(max_messages, len(self._waiting)))]
+
+    async def _polled(self, max_messages: int, timeout_s: float) -> list[ReceivedMessage]:
+        stopping = threading.Event()
+        taken = self._free().submit(self.consumer.poll, max_messages, timeout_s, stopping)
+        self._polls.add(stopping)
+        try:
+            return await asyncio.wrap_future(taken)
+        except asyncio.CancelledError:
+            # Nobody gets them; the calls after this one find them in their place again.
+            stopping.set()
+            if not self._is_closed:
+                self._executor.submit(self._give_again, taken)
+            raise
+        finally:
+            self._polls.discard(stopping)
+
+    def _give_again(self, taken: Future[list[ReceivedMessage]]) -> None:
+        if not taken.cancelled() and taken.exception() is None:
+            self.consumer.give_again(taken.result())
+
+    async def commit(self) -> CommitResult:
+        """As `PullConsumer.commit`: all that was handed out is handled.
+
+        A task that is cancelled meanwhile may have committed all the same.
+        """
+        self._in_hand = None
+        return await self._call(self.consumer.commit, tuple(self._waiting))
+
+    async def send_back(
+        self, message: ReceivedMessage, *, reason: str | BaseException, delay_level: int = 0
+    ) -> None:
+        """As `PullConsumer.send_back`."""
+        back = self.consumer.send_back
+        await self._call(lambda: back(message, reason=reason, delay_level=delay_level))
+
+    def __aiter__(self) -> Self:
+        """Hand out message after message, for ever, and commit on the way.
+
+        A message is handled when the loop asks for the next one. What the loop has in hand when it
+        ends comes again, unless `commit` is called. The loop ends where another task calls `close`.
+        """
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        """The next message. Raises: as `poll` and `commit`."""
+        if self._is_closed:
+            raise StopAsyncIteration
+        if self._in_hand is not None and (not self._waiting or self.consumer.is_commit_due):
+            await self.commit()
+        while not self._waiting:
+            self._in_hand = None
+            try:
+                self._waiting.extend(await self._polled(POLL_MESSAGES, 1.0))
+            except ClosedError:
+                raise StopAsyncIteration from None
+        self._in_hand = self._waiting.popleft()
+        return self._in_hand
+
+    # --- pushing ----------------------------------------------------------------------------
+
+    def on(self, topic: str, *, model: type[Any] | None = None) -> Callable[[Function], Function]:
+        """As `PullConsumer.on`, for functions that are async or plain.
+
+        A plain function holds up the event loop while it runs. Raises: as `PullConsumer.on`.
+        """
+        stored = topic_in_namespace(topic, self._namespace)
+        self._by_topic.check_reads(stored)
+        return lambda function: self._by_topic.add(topic, stored, function, model)
+
+    async def run_once(self, handler: AsyncHandler | None = None) -> ConsumeResult:
+        """As `PullConsumer.run_once`, with a handler that is async or plain.
+
+        A handler that takes too long is cancelled, and has failed. Where this call is cancelled, so
+        is the handler; its message has not failed, and comes again.
+
+        Raises: as `PullConsumer.run_once`; ClosedError where another task closes the consumer.
+        """
+        chosen = self._chosen(handler)
+        awaited = AwaitedHandler(chosen, self._timeout_s, stop=lambda: None)
+        consumer = self.consumer
+        return await self._run(awaited, lambda: consumer.run_once(awaited))
+
+    async def run(self, handler: AsyncHandler | None = None) -> ConsumeResult:
+        """Handle messages as `run_once` does, until the task is cancelled or the consumer closed.
+
+        Errors of the store are logged, and it goes on. `close` lets the call of the handler on its
+        way end; cancelling the task cancels the call, and its message comes again.
+
+        Returns:
+            How many messages the handler was given, where another task called `close`.
+
+        Raises: ConfigError, ConcurrentUseError, ConsumerGroupConflictError.
+        """
+        stopping = threading.Event()
+        awaited = AwaitedHandler(self._chosen(handler), self._timeout_s, stop=stopping.set)
+        consumer = self.consumer
+        return await self._run(awaited, lambda: _pushed(consumer, awaited, stopping))
+
+    def _chosen(self, handler: AsyncHandler | None) -> Callable[[ReceivedMessage], Any]:
+        if handler is None:
+            return self._by_topic.handler()
+        check_async_function("handler", handler)
+        return handler
+
+    async def _run(
+        self, awaited: AwaitedHandler, work: Callable[[], ConsumeResult]
+    ) -> ConsumeResult:
+        await self._drop_waiting()
+        working = asyncio.wrap_future(self._free().submit(work))
+        self._runs.add(awaited)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            awaited.cancel()
+            await asyncio.wait([working])
+            # Seen, so that asyncio does not tell of it.
+            working.exception()
+            raise
+        except RunEndedError:
+            if awaited.is_ending:
+                raise ClosedError("the consumer was closed while it handled messages") from None
+            raise asyncio.CancelledError from None
+        finally:
+            self._runs.discard(awaited)
+
+    # --- moving -----------------------------------------------------------------------------
+
+    @property
+    def assignment(self) -> tuple[TopicQueue, ...]:
+        """As `PullConsumer.assignment`."""
+        return self.consumer.assignment
+
+    async def pause(self, topic: str, queue_id: int | None = None) -> None:
+        """As `PullConsumer.pause`."""
+        await self._drop_waiting()
+        await self._call(self.consumer.pause, topic, queue_id)
+
+    async def resume(self, topic: str, queue_id: int | None = None) -> None:
+        """As `PullConsumer.resume`."""
+        await self._call(self.consumer.resume, topic, queue_id)
+
+    async def seek(self, topic: str, queue_id: int, offset: int) -> None:
+        """As `PullConsumer.seek`."""
+        await self._drop_waiting()
+        await self._call(self.consumer.seek, topic, queue_id, offset)
+
+    async def seek_to_time(self, topic: str, moment: datetime) -> None:
+        """As `PullConsumer.seek_to_time`."""
+        await self._drop_waiting()
+        await self._call(self.consumer.seek_to_time, topic, moment)
+
+    async def lag(self) -> list[QueueLag]:
+        """As `PullConsumer.lag`."""
+        return await self._call(self.consumer.lag)
+
+    async def _drop_waiting(self) -> None:
+        """Have what waits to be handed out taken again."""
+        if self._waiting:
+            given = self._free().submit(self.consumer.give_again, tuple(self._waiting))
+            self._waiting.clear()
+            # Also where the caller is cancelled: nobody else has these messages.
+            await asyncio.shield(asyncio.wrap_future(given))
+
+    # --- the thread -------------------------------------------------------------------------
+
+    def _free(self) -> ThreadPoolExecutor:
+        """The thread, for calls after those before. Raises: ConcurrentUseError.
+
+        While it runs a handler nothing else may wait for it, least of all that handler.
+        """
+        if self._runs:
+            raise ConcurrentUseError
+        return self._executor
+
+    async def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.wrap_future(self._free().submit(function, *arguments))
+
+    async def close(self) -> None:
+        """Let the call of a handler on its way end, commit, and leave the group.
+
+        Messages that were handed out by `poll` and not committed come again, and so does the one
+        that a loop has in hand. A handler may call it: its own call is the last one, and the group
+        is left after it. Closing a second time waits for the first.
+
+        Raises: StorageError.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self._end_all()
+        # A handler that waited for its own end would wait for ever.
+        if self._left is not None and not any(run.is_of_this_task for run in self._runs):
+            await asyncio.shield(asyncio.wrap_future(self._left))
+
+    def _end_all(self) -> None:
+        for stopping in self._polls:
+            stopping.set()
+        for run in self._runs:
+            run.finish()
+        if self._consumer is not None:
+            unhandled = () if self._in_hand is None else (self._in_hand, *self._waiting)
+            self._left = self._executor.submit(_leave, self._consumer, unhandled)
+            self._executor.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        """Join the group. Raises: as PullConsumer; ClosedError where it was used before."""
+        if self._consumer is not None or self._is_closed:
+            raise ClosedError("the consumer was used already; make another one")
+        joining = self._executor.submit(self._make)
+        try:
+            self._consumer = await asyncio.shield(asyncio.wrap_future(joining))
+        except BaseException:
+            self._is_closed = True
+            # Else it would stay in its group until its lease ends.
+            joining.add_done_callback(_close_made)
+            self._executor.shutdown(wait=False)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the consumer, also after an exception."""
+        await self.close()
+
+
+def _pushed(
+    consumer: PullConsumer, handler: AwaitedHandler, stopping: threading.Event
+) -> ConsumeResult:
+    """Push until `stopping` is set; in the thread of the consumer."""
+    handle: ConsumerHandle = consumer.start(handler)
+    handle.stop_when(stopping)
+    if handle.exception is not None:
+        raise handle.exception
+    return handle.total
+
+
+def _leave(consumer: PullConsumer, unhandled: Sequence[ReceivedMessage]) -> None:
+    try:
+        if unhandled:
+            consumer.commit(unhandled)
+    finally:
+        consumer.close()
+
+
+def _close_made(joining: Future[PullConsumer]) -> None:
+    if not joining.cancelled() and joining.exception() is None:
+        joining.result().close()
