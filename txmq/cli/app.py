@@ -14,7 +14,9 @@ from txmq import __version__
 from txmq.cli.dashboard import add_dashboard_command
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
+from txmq.cli.examples import add_examples
 from txmq.cli.groups import add_group_commands
+from txmq.cli.jobs import add_jobs_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.panels import arrange
 from txmq.cli.recheck import add_recheck_command
@@ -165,7 +167,9 @@ add_dead_letter_commands(app)
 add_verify_command(app)
 add_user_table_commands(app)
 add_sql_views_command(app)
+add_jobs_commands(app)
 arrange(app)
+add_examples(app)
 
 
 # --- views ----------------------------------------------------------------------------------------
