@@ -102,3 +102,10 @@ def release_of(pyspark: str, delta: str) -> Release:
         "Run `pip install 'txmq[spark]'`, or make the session yourself, with the jars of your Delta"
         " (docs/install.md)",
     )
+
+
+def checkpoint_files_class(pyspark: str) -> str:
+    """The class of Spark that renames the files of checkpoints; Spark 4.1 has moved it."""
+    package = "org.apache.spark.sql.execution.streaming"
+    place = "" if pyspark.startswith("4.0.") else ".checkpointing"
+    return f"{package}{place}.FileSystemBasedCheckpointFileManager"

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 from tests.kit.pages import REPOSITORY, block
+from tests.kit.reading import wait_until
 
 FIRST = "from txmq import Broker"
 SHOWN = "order-paid {'order': 42}\n"
@@ -110,9 +111,15 @@ def test_order_of_a_process_that_died_is_told_all_the_same(tmp_path: Path) -> No
     booked, died = [run(tmp_path, *command) for command in commands("python shop.py 42")]
     assert (booked.returncode, died.returncode) == (0, 1), booked.stderr + died.stderr
 
-    served, consumed = [run(tmp_path, *command) for command in commands("export PYTHONPATH")]
-    (verified,) = [run(tmp_path, *command) for command in commands("txmq verify")]
+    serve, consume = commands("export PYTHONPATH")
+    (verify,) = commands("txmq verify")
 
-    bodies = [json.loads(line)["body"] for line in consumed.stdout.splitlines()]
-    assert bodies == ['{"order":42}', '{"order":43}'], served.stderr
+    def both_are_visible() -> bool:
+        served, consumed = run(tmp_path, *serve), run(tmp_path, *consume)
+        assert (served.returncode, consumed.returncode) == (0, 0), served.stderr + consumed.stderr
+        bodies = [json.loads(line)["body"] for line in consumed.stdout.splitlines()]
+        return bodies == ['{"order":42}', '{"order":43}']
+
+    wait_until(both_are_visible)
+    verified = run(tmp_path, *verify)
     assert verified.returncode == 0, verified.stdout

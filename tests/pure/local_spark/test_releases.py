@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import EnvironmentProblemError
-from txmq.local_spark.releases import RELEASES, installed_release, release_of
+from txmq.local_spark.releases import (
+    RELEASES,
+    checkpoint_files_class,
+    installed_release,
+    release_of,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,3 +77,12 @@ def test_settings_file_for_spark_submit_names_the_newest() -> None:
 
     for name in ("spark-defaults.conf", "spark-s3.conf"):
         assert newest.coordinate in (ROOT / "conf" / name).read_text("utf-8")
+
+
+def test_class_for_checkpoints_is_where_each_spark_has_it() -> None:
+    streaming = "org.apache.spark.sql.execution.streaming"
+    name = "FileSystemBasedCheckpointFileManager"
+
+    assert checkpoint_files_class("4.0.1") == f"{streaming}.{name}"
+    assert checkpoint_files_class("4.1.1") == f"{streaming}.checkpointing.{name}"
+    assert checkpoint_files_class("4.2.0") == f"{streaming}.checkpointing.{name}"
