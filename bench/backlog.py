@@ -36,7 +36,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     samples = alternate(_sides(spark, sizes, fresh_folder(folder, "full")), sizes.rounds)
     bare = max((samples[BARE_TRIGGER], samples[BARE_AVAILABLE]), key=median)
     facts = {"samples": samples, "rows": sizes.backlog_rows, "commit_rows": sizes.commit_rows}
-    bar = Bar(1.2, at_most=False)
+    bar = Bar(2.0, at_most=False)
     return [
         Outcome(
             "backlog", "inside the streaming query", "rows/s", samples[STREAM], bare, bar, facts

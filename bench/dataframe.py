@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 POLL_S = 0.02
-MEMORY_BOUND_MB = 2000.0
+MEMORY_BOUND_MB = 1500.0
 ROOMY_HEAP_MIB = 1024
 BODY_SCHEMA = pa.schema([("body", pa.binary())])
 Timed = tuple[float, PeakMemory]

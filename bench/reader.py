@@ -31,7 +31,7 @@ class Reader:
         """
         deadline_s = time.perf_counter() + WAIT_S
         while time.perf_counter() < deadline_s:
-            newest, moment_s = self._version(), time.perf_counter()
+            newest, moment_s = self._newest(), time.perf_counter()
             fresh = range(self._seen + 1, newest + 1)
             self._seen = max(self._seen, newest)
             if any(self._adds(number, column, value) for number in fresh):
@@ -59,6 +59,21 @@ class Reader:
         actions = pa.table(self._handle.get_add_actions(flatten=True))
         return int(pc.sum(actions["num_records"]).as_py() or 0)
 
+    def _newest(self) -> int:
+        """The newest version; once one was seen, by the names of the commit files after it.
+
+        A look by delta-rs takes milliseconds, which would count as the writer's.
+        """
+        if self._seen < 0:
+            return self._version()
+        newest = self._seen
+        while self._log(newest + 1).exists():
+            newest += 1
+        return newest
+
+    def _log(self, version: int) -> Path:
+        return self._location / "_delta_log" / f"{version:020d}.json"
+
     def _version(self) -> int:
         """The newest version, -1 where there is none."""
         try:
@@ -75,8 +90,8 @@ class Reader:
         return int(self._handle.version())
 
     def _adds(self, version: int, column: str, value: str) -> bool:
-        log = self._location / "_delta_log" / f"{version:020d}.json"
-        actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        lines = self._log(version).read_text(encoding="utf-8").splitlines()
+        actions = [json.loads(line) for line in lines]
         paths = [action["add"]["path"] for action in actions if "add" in action]
         return any(
             value in pq.read_table(self._location / path, columns=[column])[column].to_pylist()

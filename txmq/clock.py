@@ -48,6 +48,19 @@ def timestamp(now_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=now_ms)
 
 
+def moment_problem(moment: datetime) -> str | None:
+    """Why a user's time is no time in UTC; None where it is one."""
+    try:
+        # A time zone may be anybody's code.
+        is_aware = moment.utcoffset() is not None
+        moment.astimezone(UTC)
+    except OverflowError:
+        return "is not in the years 1 to 9999 in UTC"
+    except Exception as error:  # noqa: BLE001 - whatever the time zone raises
+        return f"has a time zone whose offset cannot be computed ({type(error).__name__})"
+    return None if is_aware else "has no time zone; write datetime(..., tzinfo=UTC)"
+
+
 def milliseconds(moment: datetime) -> int:
     """Milliseconds since 1970-01-01 UTC of an aware time."""
     return round((moment - _EPOCH) / timedelta(milliseconds=1))

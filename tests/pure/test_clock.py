@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.clock import SystemClock, milliseconds, timestamp
+from txmq.clock import SystemClock, milliseconds, moment_problem, timestamp
 from txmq.testing import START_MS, ManualClock
 
 YEAR_3000_MS = 32_503_680_000_000
@@ -61,3 +61,39 @@ def test_timestamp_of_another_zone_is_the_same_instant() -> None:
 def test_naive_time_is_not_taken_for_utc() -> None:
     with pytest.raises(TypeError):
         milliseconds(datetime(2026, 1, 1))  # noqa: DTZ001
+
+
+class BrokenZone(tzinfo):
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        raise RuntimeError
+
+    def tzname(self, _: datetime | None) -> str:
+        return "broken"
+
+
+class ZoneOfNothing(BrokenZone):
+    def utcoffset(self, _: datetime | None) -> None:  # type: ignore[override]
+        return None
+
+
+FAR_EAST, FAR_WEST = timezone(timedelta(hours=23)), timezone(-timedelta(hours=23))
+
+
+@pytest.mark.parametrize(
+    ("moment", "problem"),
+    [
+        (datetime(2026, 1, 1), "no time zone"),  # noqa: DTZ001
+        (datetime(2026, 1, 1, tzinfo=ZoneOfNothing()), "no time zone"),
+        (datetime(2026, 1, 1, tzinfo=BrokenZone()), "cannot be computed"),
+        (datetime.min.replace(tzinfo=FAR_EAST), "years 1 to 9999"),
+        (datetime.max.replace(tzinfo=FAR_WEST), "years 1 to 9999"),
+    ],
+)
+def test_time_that_is_none_in_utc_says_why(moment: datetime, problem: str) -> None:
+    assert problem in str(moment_problem(moment))
+
+
+@given(st.datetimes(timezones=st.timezones()))
+def test_time_without_a_problem_has_milliseconds(moment: datetime) -> None:
+    if moment_problem(moment) is None:
+        assert abs(milliseconds(moment) - moment.timestamp() * 1000) <= 1

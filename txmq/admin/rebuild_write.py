@@ -24,7 +24,7 @@ from txmq.clock import Clock
 from txmq.columns import Integers, integers
 from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.storage import Table
-from txmq.errors import CommitConflictError, CommitRefusedError
+from txmq.errors import CommitConflictError, CommitRefusedError, TopicNotRebuiltError
 from txmq.fail_points import FailPoint, reached
 from txmq.maintenance.topic_retention import topic_begins
 from txmq.publish.arrow_engine import ArrowEngine
@@ -55,8 +55,7 @@ def rebuild_topic(
 
     Raises: TopicNotRebuiltError, PayloadMissingError, CommitConflictError, StorageError.
     """
-    if apply:
-        _make_again(store, topic)
+    _make_again(store, topic, apply=apply)
     for _ in range(store.config.commit_attempts):
         comparison = TopicComparison(store, topic)
         groups = RebuiltGroups(store, topic, comparison.moved_from)
@@ -76,12 +75,17 @@ def rebuild_topic(
     raise CommitConflictError(topic, "other writers won every try; stop the publisher, try again")
 
 
-def _make_again(store: Store, topic: str) -> None:
+def _make_again(store: Store, topic: str, *, apply: bool) -> None:
     """Make the table of a topic that publishers know and whose table is gone."""
     op = store.tables.op_log().table
     progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
     table = store.tables.topic_log(topic, op.table_id).table
-    if topic in progress.ends and not table.exists():
+    if table.exists():
+        return
+    if not apply:
+        problem = "has no table any more, so there is nothing to compare"
+        raise TopicNotRebuiltError(topic, f"{problem}; --apply makes it from half and settled")
+    if topic in progress.ends:
         store.tables.create_topic(topic)
 
 

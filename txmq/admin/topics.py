@@ -214,7 +214,8 @@ class Topics:
         Streams skip the commit of a rebuild, so they do not receive messages that it restores.
 
         Args:
-            topic: the name of the topic; a system topic too, except the schedule.
+            topic: the name of the topic; a system topic too, the schedule only while it is parked,
+                or its table is gone.
             apply: repair it; without it the differences are only counted.
             force: repair it also where offsets move under consumer groups. These lose their members
                 and go back to the first offset that moves: what follows comes to them again, also
@@ -226,17 +227,18 @@ class Topics:
 
         Raises:
             TopicNotRebuiltError: messages are missing that no other table holds any more, or
-                offsets would move under consumer groups.
+                offsets would move under consumer groups; without `apply`, its table is gone.
             PayloadMissingError: half messages are missing that retention did not remove.
             TopicNotFoundError, InvalidNameError: there is no such topic.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
-        name = stored_topic(topic)
-        if name == SCHEDULE_TOPIC:
-            rule = "the schedule is not rebuilt: no other table may hold its messages"
-            raise ReservedNameError("topic", name, rule)
-        if name not in self._store.topics():
+        name, progress = stored_topic(topic), self._progress()
+        is_there, is_parked = name in self._store.topics(), name in progress.parked
+        if not is_there and (name not in progress.ends or self._is_deleted(name)):
             raise _not_found(name)
+        if name == SCHEDULE_TOPIC and is_there and not is_parked:
+            rule = "the schedule is rebuilt only while it is parked: it may hold what no other does"
+            raise ReservedNameError("topic", name, rule)
         return rebuild_topic(self._store, name, self._clock, apply=apply, force=force)
 
     def all(self) -> tuple[TopicSummary, ...]:
@@ -326,12 +328,14 @@ class Topics:
         return topic
 
     def _parked(self) -> Mapping[str, ParkedTopic]:
+        return self._progress().parked
+
+    def _progress(self) -> PublishProgress:
         value = self._store.tables.register("publisher").read().value
-        return (
-            PublishProgress.from_value(value, self._store.tables.op_log().table).parked
-            if value
-            else {}
-        )
+        return PublishProgress.from_value(value, self._store.tables.op_log().table)
+
+    def _is_deleted(self, topic: str) -> bool:
+        return topic in self._store.tables.topic_register().read().deleted
 
     def _swap(self, change: Callable[[RegisteredTopics], RegisteredTopics]) -> RegisteredTopics:
         """Swap the register; where another operator was faster, compute the change again."""

@@ -9,7 +9,7 @@ from datetime import datetime
 import numpy as np
 import pyarrow.compute as pc
 
-from txmq.clock import milliseconds, timestamp
+from txmq.clock import milliseconds, moment_problem, timestamp
 from txmq.columns import integers
 from txmq.consumer.rules import ConsumeFromWhere
 from txmq.delta.files import FilePart, FileRange
@@ -236,9 +236,12 @@ def check_offset(topic: str, queue_id: int, offset: object, first: int, end: int
 
 def moment_ms(moment: object) -> int:
     """The milliseconds of a time with a time zone. Raises: ConfigError."""
-    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+    if not isinstance(moment, datetime):
         problem = "a moment must be a datetime with a time zone, such as datetime(..., tzinfo=UTC)"
         raise ConfigError([problem])
+    wrong = moment_problem(moment)
+    if wrong is not None:
+        raise ConfigError([f"a moment {wrong}"])
     return milliseconds(moment)
 
 

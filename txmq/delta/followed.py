@@ -152,6 +152,12 @@ class FollowedTable(TableFolder):
             self.reopen()
         return [commit_path(version) for version in self.snapshot.empty]
 
+    @property
+    def emptied_commit(self) -> str | None:
+        """The commit file of the pinned version, if it has lost its content; None else."""
+        empty = self.snapshot.empty
+        return commit_path(self.version) if empty and empty[-1] == self.version else None
+
     def has_news(self) -> bool:
         """Whether there is a newer version; one lookup of two file names, or of one.
 

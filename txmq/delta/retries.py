@@ -16,7 +16,7 @@ from txmq.errors import StoreNotFoundError
 
 READ_ATTEMPTS = 8
 RETRY_PAUSE_S = 0.01
-MISSING = "is not there; run txmq init"
+MISSING = "is not there; run txmq init for a new store, or restore it from a backup"
 Result = TypeVar("Result")
 
 

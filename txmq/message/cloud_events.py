@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from txmq.clock import moment_problem
 from txmq.errors import InvalidMessageTypeError, InvalidPropertyError, shown
 from txmq.message.message import Message
 
@@ -210,12 +211,10 @@ def _moment(value: object) -> str:
 
 
 def _moment_text(value: datetime) -> str:
-    if value.utcoffset() is None:
-        raise ValueError("has no time zone; write datetime(..., tzinfo=UTC)")
-    try:
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
-    except OverflowError:
-        raise ValueError("is outside the years 1 to 9999 in UTC") from None
+    wrong = moment_problem(value)
+    if wrong is not None:
+        raise ValueError(wrong)
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _extension(value: object) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import milliseconds
+from txmq.clock import milliseconds, moment_problem
 from txmq.errors import (
     InvalidMessageError,
     InvalidMessageTypeError,
@@ -82,6 +82,9 @@ def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
             " batch"
         )
         raise InvalidMessageTypeError("key_timestamp", problem)
+    wrong = moment_problem(moment)
+    if wrong is not None:
+        raise InvalidMessageError("key_timestamp", wrong)
     time_ms = milliseconds(moment)
     if time_ms > now_ms + MAX_AHEAD_S * 1000:
         raise InvalidMessageError("key_timestamp", "is in the future; give the time of the work")

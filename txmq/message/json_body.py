@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 _PLAIN = (dict, list, tuple, str, int, float, bool, type(None))
+# The order of a set differs from process to process, and bytes are a body already.
+_WITHOUT_JSON = (set, frozenset, bytes, bytearray, memoryview)
 # Of a body with many faults the first ones tell enough.
 FAULTS_SHOWN = 3
 ADAPTERS_KEPT = 256
@@ -24,7 +26,8 @@ ADAPTERS_KEPT = 256
 def json_body(value: object) -> bytes:
     """A value as the bytes of a body: JSON in UTF-8, without spaces, keys in their own order.
 
-    The same value gives the same bytes, so a retry with an idempotency key may make them again.
+    The same value gives the same bytes, so a retry with an idempotency key may make them again. In
+    a model a set is none: its order differs from process to process.
 
     Args:
         value: a dict, list, text, number, truth value or None; or a pydantic model, a dataclass, a
@@ -34,6 +37,9 @@ def json_body(value: object) -> bytes:
         InvalidBodyError: a part of the value has no JSON, such as NaN.
         EnvironmentProblemError: the value needs pydantic, which is not installed.
     """
+    if isinstance(value, _WITHOUT_JSON):
+        problem = f"is of the type {type(value).__name__}"
+        raise InvalidBodyError("body", f"{problem}; pass a list, or bytes to Message itself")
     if type(value) in _PLAIN:
         try:
             return _plain_json(value)
@@ -54,7 +60,11 @@ def _plain_json(value: object) -> bytes:
 
 
 def _by_pydantic(value: object) -> bytes:
-    adapter = adapter_of(type(value))
+    try:
+        adapter = adapter_of(type(value))
+    except ConfigError as error:
+        problem = f"is of the type {type(value).__name__}, which has no JSON"
+        raise InvalidBodyError("body", f"{problem}; pass a model or plain values") from error
     try:
         content: Any = adapter.dump_python(value, mode="json", warnings="error")
     except Exception as error:  # noqa: BLE001 - a model of the user's may raise anything

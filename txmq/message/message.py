@@ -6,10 +6,11 @@ import enum
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from txmq.clock import moment_problem
 from txmq.errors import (
     InvalidDelayError,
     InvalidDelayTypeError,
@@ -361,18 +362,9 @@ def _check_deliver_timestamp(moment: object) -> None:
     if not isinstance(moment, datetime):
         problem = f"must be a datetime, not {type(moment).__name__}"
         raise InvalidDelayTypeError("deliver_timestamp", problem)
-    try:
-        is_aware = moment.utcoffset() is not None
-        moment.astimezone(UTC)
-    except OverflowError:
-        problem = "is not in the years 1 to 9999 in UTC"
-        raise InvalidDelayError("deliver_timestamp", problem) from None
-    except Exception as error:
-        problem = f"has a time zone whose offset cannot be computed ({type(error).__name__})"
-        raise InvalidDelayError("deliver_timestamp", problem) from error
-    if not is_aware:
-        problem = "has no time zone; write datetime(..., tzinfo=UTC)"
-        raise InvalidDelayError("deliver_timestamp", problem)
+    wrong = moment_problem(moment)
+    if wrong is not None:
+        raise InvalidDelayError("deliver_timestamp", wrong)
 
 
 def _check_property(name: object, value: object) -> None:

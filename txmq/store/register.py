@@ -63,9 +63,13 @@ class Register:
         Raises:
             StoreNotFoundError: the table does not exist.
             StoreFormatError: it holds more than VALUE_BYTES_MAX, no JSON object, or one that txmq
-                does not write; the error names the place in it.
+                does not write, and the error names the place in it; its newest commit is empty.
         """
         self.table.refresh()
+        if (lost := self.table.emptied_commit) is not None:
+            # The value before it would count again, and what was promised since would not.
+            problem = f"its newest change, {lost}, is empty; put that file back from a backup"
+            raise StoreFormatError(self._place, f"{problem}, or remove it to undo that change")
         files = self.table.files()
         self._check_size(files)
         rows = self.table.read(files, ("revision", "value")).to_pylist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from txmq.clock import Clock, SystemClock
@@ -87,6 +88,7 @@ class Store:
 
         Raises:
             StoreExistsError: the location holds a store already; call `open`.
+            StoreFormatError: there are transactions, and their settings are gone.
             ConfigError: the location is no path or URI that txmq can use.
             ReadOnlyStoreError: the location refuses writes.
             UnsupportedPlaceError: its file system has no hard links, as volumes of Databricks.
@@ -100,6 +102,7 @@ class Store:
             raise StoreExistsError(
                 store.location, "holds a store already; call open, or open_or_create"
             )
+        _check_unused(store)
         store.tables.create_all()
         store._keep_settings(settings, (clock or SystemClock()).now_ms())
         warn_of_unkept(chosen)
@@ -170,12 +173,10 @@ class Store:
         try:
             return cls.open(location, config, storage_options=storage_options)
         except (StoreNotFoundError, StoreFormatError):
-            # Settings of its users must not be replaced by defaults in silence.
-            _check_unused(cls(plain_location(location), Config(), storage_options=storage_options))
-        try:
-            return cls.create(location, config, storage_options=storage_options, clock=clock)
-        except StoreExistsError:
-            return cls.open(location, config, storage_options=storage_options)
+            # Its creation may have ended half-way.
+            with suppress(StoreExistsError):
+                return cls.create(location, config, storage_options=storage_options, clock=clock)
+        return cls.open(location, config, storage_options=storage_options)
 
     @property
     def is_remote(self) -> bool:
@@ -266,7 +267,10 @@ class Store:
 
 
 def _check_unused(store: Store) -> None:
-    """Raise StoreFormatError if there are transactions already."""
+    """Raise StoreFormatError if there are transactions.
+
+    Defaults must not replace their settings.
+    """
     op = store.tables.table_at("op")
     if op.exists() and op.version:
         problem = "has transactions, but not its settings; restore state/config"

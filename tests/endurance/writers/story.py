@@ -26,6 +26,8 @@ SECONDS = {Scale.FULL: 600.0, Scale.SLICE: 15.0}
 PRODUCERS = {Scale.FULL: 20, Scale.SLICE: 6}
 BROKERS = 2
 KILL_EVERY_S = 3.0
+# A reader ends after a look at all rows, which takes minutes on a busy machine.
+END_S = 1_800
 # Readers that are slower than this would find a commit gone that they have listed.
 SETTINGS = {"log_reserved_time_s": 120.0, "maintenance_interval_s": 5.0}
 
@@ -59,7 +61,7 @@ class Field:
         self.folder.joinpath(f"stop {role}s").touch()
         for name in [name for name in self.running if name.startswith((role, *roles))]:
             process = self.running.pop(name)
-            assert process.wait(300) == 0, f"{name} failed: {process.complaint()}"
+            assert process.wait(END_S) == 0, f"{name} failed: {process.complaint()}"
 
 
 def tell(folder: Path, options: Options) -> Result:

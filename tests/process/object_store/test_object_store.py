@@ -18,8 +18,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.kit import s3
 from tests.kit.check_world import wait_until, wall_ms
-from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.status import Admin
+from txmq.admin.topics import Topics
 from txmq.broker import Broker, BrokerHandle
 from txmq.consumer.pull import PullConsumer
 from txmq.errors import LocalTransactionFencedError, TxmqError
@@ -152,7 +152,7 @@ def test_files_are_merged_logs_cleaned_topics_rebuilt_and_days_forgotten(lake: s
     merged = Maintenance(store, clock=clock).run_once()
     assert not merged.failed
     assert bodies(store) == expected
-    rebuild_topic(store, TOPIC, clock, apply=True)
+    Topics(store, clock=clock).rebuild(TOPIC, apply=True)
     assert bodies(store) == expected
     assert verify(store.location).is_clean
     clock.advance(10 * 86_400)

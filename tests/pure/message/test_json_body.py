@@ -84,10 +84,21 @@ def test_message_takes_its_other_fields_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), [float("inf")], "\ud800", {"a": object()}, object()]
+    "value",
+    [
+        float("nan"),
+        [float("inf")],
+        "\ud800",
+        {"a": object()},
+        object(),
+        {1, 2},
+        b"bytes",
+        (number for number in range(3)),
+        type("Strange", (), {}),
+    ],
 )
 def test_value_without_json_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidBodyError, match="JSON"):
+    with pytest.raises(InvalidBodyError, match="message refused: body"):
         json_body(value)
 
 

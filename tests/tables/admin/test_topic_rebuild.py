@@ -233,7 +233,7 @@ def test_half_that_is_missing_without_a_reason_stops_it(made: Filled, vandal: Va
     assert table_versions(made.store) == before
 
 
-def test_schedule_is_not_rebuilt(made: Filled) -> None:
+def test_schedule_that_is_whole_is_not_rebuilt(made: Filled) -> None:
     made.store.tables.create_topic("SCHEDULE_TOPIC_XXXX")
 
     with pytest.raises(ReservedNameError, match="schedule"):

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +185,14 @@ def test_topic_that_is_not_read_cannot_be_moved(world: ConsumerWorld, call: str)
 
     with pytest.raises(ConfigError, match="not among those"):
         getattr(world.consumer(), call)("stock", *more)
+
+
+@pytest.mark.parametrize("moment", [datetime.max.replace(tzinfo=timezone(-timedelta(hours=23)))])
+def test_seek_to_a_moment_that_is_none_in_utc_is_refused(
+    world: ConsumerWorld, moment: datetime
+) -> None:
+    with pytest.raises(ConfigError, match="years 1 to 9999"):
+        world.consumer().seek_to_time(TOPIC, moment)
 
 
 def test_seek_to_a_moment_needs_a_time_zone(world: ConsumerWorld) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -34,6 +34,7 @@ from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 from txmq.verify import verify
 
 KEY = "orders of hour 7"
+FAR_EAST = timezone(timedelta(hours=23))
 
 
 @pytest.fixture
@@ -432,6 +433,7 @@ NOW = datetime.fromtimestamp(START_MS / 1000, UTC)
     [
         {"idempotency_key": KEY},
         {"key_timestamp": NOW},
+        {"idempotency_key": KEY, "key_timestamp": datetime.min.replace(tzinfo=FAR_EAST)},
         {"idempotency_key": "", "key_timestamp": NOW},
         {"idempotency_key": " ", "key_timestamp": NOW},
         {"idempotency_key": "x" * 20_000, "key_timestamp": NOW},

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.delay_world import TOPIC, DelayWorld
 from tests.kit.reading import bodies
-from txmq.admin.rebuild_write import rebuild_topic
+from txmq.admin.topics import Topics
 from txmq.errors import StorageError
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish import idle_topics
@@ -69,7 +69,7 @@ def test_topic_that_went_back_is_told_before_the_next_message(
 
     assert "had 2 messages" in parked(world)[TOPIC]
     assert parked(world).keys() == {TOPIC}
-    rebuild_topic(world.store, TOPIC, world.clock, apply=True)
+    Topics(world.store, clock=world.clock).rebuild(TOPIC, apply=True)
     world.clock.advance(2 * RETRY_S)
     looked(world, by_a_new_one=False)
     assert parked(world) == {}
@@ -93,7 +93,7 @@ def test_delayed_messages_of_a_schedule_that_went_back_are_delivered(
     looked(world, by_a_new_one=by_a_new_one)
 
     assert parked(world).keys() == {SCHEDULE_TOPIC}
-    rebuild_topic(world.store, SCHEDULE_TOPIC, world.clock, apply=True)
+    Topics(world.store, clock=world.clock).rebuild(SCHEDULE_TOPIC, apply=True)
     world.clock.advance(2 * RETRY_S)
     looked(world, by_a_new_one=False)
     assert parked(world) == {}

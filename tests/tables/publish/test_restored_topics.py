@@ -9,7 +9,8 @@ import pytest
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
 from tests.kit.sending import send_each
-from txmq.admin.rebuild_write import rebuild_topic
+from txmq.admin.topics import Topics
+from txmq.errors import TopicNotFoundError, TopicNotRebuiltError
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store
@@ -44,7 +45,7 @@ def reasons(store: Store) -> dict[str, str]:
 def rebuilt(store: Store, publisher: Publisher, clock: ManualClock) -> None:
     """As its operator does it; the publisher then tries the parked topic again."""
     assert "order-paid" in reasons(store)
-    rebuild_topic(store, "order-paid", clock, apply=True)
+    Topics(store, clock=clock).rebuild("order-paid", apply=True)
     clock.advance(2 * RETRY_S)
     publisher.run_once()
     assert reasons(store) == {}
@@ -96,6 +97,35 @@ def test_topic_whose_table_is_gone_is_not_made_anew(store: Store) -> None:
     assert not folder(store).exists()
 
 
+def test_topic_whose_table_is_gone_can_be_rebuilt_before_a_publisher_has_noticed(
+    store: Store,
+) -> None:
+    clock = ManualClock()
+    publisher = Publisher(store, clock=clock)
+    send_each(store, b"1")
+    publisher.run_once()
+    shutil.rmtree(folder(store))
+
+    with pytest.raises(TopicNotRebuiltError, match="--apply"):
+        Topics(store, clock=clock).rebuild("order-paid")
+    assert not folder(store).exists()
+    Topics(store, clock=clock).rebuild("order-paid", apply=True)
+
+    assert bodies(store) == [b"1"]
+
+
+def test_topic_that_was_deleted_or_never_there_is_not_made_by_a_rebuild(store: Store) -> None:
+    clock = ManualClock()
+    publisher = Publisher(store, clock=clock)
+    send_each(store, b"1")
+    publisher.run_once()
+    Topics(store, clock=clock).delete("order-paid", apply=True)
+
+    for name in ("order-paid", "never-there"):
+        with pytest.raises(TopicNotFoundError):
+            Topics(store, clock=clock).rebuild(name, apply=True)
+
+
 @pytest.mark.parametrize("is_made_anew", [False, True])
 def test_topic_whose_table_was_gone_is_rebuilt(store: Store, *, is_made_anew: bool) -> None:
     clock = ManualClock()
@@ -124,7 +154,7 @@ def test_older_copy_from_before_a_rebuild_is_parked_and_rebuilt_once_more(
     copy = copied(store, tmp_path)
     shutil.rmtree(folder(store))
     publisher.run_once()
-    rebuild_topic(store, "order-paid", clock, apply=True)
+    Topics(store, clock=clock).rebuild("order-paid", apply=True)
     send_each(store, b"2")
     publisher.run_once()
     restore(store, copy)

@@ -6,7 +6,7 @@ import pytest
 
 from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
-from txmq.errors import CommitRefusedError, StoreNotFoundError
+from txmq.errors import CommitRefusedError, StoreFormatError, StoreNotFoundError
 from txmq.store.register import Register, Registered
 from txmq.store.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
@@ -113,3 +113,40 @@ def test_registers_are_apart(store: Store) -> None:
     one.swap(one.read(), {"a": 1}, START_MS)
 
     assert other.read() == NEW
+
+
+# --- a newest change that lost its content -------------------------------------------------------
+
+
+def newest_commit(register: Register) -> Path:
+    return max(Path(register.table.location, "_delta_log").glob("*.json"))
+
+
+def test_value_before_a_change_that_lost_its_content_does_not_count_in_silence(
+    register: Register, rival: Register
+) -> None:
+    register.swap(register.swap(register.read(), {"n": 1}, START_MS), {"n": 2}, START_MS)
+    newest_commit(register).write_bytes(b"")
+
+    for reader in (register, rival):
+        with pytest.raises(StoreFormatError, match=r"00002\.json, is empty"):
+            Register(reader.table.reopen()).read()
+
+
+def test_operator_may_undo_the_change_that_lost_its_content(register: Register) -> None:
+    register.swap(register.swap(register.read(), {"n": 1}, START_MS), {"n": 2}, START_MS)
+    newest_commit(register).write_bytes(b"")
+    newest_commit(register).unlink()
+
+    assert Register(register.table.reopen()).read().value == {"n": 1}
+
+
+def test_change_after_one_that_lost_its_content_counts(register: Register) -> None:
+    register.swap(register.read(), {"n": 1}, START_MS)
+    newest_commit(register).write_bytes(b"")
+    fresh = Register(register.table.reopen())
+
+    fresh.swap(fresh.read_unseen(), {"n": 3}, START_MS)
+
+    assert fresh.read().value == {"n": 3}
+    assert Register(register.table.reopen()).read().value == {"n": 3}

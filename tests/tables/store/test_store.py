@@ -157,8 +157,23 @@ def test_store_that_lost_its_settings_is_not_given_others(store: Store) -> None:
         producer.send(Message("order-paid", b"42"))
     shutil.rmtree(Path(store.location) / "state" / "config")
 
-    with pytest.raises(StoreFormatError, match="restore state/config"):
-        Store.open_or_create(store.location)
+    for make in (Store.create, Store.open_or_create):
+        with pytest.raises(StoreFormatError, match="restore state/config"):
+            make(store.location)
+
+
+@pytest.mark.parametrize("make", [Store.open, Store.create, Store.open_or_create])
+def test_settings_whose_commit_lost_its_content_are_not_replaced(
+    store: Store, make: Callable[[str], Store]
+) -> None:
+    config = store.tables.register("config").table
+    newest = Path(config.location, "_delta_log", f"{config.refresh().version:020d}.json")
+    newest.write_bytes(b"")
+
+    with pytest.raises(StoreFormatError, match="is empty"):
+        make(store.location)
+
+    assert newest.read_bytes() == b""
 
 
 def test_settings_that_cannot_be_read_are_not_replaced(store: Store) -> None:

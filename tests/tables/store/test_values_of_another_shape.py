@@ -14,7 +14,6 @@ import pytest
 from tests.kit.check_world import wall_ms
 from tests.kit.dead_world import CONSUMERS, DeadWorld
 from txmq.admin.dead_letters import Chosen, DeadLetters
-from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.status import Admin
 from txmq.admin.topics import Topics
 from txmq.broker import Broker
@@ -196,7 +195,7 @@ def status(store: Store, clock: Clock) -> object:
 
 
 def rebuild(store: Store, clock: Clock) -> object:
-    return rebuild_topic(store, TOPIC, clock, apply=True)
+    return Topics(store, clock=clock).rebuild(TOPIC, apply=True)
 
 
 def dead_letters(store: Store, clock: Clock) -> object:
