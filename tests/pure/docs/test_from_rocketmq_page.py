@@ -14,6 +14,7 @@ from tests.kit.pages import REPOSITORY
 from txmq.cli.app import app
 
 PAGE = (REPOSITORY / "docs" / "from_rocketmq.md").read_text("utf-8")
+CALL = re.compile(r"`([A-Z]\w+(?:\.\w+)?)[`(]")
 
 
 def cells(part: str) -> list[list[str]]:
