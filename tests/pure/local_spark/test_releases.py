@@ -62,7 +62,7 @@ def test_setup_offers_a_range_of_spark_and_the_deltas_that_have_jars() -> None:
     settings.read(ROOT / "setup.cfg", encoding="utf-8")
     spark = settings["options.extras_require"]["spark"].split()
 
-    assert "pyspark>=4.0.1,<4.3" in spark
+    assert "pyspark>=4.0.1,<=4.2.0" in spark
     (delta,) = [line for line in spark if line.startswith("delta-spark")]
     oldest, newest = sorted({release.delta for release in RELEASES})
     assert f">={oldest},<={newest}" in delta
