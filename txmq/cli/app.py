@@ -16,7 +16,9 @@ from txmq.cli.dashboard import add_dashboard_command
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
 from txmq.cli.erase import add_erase_command
+from txmq.cli.examples import add_examples
 from txmq.cli.groups import add_group_commands
+from txmq.cli.jobs import add_jobs_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.panels import arrange
 from txmq.cli.recheck import add_recheck_command
@@ -171,7 +173,9 @@ add_user_table_commands(app)
 add_copy_commands(app)
 add_upgrade_command(app)
 add_sql_views_command(app)
+add_jobs_commands(app)
 arrange(app)
+add_examples(app)
 
 
 # --- views ----------------------------------------------------------------------------------------
