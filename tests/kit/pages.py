@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[2]
-_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r'^( *)```(\w*)(?: title="[^"]*")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):

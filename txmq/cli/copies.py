@@ -41,7 +41,7 @@ def backup_command(
 
     Exit code 1 if the store itself lacks files or has tables in a wrong order; the copy has both,
     too. The next backup to the same place copies only what is new. Variables such as AWS_… reach
-    both places. For example: txmq backup /data/txmq s3://backups/txmq
+    both places.
     """
     store = open_store(location, config)
     with _shown("backup") as on_progress:
@@ -59,8 +59,7 @@ def restore_command(
     """Make a store of a backup; each file is compared with its checksum.
 
     Exit code 1 if the store that was backed up lacked files, or had tables in a wrong order. What
-    was killed is finished by the same command. For example: txmq restore s3://backups/txmq
-    /data/txmq-restored
+    was killed is finished by the same command.
     """
     with _shown("restore") as on_progress:
         result = restore(backup, target, on_progress=on_progress)

@@ -45,8 +45,6 @@ def erase(  # noqa: PLR0913 - the options of a command
     it again afterwards as the proof. Old files go with log clean-up; the time is shown.
 
     Exit code 1 after --apply: a publisher was writing one of the messages, so run it again.
-
-    For example: txmq erase /data/txmq --key customer-7 --apply --reason "request 4711"
     """
     _check_options(reason, apply=apply, check=check)
     erasure = Erasure(open_store(location), key, topic=topic)

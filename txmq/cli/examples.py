@@ -21,6 +21,9 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "jobs list": ("txmq jobs list",),
     "jobs path": ("txmq jobs path broker", "txmq jobs path spark-defaults.conf"),
     "jobs copy": ("txmq jobs copy ./deploy",),
+    "backup": ("txmq backup /data/txmq s3://backups/txmq",),
+    "restore": ("txmq restore s3://backups/txmq /data/restored",),
+    "upgrade": ("txmq upgrade /data/txmq --apply",),
     "status": ("txmq status /data/txmq --watch",),
     "dashboard": ("txmq dashboard /data/txmq --listen 127.0.0.1:8320",),
     "metrics": ("txmq metrics /data/txmq",),
@@ -53,6 +56,9 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "recall": (
         "txmq recall /data/txmq 01a2043f-6b92-7b74-a97c-03303dda9301:0 --group orders --dry-run",
     ),
+    "erase": (
+        ('txmq erase /data/txmq --key customer-42 --reason "request of the customer" --apply'),
+    ),
     "topics create": ("txmq topics create /data/txmq order-paid --kind TRANSACTION --queues 16",),
     "topics list": ("txmq topics list /data/txmq",),
     "topics describe": ("txmq topics describe /data/txmq order-paid",),
@@ -63,7 +69,8 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "txmq consume /data/txmq order-paid --from first --max-count 10",
         "txmq consume /data/txmq order-paid --group billing --follow",
     ),
-    "groups": ("txmq groups /data/txmq",),
+    "groups list": ("txmq groups list /data/txmq",),
+    "groups delete": ("txmq groups delete /data/txmq billing --apply",),
     "lag": ("txmq lag /data/txmq --group billing",),
     "offsets reset": (
         "txmq offsets reset /data/txmq billing --topic order-paid --to first",

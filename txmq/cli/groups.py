@@ -110,7 +110,7 @@ def delete(
 ) -> None:
     """Remove the offsets and retries of a group without members; its dead letters stay.
 
-    Without --apply only show what would go. Example: txmq groups delete /data/txmq billing --apply
+    Without --apply only show what would go.
     """
     location, name = location_and(location, group, "GROUP")
     result = ConsumerGroups(open_store(location)).delete(name, apply=apply)

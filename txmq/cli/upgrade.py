@@ -32,8 +32,7 @@ def upgrade_command(
     """Show the schema version of each table; with --apply take them to that of this txmq.
 
     Stop all processes of the older txmq first: it refuses the tables from then on. Make a backup
-    first: there is no other way back. Killed, it is finished by the same command. For example:
-    txmq upgrade /data/txmq --apply
+    first: there is no other way back. Killed, it is finished by the same command.
     """
     store = open_store(location)
     result = upgrade(store, apply=apply)

@@ -19,7 +19,9 @@ ROWS = [
     for line in LIST.read_text("utf-8").splitlines()
     if line and not line.startswith("#")
 ]
-BLOCKS = [found for page in pages() for found in blocks(page)]
+# `make recipes` runs each block of a recipe.
+PAGES = [page for page in pages() if page.parent.name != "recipes"]
+BLOCKS = [found for page in PAGES for found in blocks(page)]
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 
 

@@ -28,10 +28,14 @@ def test_each_part_says_what_it_means_where_to_look_and_what_to_do() -> None:
 
 def test_each_command_and_option_is_there() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    for words in re.findall(r"`?txmq ([a-z][^`#\n]*)", PAGE):
+    for words in re.findall(r"(?:`|^ *)txmq ([a-z][^`#\n]*)", PAGE, re.MULTILINE):
         name, *rest = words.split()
         command = commands[name]
         if rest and rest[0] in getattr(command, "commands", {}):
             command = command.commands[rest[0]]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
         assert {word for word in rest if word.startswith("--")} <= known, words

@@ -328,12 +328,12 @@ def test_faults_of_all_groups_are_listed_at_once() -> None:
 
 
 def test_consumer_groups_have_settings_of_their_own() -> None:
-    own = {"billing": {"max_reconsume_times": 3}, "shop.audit": {"consume_timeout_s": 60.0}}
+    own = {"billing": {"max_reconsume_times": 3}, "shop%audit": {"consume_timeout_s": 60.0}}
     config = Config(max_reconsume_times=5, consumer_groups=own)
 
     assert config.of_consumer_group("billing").max_reconsume_times == 3
     assert config.of_consumer_group("billing").consume_timeout_s == config.consume_timeout_s
-    assert config.of_consumer_group("shop%audit").consume_timeout_s == 60.0
+    assert config.of_consumer_group("shop.audit").consume_timeout_s == 60.0
     assert config.of_consumer_group("other").max_reconsume_times == 5
     assert Config.from_dict(config.to_dict()) == config
 
