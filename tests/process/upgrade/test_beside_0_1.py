@@ -108,8 +108,10 @@ def test_what_0_1_runs_beside_today_s_and_is_refused_by_name_after_the_upgrade(
 
     # A producer that runs, and whatever starts.
     assert old.told("send").endswith(REFUSED)
-    assert OldProcess(code, store.location).began.endswith(REFUSED)
-    old.stop()
+    new = OldProcess(code, store.location)
+    assert new.began.endswith(REFUSED)
+    for process in (old, new):
+        process.stop()
     Broker(store).run_once()
     sent = [row for row in log_rows(store, "half") if row["body"] == b"by 0.1"]
     assert len(sent) == 1
