@@ -72,7 +72,7 @@ def _tried(corner: Corner, wheel: Path, folder: Path) -> bool | None:
     try:
         _try(corner, python, wheel, folder / corner.name)
     except subprocess.CalledProcessError as error:
-        say(f"broken   {corner.name}: {error}\n{error.stdout}{error.stderr}")
+        say(f"broken   {corner.name}: {error}\n{error.stdout}{error.stderr[-3000:]}")
         return False
     say(f"works    {corner.name}, Python {corner.python} ({monotonic() - began:.0f} s)")
     return True
