@@ -108,7 +108,7 @@ class Store:
         settings = store.tables.register("config")
         if store.tables.table_at("op").exists() and settings.exists and settings.read().revision:
             raise StoreExistsError(
-                store.location, "holds a store already; call open, or open_or_create"
+                store.location, "holds a store already; open it, or call open_or_create"
             )
         if store.tables.has_file(RESTORE_BEGUN):
             problem = "holds a restore that was not finished; run txmq restore again, or remove it"
