@@ -32,16 +32,17 @@ from txmq.user_data.inbox_table import InboxTable
 
 # What else they need; nothing of it is looked at before the store.
 OTHERS: dict[str, dict[str, Any]] = {
-    "AsyncTransactionProducer": {"producer_group": "g"},
+    "AsyncPullConsumer": {"consumer_group": "g", "topics": "t"},
+    "AsyncTransactionProducer": {"producer_group": "g"}, "Erasure": {"key": "k"},
     "CatalogTables": {"catalog": "c", "spark": None},
     "Consumer": {"consumer_group": "g"}, "DeadLetters": {"consumer_group": "g"},
     "PullConsumer": {"consumer_group": "g", "topics": "t"}, "SendBack": {"consumer_group": "g"},
     "TransactionProducer": {"producer_group": "g"},
 }  # fmt: skip
 TAKE_A_STORE = [
-    "Admin", "AsyncTransactionProducer", "Broker", "CatalogTables", "CheckService", "Consumer",
-    "ConsumerGroups",
-    "ConsumerLag", "DeadLetters", "DelayService", "Maintenance", "MessageQuery", "MetricsService",
+    "Admin", "AsyncPullConsumer", "AsyncTransactionProducer", "Broker", "CatalogTables",
+    "CheckService", "Consumer", "ConsumerGroups", "ConsumerLag", "DeadLetters", "DelayService",
+    "Erasure", "Maintenance", "MessageQuery", "MetricsService",
     "Operator", "Publisher", "PullConsumer", "RecheckJob", "SendBack", "Topics", "TraceHook",
     "TransactionProducer",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ from txmq.message.message import KEY_SEPARATOR
 from txmq.message.names import TRACE_TOPIC, stored_topic
 from txmq.message.reasons import signed_reason
 from txmq.results import plain
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,6 +131,7 @@ class Erasure:
         self, store: Store, key: str, *, topic: str | None = None, clock: Clock | None = None
     ) -> None:
         """Check the arguments; nothing is read; 0 commits."""
+        check_store(store)
         if not key or KEY_SEPARATOR in key:
             raise InvalidMessageError("keys", "must be one key, without a space")
         self._store, self._clock = store, clock or SystemClock()

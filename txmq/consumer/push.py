@@ -88,7 +88,7 @@ class MessagePush:
         return batch.result
 
     def turn(self, stopping: threading.Event) -> ConsumeResult:
-        """Wait a moment for messages and push them, until `stopping` is set.
+        """Wait a moment for messages and push them, until `stopping` is set, also by the handler.
 
         Raises: CallGivenUpError where another thread has taken over.
         """
@@ -97,7 +97,11 @@ class MessagePush:
                 PUSH_MESSAGES, PUSH_POLL_S, stopping=stopping, is_all_handled=True
             )
             batch = Batch(messages, self._reader.replays)
-            self._push(batch, stopping)
+            try:
+                self._push(batch, stopping)
+            except RunEndedError:
+                # What was handled before counts.
+                stopping.set()
             return batch.result
 
     def go_on_by(self, given_up: Callable[[ConsumeResult], object]) -> None:
@@ -276,8 +280,6 @@ class ConsumerHandle(ThreadHandle):
             self.total += self._push.turn(self._stop_is_asked)
         except ConsumerGroupConflictError:
             raise
-        except RunEndedError:
-            self._stopping.set()
         except (TxmqError, OSError) as error:
             logger.error("group %s goes on after: %s", self._group, error)  # noqa: TRY400 - it says all
             self._stop_is_asked.wait(FAILURE_PAUSE_S)

@@ -50,11 +50,12 @@ def test_refusal_alone_commits_nothing(world: ConsumerWorld) -> None:
     world.topics.alter(TOPIC, is_read_only=True)
     versions = table_versions(world.store)
 
-    with (
-        TransactionProducer(world.store, producer_group="shop") as producer,
-        pytest.raises(TopicReadOnlyError),
-    ):
-        producer.send([Message("other", b"1"), Message(TOPIC, b"2")])
+    with TransactionProducer(world.store, producer_group="shop") as producer:
+        with pytest.raises(TopicReadOnlyError):
+            producer.send([Message(TOPIC, b"1"), Message(TOPIC, b"2")])
+        with pytest.raises(TopicReadOnlyError), producer.begin_transaction() as transaction:
+            transaction.send(Message("other", b"1"))
+            transaction.send(Message(TOPIC, b"2"))
 
     assert table_versions(world.store) == versions
 
@@ -62,6 +63,7 @@ def test_refusal_alone_commits_nothing(world: ConsumerWorld) -> None:
 def test_what_was_prepared_or_delayed_before_is_published_and_retries_go_on(
     world: ConsumerWorld,
 ) -> None:
+    world.topics.create(TOPIC)
     world.send("delayed", delay_s=60)
     with world.producer.begin_transaction() as transaction:
         transaction.send(Message(TOPIC, b"prepared"))

@@ -197,7 +197,7 @@ def test_each_setting_is_a_number_a_choice_or_is_not_kept() -> None:
     }
 
     # Delays are parsed; groups hold numbers alone.
-    assert texts - {"message_delay_level", "groups"} == set(ACTING_KEYS)
+    assert texts - {"message_delay_level", "groups", "consumer_groups"} == set(ACTING_KEYS)
 
 
 @pytest.mark.parametrize(
