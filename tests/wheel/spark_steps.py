@@ -39,6 +39,8 @@ with TransactionProducer(store, producer_group="orders", listener=listener) as p
     never.send(Message(TOPIC, b"never"))
     never.prepare()
 
+# Without a listener, for this transaction changes no table.
+with TransactionProducer(store, producer_group="frames") as producer:
     frame = spark.createDataFrame([(bytearray(b"44"),), (bytearray(b"45"),)], "body BINARY")
     with producer.begin_transaction() as transaction:
         transaction.send_dataframe(frame, topic=TOPIC)
