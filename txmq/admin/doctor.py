@@ -18,7 +18,7 @@ from txmq.admin.table_findings import findings_of_table
 from txmq.clock import Clock, SystemClock
 from txmq.store.kept_settings import as_yaml
 from txmq.store.register import Register
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.tables import STATE
 
 
@@ -36,6 +36,7 @@ class Doctor:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
+        check_store(store)
         self._store, self._clock = store, clock
 
     def examine(self, *, probes: bool = False) -> Diagnosis:

@@ -32,6 +32,7 @@ from txmq.errors import (
 )
 from txmq.message.filter import MessageFilter
 from txmq.message.names import check_namespace, group_in_namespace, topic_in_namespace
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from txmq.store.store import Store
 
 # Error conditions of Spark, and the texts of its older parts that name no condition.
 _OVERTAKEN = (
@@ -80,6 +80,7 @@ class Consumer:
 
     def __init__(self, store: Store, *, consumer_group: str, namespace: str | None = None) -> None:
         """Check the names; nothing is read; 0 commits."""
+        check_store(store)
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
         self.consumer_group = group_in_namespace(consumer_group, self.namespace, "consumer_group")

@@ -98,6 +98,7 @@ class AsyncSends:
         return GroupCommitter(
             partial(self._answered, work),
             name=name,
+            owner="the producer",
             max_rows=limits.max_rows,
             max_bytes=limits.max_bytes,
             max_waiting=max_waiting,

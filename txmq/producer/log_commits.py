@@ -72,6 +72,7 @@ class LogCommits:
         return GroupCommitter(
             commit,
             name=f"{name}-{self._producer_group}",
+            owner=f"the producer of group {self._producer_group}",
             max_rows=config.group_commit_max_rows,
             max_bytes=config.group_commit_max_bytes,
             may_pass=self.is_giver,

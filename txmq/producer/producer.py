@@ -42,6 +42,7 @@ from txmq.producer.results import SendResult, TransactionSendResult
 from txmq.producer.routing import MessageRouter
 from txmq.producer.steps import StepFutures
 from txmq.producer.transaction import ProducerParts, Transaction
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from txmq.producer.routing import QueueSelector
-    from txmq.store.store import Store
 
 _REJECTED = "the store takes no transactions now (reject_transaction_message); try later"
 _END_KINDS = {
@@ -102,6 +102,7 @@ class TransactionProducer:
         hooks: Iterable[Hook] = (),
     ) -> None:
         """Check the names, the listener and the hooks; read and write nothing."""
+        check_store(store)
         refuse_fork()
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
