@@ -624,6 +624,18 @@ class ConsumerGroupInUseError(TxmqError):
         )
 
 
+class ConsumerGroupFullError(TxmqError):
+    """The group has as many members as one value can hold; nothing was written."""
+
+    def __init__(self, group: str, limit: int, what: str) -> None:
+        """`what` says of which there are as many as the `limit`."""
+        self.group, self.limit, self.what = group, limit, what
+        super().__init__(
+            f"consumer_group {shown(group)} has {limit:,} {what}, which is the limit: end some, "
+            "give members names that stay, or read with another group"
+        )
+
+
 class HandlerResultError(TxmqError, TypeError):
     """A handler returned something that is neither None nor a ConsumeStatus."""
 
