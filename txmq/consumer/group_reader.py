@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from txmq.clock import Clock
@@ -18,9 +19,10 @@ from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.consumer.taking import KnowsSentBack, MessageTaking
-from txmq.errors import ConfigError, QueueNotOwnedError, shown
+from txmq.errors import ConfigError, QueueNotOwnedError, StorageError, shown
+from txmq.message.names import shown_name
 from txmq.message.received import ReceivedMessage
-from txmq.store.catalog import TopicCatalog
+from txmq.store.catalog import TopicCatalog, unknown_topics
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -105,6 +107,7 @@ class GroupReader:
         self._renewal_s = self._member.renewal_s
         self._member.join()
         self._positions.follow(self._member.held)
+        self._store, self._has_looked = store, False
 
     def _reader(self, store: Store, topic: str) -> TopicReader:
         return TopicReader(
@@ -167,6 +170,18 @@ class GroupReader:
         if topic not in self._readers:
             raise ConfigError([f"topic {shown(topic)} is not among those of this consumer"])
 
+    def _tell_unknown(self) -> None:
+        """Warn once of topics that nobody has made or written: their names may be mistyped."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        unseen = [name for name in self._subscription.filters if not self._seen_queues()[name]]
+        # Reading goes on, whatever becomes of a hint.
+        with suppress(StorageError):
+            for topic, problem in unknown_topics(self._store, unseen).items():
+                group = shown_name(self._subscription.consumer_group)
+                logger.warning("group %s waits for topic %s: %s", group, shown_name(topic), problem)
+
     # --- following the logs -----------------------------------------------------------------
 
     def keep_up(self, *, is_all_handled: bool = False) -> None:
@@ -188,6 +203,7 @@ class GroupReader:
         self._looked_s = now_s
         for reader in self._readers.values():
             reader.follow()
+        self._tell_unknown()
         positions = self._positions
         commits = positions.commits() if is_all_handled else positions.idle_commits()
         refused = self._member.keep_up(commits, () if is_all_handled else positions.busy())

@@ -30,7 +30,7 @@ from txmq.errors import QueueNotOwnedError
 from txmq.hooks import Hook, Hooks
 from txmq.message.names import topic_in_namespace, unwrapped
 from txmq.message.received import ReceivedMessage
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 POLL_MESSAGES = 32
 
@@ -52,7 +52,8 @@ class PullConsumer:
         store: the store of the topics.
         consumer_group: the name of the group.
         topics: a name, several names, or a mapping of names to filters as `parse_filter` takes
-            them. A topic that does not exist yet is read from its first message.
+            them. A topic that does not exist yet is read from its first message; a warning says so
+            once, with the nearest name that is there.
         from_where: where a group begins that has no offsets yet (R106): the first or the last
             offset, a moment, or offsets by topic and queue.
         from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
@@ -106,6 +107,7 @@ class PullConsumer:
         Commits: one, and one more that creates the table of a new group, or notes the members that
         it has.
         """
+        check_store(store)
         subscription = Subscription.of(
             consumer_group=consumer_group, topics=topics, from_where=from_where,
             from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=namespace,
