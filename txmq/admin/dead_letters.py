@@ -31,14 +31,14 @@ from txmq.message.names import (
     ORIGIN_MESSAGE_ID,
     ORIGIN_TOPIC,
     RECONSUME_REASON,
-    RECONSUME_TIMES,
     dead_letter_topic,
     shown_name,
     stored_group,
 )
 from txmq.message.reasons import signed_reason
+from txmq.message.received import sent_back_times
 from txmq.results import Plain, plain
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 _PLACE = ("message_id", "queue_offset", "store_timestamp")
 _CONTENT = (*_PLACE, "tags", "keys", "properties", "sharding_key", "born_timestamp")
@@ -51,7 +51,7 @@ class DeadLetter:
     Attributes:
         origin_topic, origin_message_id: those of the first message; None where another program
             than txmq wrote the dead letter.
-        reconsume_times: how often it was sent back.
+        reconsume_times: how often it was sent back; None where its properties do not say it.
         reason: why it was sent back the last time.
         store_timestamp: when it became a dead letter.
         is_replayed: whether it was sent again.
@@ -62,7 +62,7 @@ class DeadLetter:
     queue_offset: int
     origin_topic: str | None
     origin_message_id: str | None
-    reconsume_times: str | None
+    reconsume_times: int | None
     reason: str | None
     tags: str | None
     keys: str | None
@@ -142,6 +142,7 @@ class DeadLetters:
 
     def __init__(self, store: Store, consumer_group: str, *, clock: Clock | None = None) -> None:
         """Open nothing yet. Raises: InvalidNameError."""
+        check_store(store)
         self.consumer_group = stored_group(consumer_group)
         self._store = store
         self._clock: Clock = clock or SystemClock()
@@ -373,7 +374,7 @@ def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
             **{**row, "properties": properties},
             origin_topic=_shown(properties.get(ORIGIN_TOPIC)),
             origin_message_id=properties.get(ORIGIN_MESSAGE_ID),
-            reconsume_times=properties.get(RECONSUME_TIMES),
+            reconsume_times=sent_back_times(properties),
             reason=properties.get(RECONSUME_REASON),
             is_replayed=flag,
         )

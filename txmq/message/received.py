@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -27,8 +28,16 @@ MESSAGE_COLUMNS = (
     "message_id", "transaction_id", "producer_group", "topic", "queue_id", "queue_offset", "tags",
     "keys", "body", "properties", "sharding_key", "born_timestamp", "store_timestamp",
 )  # fmt: skip
+# Of more digits it is no count that txmq wrote.
+_TIMES = re.compile(r"\d{1,9}", re.ASCII)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 Model = TypeVar("Model")
+
+
+def sent_back_times(properties: Mapping[str, str]) -> int | None:
+    """How often a message was sent back, by its properties; None where they do not say it."""
+    text = properties.get(RECONSUME_TIMES, "")
+    return int(text) if _TIMES.fullmatch(text) else None
 
 
 class MessageRows:
@@ -188,8 +197,7 @@ class ReceivedMessage:
     @property
     def reconsume_times(self) -> int:
         """How often it was sent back before; 0 for a message that is no retry."""
-        text = self.properties.get(RECONSUME_TIMES, "")
-        return int(text) if text.isascii() and text.isdecimal() else 0
+        return sent_back_times(self.properties) or 0
 
     @property
     def origin_topic(self) -> str:
