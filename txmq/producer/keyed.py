@@ -7,6 +7,7 @@ of an earlier one joins it if its messages are the same, and else is told so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.delta.log import delete_files
@@ -85,6 +86,7 @@ class KeyedHalves:
         self._committer: GroupCommitter[KeyedTry, bool | TxmqError] = GroupCommitter(
             self._commit,
             name=f"txmq-keyed-{producer_group}",
+            owner=f"the producer of group {producer_group}",
             max_rows=store.config.group_commit_max_rows,
             max_bytes=store.config.group_commit_max_bytes,
         )
@@ -148,8 +150,10 @@ class KeyedHalves:
 
     def remove_files(self, tried: KeyedTry) -> None:
         """Remove the files of a try that joined an earlier one; no commit names them."""
-        if tried.files:
-            delete_files(self._store.tables.half_log().table, {file.path for file in tried.files})
+        half, paths = self._store.tables.half_log().table, {file.path for file in tried.files}
+        # What a producer may not delete is removed by maintenance.
+        with suppress(OSError):
+            delete_files(half, paths)
 
     # --- in its thread ------------------------------------------------------------------------
 
