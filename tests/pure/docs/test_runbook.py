@@ -11,6 +11,7 @@ from txmq.cli.app import app
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "runbook.md").read_text("utf-8")
+DOCTOR = "What the doctor finds"
 ALERTS = (ROOT / "deploy" / "prometheus" / "txmq-alerts.yaml").read_text("utf-8")
 
 
@@ -20,6 +21,8 @@ def test_each_alert_has_its_part_and_each_part_its_alert() -> None:
 
 def test_each_part_says_what_it_means_where_to_look_and_what_to_do() -> None:
     for part in PAGE.split("\n## ")[1:]:
+        if part.startswith(DOCTOR):
+            continue
         assert re.findall(r"^- \*\*(\w+):\*\*", part, re.MULTILINE) == ["Means", "Look", "Act"]
 
 
