@@ -160,25 +160,29 @@ def unknown_topics(store: Store, topics: Iterable[str]) -> dict[str, str]:
 
     Args:
         store: the store of the topics.
-        topics: stored names; those of txmq itself are known.
+        topics: stored names; those of txmq itself are known, but for those of groups.
 
     Commits: 0. Raises: StorageError.
     """
     missing = [
         name
         for name in topics
-        if not is_system_topic(name) and not store.tables.table_at(f"topics/{name}").exists()
+        if not _is_always_there(name) and not store.tables.table_at(f"topics/{name}").exists()
     ]
     if not missing:
         return {}
     registered = store.tables.topic_register().read().settings
-    there = [n for n in {*registered, *store.topics()} if not is_system_topic(n)]
+    there = [n for n in {*registered, *store.topics()} if not _is_always_there(n)]
     known = {shown_name(name) for name in there}
     return {
         name: f"nobody has made or written it{nearest_name(shown_name(name), known)}"
         for name in missing
         if name not in registered
     }
+
+
+def _is_always_there(topic: str) -> bool:
+    return is_system_topic(topic) and not is_group_topic(topic)
 
 
 def _retyped(before: RegisteredTopics, after: RegisteredTopics) -> frozenset[str]:

@@ -170,6 +170,13 @@ def test_mistyped_topic_is_refused_with_the_nearest_name(
     assert table_versions(world.store) == before
 
 
+@pytest.mark.parametrize("name", ["%DLQ%nobody", "%RETRY%nobody"])
+def test_topic_of_a_group_that_is_none_is_refused(location: str, name: str) -> None:
+    result = run("consume", location, name)
+
+    assert (result.exit_code, "nobody has made or written it" in result.stderr) == (2, True)
+
+
 def test_topic_that_is_made_and_empty_or_awaited_shows_nothing_yet(
     world: DelayWorld, location: str
 ) -> None:
