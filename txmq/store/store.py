@@ -104,7 +104,7 @@ class Store:
         settings = store.tables.register("config")
         if store.tables.table_at("op").exists() and settings.exists and settings.read().revision:
             raise StoreExistsError(
-                store.location, "holds a store already; call open, or open_or_create"
+                store.location, "holds a store already; open it, or call open_or_create"
             )
         _check_unused(store)
         try:
