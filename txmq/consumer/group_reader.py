@@ -209,7 +209,6 @@ class GroupReader:
         self._looked_s = now_s
         for reader in self._readers.values():
             reader.follow()
-        self._tell_unknown()
         positions = self._positions
         commits = positions.commits() if is_all_handled else positions.idle_commits()
         refused = self._member.keep_up(commits, () if is_all_handled else positions.busy())
@@ -257,6 +256,9 @@ class GroupReader:
             time.sleep(min(left_s, self._look_interval_s))
             if self._has_news(is_all_handled=is_all_handled):
                 handed = self.take(count)
+        if not handed:
+            # Not sooner: the first message of a topic may be on its way.
+            self._tell_unknown()
         return handed
 
     def take(self, count: int) -> list[QueueMessage]:
