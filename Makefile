@@ -151,7 +151,7 @@ MERMAID := .venv/mermaid/node_modules/mermaid/dist/mermaid.min.js
 
 docs: $(PACKAGES) $(MERMAID) ## build the pages as a site in build/site, strictly; links are checked
 	@test -x $(SITE)/bin/mkdocs || { $(BIN)/python -m venv $(SITE) && $(SITE)/bin/pip install -qq $(SITE_TOOLS); }
-	MERMAID=$(MERMAID) NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --config-file docs/site/mkdocs.yml
+	MERMAID=$(MERMAID) NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --config-file deploy/site/mkdocs.yml
 	$(BIN)/python -m tests.kit.site_links build/site
 
 # Without npm the pages fetch it from where they are read.
