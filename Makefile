@@ -135,6 +135,29 @@ wheel: $(PACKAGES) ## build the wheel and try it alone under each Python: import
 
 recipes: $(PACKAGES) ## run the recipes of docs/recipes with the frameworks that they are for; RECIPES="django kafka" names some
 	$(BIN)/python -m tests.recipes $(RECIPES)
+matrix: ready ## try the wheel with each extra and with each Spark and Delta of docs/install.md; CORNERS="http" names some
+	$(BIN)/python -m tests.wheel.matrix $(CORNERS)
+
+AUDIT := .venv/audit
+AUDIT_TOOLS := cyclonedx-bom==7.5.0 pip-audit==2.10.1 pip-licenses==5.5.5
+
+audit: $(PACKAGES) ## write a bill of materials, the licences and the known holes of all packages into build/audit
+	@test -x $(AUDIT)/bin/pip-audit || { $(BIN)/python -m venv $(AUDIT) && $(AUDIT)/bin/pip install -qq $(AUDIT_TOOLS); }
+	$(BIN)/python -m tests.wheel.audit $(AUDIT)
+
+SITE := .venv/site
+SITE_TOOLS := mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff
+MERMAID := .venv/mermaid/node_modules/mermaid/dist/mermaid.min.js
+
+docs: $(PACKAGES) $(MERMAID) ## build the pages as a site in build/site, strictly; links are checked
+	@test -x $(SITE)/bin/mkdocs || { $(BIN)/python -m venv $(SITE) && $(SITE)/bin/pip install -qq $(SITE_TOOLS); }
+	MERMAID=$(MERMAID) NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict --config-file deploy/site/mkdocs.yml
+	$(BIN)/python -m tests.kit.site_links build/site
+
+# Without npm the pages fetch it from where they are read.
+$(MERMAID):
+	@! command -v npm >/dev/null || npm install --silent --no-fund --prefix .venv/mermaid mermaid@11 || \
+	  echo "skipped  Mermaid: npm could not fetch it"
 
 endurance: ready ## tell the long stories in full, for an hour and a half; STORIES="torture race" names some of five
 	$(BIN)/python -m tests.endurance $(STORIES) --keep
@@ -173,4 +196,4 @@ $(BIN)/pip:
 	  echo "to do    install the package python3-venv, or virtualenv, or uv; or run make PYTHON=/path/to/another/python3"; \
 	  exit 1; fi
 
-.PHONY: help browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel recipes endurance ready archive clean
+.PHONY: help matrix audit docs browser bundle demo test all-tests long quick lint bench slices places prometheus cluster azure container object-store jar wheel recipes endurance ready archive clean

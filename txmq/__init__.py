@@ -12,7 +12,9 @@ from txmq.errors import (
     AccessDeniedError,
     AlreadyPreparedError,
     AlreadyResolvedError,
+    BackupError,
     BatchTooLargeError,
+    BodyCodecError,
     BodySchemaConflictError,
     BodySchemaError,
     BucketNotFoundError,
@@ -26,11 +28,13 @@ from txmq.errors import (
     ConcurrentUseError,
     ConfigError,
     ConsumerGroupConflictError,
+    ConsumerGroupFullError,
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
     ConsumeTimeoutError,
     DifferentMessagesError,
     EnvironmentProblemError,
+    ErasureRefusedError,
     FilesSweptError,
     HandlerResultError,
     HookError,
@@ -107,11 +111,15 @@ from txmq.version import __version__
 if TYPE_CHECKING:
     from txmq.admin.consumer_groups import ConsumerGroups
     from txmq.admin.dead_letters import DeadLetters
+    from txmq.admin.erasure import ErasedTable, Erasure, ErasureReport
     from txmq.admin.found_message import FoundMessage
     from txmq.admin.messages import MessageQuery
     from txmq.admin.operator import Operator
     from txmq.admin.status import Admin
     from txmq.admin.topics import Topics
+    from txmq.admin.upgrade import UpgradeResult, upgrade
+    from txmq.backup.backup import BackupResult, back_up
+    from txmq.backup.restore import RestoreResult, restore
     from txmq.broker import Broker, BrokerHandle, run_until_signal
     from txmq.catalogs.tables import CatalogTables
     from txmq.check.recheck import RecheckJob
@@ -145,9 +153,11 @@ if TYPE_CHECKING:
     from txmq.listeners.query import QueryListener
     from txmq.local_spark.session import local_session
     from txmq.maintenance.service import Maintenance
+    from txmq.message.body_codec import BodyCodec, BodyContext
     from txmq.message.body_schema import BodySchema
     from txmq.message.cloud_events import attributes_of, cloud_event
     from txmq.message.delay_levels import DelayLevel
+    from txmq.message.encryption import AesGcmCodec
     from txmq.message.filter import MessageFilter, parse_filter
     from txmq.message.message import LocalTransactionState, Message
     from txmq.message.received import ReceivedMessage
@@ -178,14 +188,20 @@ _MODULES = {name: module for module, names in NAMES.items() for name in names}
 __all__ = [
     "AccessDeniedError",
     "Admin",
+    "AesGcmCodec",
     "AlreadyPreparedError",
     "AlreadyResolvedError",
     "ArrowSetListener",
     "AsyncPullConsumer",
     "AsyncTransaction",
     "AsyncTransactionProducer",
+    "BackupError",
+    "BackupResult",
     "BatchTooLargeError",
     "BatchTransactions",
+    "BodyCodec",
+    "BodyCodecError",
+    "BodyContext",
     "BodySchema",
     "BodySchemaConflictError",
     "BodySchemaError",
@@ -211,6 +227,7 @@ __all__ = [
     "ConsumeTimeoutError",
     "Consumer",
     "ConsumerGroupConflictError",
+    "ConsumerGroupFullError",
     "ConsumerGroupInUseError",
     "ConsumerGroupNotFoundError",
     "ConsumerGroups",
@@ -226,6 +243,10 @@ __all__ = [
     "EndContext",
     "EndTransactionHook",
     "EnvironmentProblemError",
+    "ErasedTable",
+    "Erasure",
+    "ErasureRefusedError",
+    "ErasureReport",
     "FilesSweptError",
     "FoundMessage",
     "HalfMessage",
@@ -289,6 +310,7 @@ __all__ = [
     "RecheckJob",
     "ReservedNameError",
     "ReservedPropertyError",
+    "RestoreResult",
     "RunningOperation",
     "SchemaMismatchError",
     "SendBack",
@@ -332,17 +354,21 @@ __all__ = [
     "UnreadableFileError",
     "UnsupportedPlaceError",
     "UnsupportedTableError",
+    "UpgradeResult",
     "__version__",
     "attributes_of",
+    "back_up",
     "cloud_event",
     "errors",
     "inbox_table_ddl",
     "local_session",
     "marker_table_ddl",
     "parse_filter",
+    "restore",
     "run_until_signal",
     "s3_log_store_jar",
     "s3_log_store_settings",
+    "upgrade",
     "verify",
     "with_trace_context",
 ]

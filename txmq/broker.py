@@ -26,6 +26,7 @@ from txmq.metrics.service import MetricsHandle, MetricsService, Shown, checked_s
 from txmq.publish.delay import DelayResult, DelayService
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
+from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 from txmq.watch.counts import BrokerCounts
 from txmq.watch.heartbeat import Heartbeat, HeartbeatHandle
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from txmq.listeners.protocol import CheckListener
-    from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +105,7 @@ class Broker:
             ConfigError: `catalog` names no schema, or there is no session for it; `metrics` is
                 something else.
         """
+        check_store(store)
         hooks, self.store = tuple(Hooks(hooks)), store
         self.catalog_tables = _catalog_tables(store, spark, catalog)
         self._metrics = None if metrics is None else checked_shown(metrics)

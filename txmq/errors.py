@@ -114,6 +114,16 @@ class InvalidBodyError(InvalidMessageError):
     """A body does not have the schema of its topic."""
 
 
+class BodyCodecError(TxmqError):
+    """A body codec cannot encode or decode a body; it never shows a body or a key."""
+
+    def __init__(self, message_id: str, key_id: str, what: str, problem: str) -> None:
+        """`what` is "encoded" or "decoded"; `problem` says why not."""
+        self.message_id, self.key_id, self.problem = message_id, key_id, problem
+        text = f"the body of {shown(message_id)} cannot be {what} by key {shown(key_id)}"
+        super().__init__(f"{text}: {problem}")
+
+
 class TopicExistsError(InvalidNameError):
     """The topic is there already."""
 
@@ -448,6 +458,20 @@ class TopicInUseError(StorageError):
         super().__init__(topic, problem)
 
 
+class ErasureRefusedError(StorageError):
+    """Messages that are to be erased are still on their way; nothing was erased.
+
+    `transaction_ids` are their transactions.
+    """
+
+    retryable = True
+
+    def __init__(self, transaction_ids: Sequence[str], problem: str) -> None:
+        """`problem` says what they are, and what to do."""
+        self.transaction_ids = tuple(transaction_ids)
+        super().__init__("half", problem)
+
+
 class TopicNotRebuiltError(StorageError):
     """The topic shows messages that nothing else holds any more; it was left as it is."""
 
@@ -524,6 +548,10 @@ class TopicBehindError(StorageError):
 
     It is parked, for what is published next would hide the gap. `txmq rebuild-topic` fills it.
     """
+
+
+class BackupError(StorageError):
+    """A backup cannot be made or restored: its text says why, and the way out."""
 
 
 class PayloadMissingError(StorageError):
@@ -627,6 +655,18 @@ class ConsumerGroupInUseError(TxmqError):
             steps = "close them, or wait for the end of their leases"
         super().__init__(
             f"consumer_group {shown(group)} has {len(self.members)} members that live; {steps}"
+        )
+
+
+class ConsumerGroupFullError(TxmqError):
+    """The group has as many members as one value can hold; nothing was written."""
+
+    def __init__(self, group: str, limit: int, what: str) -> None:
+        """`what` says of which there are as many as the `limit`."""
+        self.group, self.limit, self.what = group, limit, what
+        super().__init__(
+            f"consumer_group {shown(group)} has {limit:,} {what}, which is the limit: end some, "
+            "give members names that stay, or read with another group"
         )
 
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.catalogs.tables import CatalogTables
+from txmq.check.recheck import RecheckResult
 from txmq.handles import ServiceHandle
+from txmq.maintenance.service import MaintenanceResult
+from txmq.message.names import shown_name
 from txmq.metrics.endpoint import MetricsEndpoint
 from txmq.results import plain
 from txmq.secret_scopes import export_secrets
@@ -136,11 +139,26 @@ def run_batch_job(
     Returns:
         The exit code 0.
 
-    Raises: TxmqError, so that the scheduler sees a failed job.
+    Raises: SystemExit where somebody must look, as `txmq recheck` and `txmq maintenance` end with
+        exit code 1; and TxmqError, so that the scheduler sees it.
     """
     options = _parser(name, f"txmq {name}: does what is due, then ends").parse_args(arguments)
-    _tell(make(_opened(options)).run_once())
+    result = make(_opened(options)).run_once()
+    _tell(result)
+    if problem := _problem_of(result):
+        raise SystemExit(f"{problem}; see docs/runbook.md")
     return 0
+
+
+def _problem_of(result: object) -> str | None:
+    """What somebody must look at, although the service did what it could."""
+    match result:
+        case RecheckResult(unheard_groups=(_, *_) as groups):
+            names = ", ".join(map(shown_name, groups))
+            return f"no listener was found for groups with open transactions: {names}"
+        case MaintenanceResult(failed=failed) if failed:
+            return "failed: " + "; ".join(f"{table}: {why}" for table, why in failed.items())
+    return None
 
 
 def run_verify_job(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.local_spark.jars import DELTA_VERSION, cache_folder, jar_paths, spark_home
+from txmq.local_spark.jars import cache_folder, jar_folder, jar_paths, spark_home
 from txmq.local_spark.java import home_for_spark, java_options, require_java
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _note() -> Path:
 def _origin(java: Java) -> str:
     jars = spark_home() / "jars"
     changed_ns = jars.stat().st_mtime_ns if jars.is_dir() else 0
-    return f"{java.home} {java.version} {jars} {changed_ns} {DELTA_VERSION}"
+    return f"{java.home} {java.version} {jars} {changed_ns} {jar_folder(cache_folder()).name}"
 
 
 def _say(what: str, text: str) -> None:

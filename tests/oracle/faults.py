@@ -389,8 +389,8 @@ APPENDED_ONLY = """
         WHEN adds THEN 'altered rows'
         ELSE 'removed rows that retention has not reached' END
     FROM (SELECT *, coalesce(operation IN ('CREATE TABLE', 'WRITE', 'STREAMING UPDATE', 'OPTIMIZE',
-        'VACUUM START', 'VACUUM END', 'SET TBLPROPERTIES', 'DELETE'), false) AS is_lawful
-        FROM commits)
+        'VACUUM START', 'VACUUM END', 'SET TBLPROPERTIES', 'ADD COLUMN', 'DELETE'), false)
+        AS is_lawful FROM commits)
     WHERE NOT is_lawful OR removes AND (adds OR removes_kept)
 """
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, kind_of, table_versions, transaction_id
-from txmq.delta.schemas import SCHEMA_VERSION_PROPERTY
+from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.errors import (
     AlreadyPreparedError,
     BatchTooLargeError,
@@ -507,7 +507,7 @@ def test_send_and_prepare_after_prepare(store: Store, producer: TransactionProdu
 
 def raised_version(store: Store, table: str) -> None:
     DeltaTable(f"{store.location}/{table}").alter.set_table_properties(
-        {SCHEMA_VERSION_PROPERTY: "2"}, raise_if_not_exists=False
+        {SCHEMA_VERSION_PROPERTY: str(SCHEMA_VERSION + 1)}, raise_if_not_exists=False
     )
 
 

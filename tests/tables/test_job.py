@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.kit.stores import fresh_store
-from txmq.job import run_broker_job, run_verify_job
+from txmq.check.recheck import RecheckJob
+from txmq.job import run_batch_job, run_broker_job, run_verify_job
+from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
+from txmq.testing import ManualClock
 
 
 @pytest.fixture
@@ -36,3 +40,31 @@ def test_verify_fails_the_job_where_a_promise_is_broken(store: Store) -> None:
         run_verify_job([store.location, "--drained"])
 
     assert caught.value.code not in (None, 0)
+
+
+def test_recheck_fails_the_job_where_nobody_can_be_asked(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store")
+    with TransactionProducer(store, producer_group="shop", clock=ManualClock()) as producer:
+        transaction = producer.begin_transaction()
+        transaction.send(Message("order-paid", b"42"))
+        transaction.prepare()
+        # The deadline counts from the commit file, so its time is set back.
+        for commit in Path(store.location, "half", "_delta_log").iterdir():
+            os.utime(commit, (0, 0))
+
+        # In the second one its pause is not over.
+        for _ in range(2):
+            with pytest.raises(SystemExit, match=r"no listener .*: shop; see docs/runbook"):
+                run_batch_job("recheck", RecheckJob, [store.location])
+        transaction.commit()
+
+    assert run_batch_job("recheck", RecheckJob, [store.location]) == 0
+
+
+def test_maintenance_fails_the_job_where_a_table_failed(store: Store) -> None:
+    assert run_batch_job("maintenance", Maintenance, [store.location]) == 0
+    (newest,) = Path(store.location, "op", "_delta_log").glob("*1.json")
+    newest.write_text("{")
+
+    with pytest.raises(SystemExit, match=r"^failed: .*op: .*docs/runbook.md$"):
+        run_batch_job("maintenance", Maintenance, [store.location])

@@ -9,7 +9,7 @@ from datetime import datetime
 from txmq.admin.group_deletion import GroupDeletion, delete_group
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in
-from txmq.consumer.lag import GroupLag, readable_groups
+from txmq.consumer.lag import GroupLag, Unreadable, readable_groups
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import SHARED, ConsumeFromWhere, ConsumeMode, GroupState, TopicQueue
 from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
@@ -18,7 +18,7 @@ from txmq.message.names import (
     stored_topic,
 )
 from txmq.results import Plain
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,21 @@ class ConsumerGroups:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
+        check_store(store)
         self._store = store
         self._clock: Clock = clock or SystemClock()
 
-    def list(self) -> list[GroupSummary]:
+    def list(self, unreadable: Unreadable | None = None) -> list[GroupSummary]:
         """All groups that a member has ever joined, with their lag.
+
+        Args:
+            unreadable: is told of each group that is damaged, and of its error; the others are
+                listed. Without it, such an error is raised.
 
         Reads: state/group_<group> of each group, the topics that it reads. Commits: 0. Raises:
         StorageError.
         """
-        found = readable_groups(self._store, self._clock)
+        found = readable_groups(self._store, self._clock, unreadable)
         return [summary_of(group, self._clock) for group in found]
 
     def reset_offsets(  # noqa: PLR0913 - an operator's options

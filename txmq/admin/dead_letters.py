@@ -25,20 +25,21 @@ from txmq.delta.files import DataFile
 from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
 from txmq.maintenance.retention import published_up_to
 from txmq.maintenance.topic_retention import tell_topic_begin
+from txmq.message.erased import without_erased
 from txmq.message.ids import message_address
 from txmq.message.names import (
     DEAD_LETTER_PREFIX,
     ORIGIN_MESSAGE_ID,
     ORIGIN_TOPIC,
     RECONSUME_REASON,
-    RECONSUME_TIMES,
     dead_letter_topic,
     shown_name,
     stored_group,
 )
 from txmq.message.reasons import signed_reason
+from txmq.message.received import sent_back_times
 from txmq.results import Plain, plain
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 _PLACE = ("message_id", "queue_offset", "store_timestamp")
 _CONTENT = (*_PLACE, "tags", "keys", "properties", "sharding_key", "born_timestamp")
@@ -51,7 +52,7 @@ class DeadLetter:
     Attributes:
         origin_topic, origin_message_id: those of the first message; None where another program
             than txmq wrote the dead letter.
-        reconsume_times: how often it was sent back.
+        reconsume_times: how often it was sent back; None where its properties do not say it.
         reason: why it was sent back the last time.
         store_timestamp: when it became a dead letter.
         is_replayed: whether it was sent again.
@@ -62,7 +63,7 @@ class DeadLetter:
     queue_offset: int
     origin_topic: str | None
     origin_message_id: str | None
-    reconsume_times: str | None
+    reconsume_times: int | None
     reason: str | None
     tags: str | None
     keys: str | None
@@ -142,6 +143,7 @@ class DeadLetters:
 
     def __init__(self, store: Store, consumer_group: str, *, clock: Clock | None = None) -> None:
         """Open nothing yet. Raises: InvalidNameError."""
+        check_store(store)
         self.consumer_group = stored_group(consumer_group)
         self._store = store
         self._clock: Clock = clock or SystemClock()
@@ -250,7 +252,8 @@ class DeadLetters:
             CommitConflictError, StorageError: a table cannot be read or written.
         """
         signed, noted = signed_reason(reason), self._notes.read()
-        rows = chosen.of(self._rows(noted, (*_PLACE, "properties")))
+        # Nothing is left of an erased one, so there is nothing to send.
+        rows = without_erased(chosen.of(self._rows(noted, (*_PLACE, "properties"))))
         waiting = rows.filter(pa.array(~noted.replayed.holding(offsets_of(rows))))
         replay = Replay(self._store, self.consumer_group, self._table, to, self._clock)
         properties = python_values(waiting["properties"])
@@ -373,7 +376,7 @@ def _letters(rows: pa.Table, noted: Noted) -> Iterator[DeadLetter]:
             **{**row, "properties": properties},
             origin_topic=_shown(properties.get(ORIGIN_TOPIC)),
             origin_message_id=properties.get(ORIGIN_MESSAGE_ID),
-            reconsume_times=properties.get(RECONSUME_TIMES),
+            reconsume_times=sent_back_times(properties),
             reason=properties.get(RECONSUME_REASON),
             is_replayed=flag,
         )

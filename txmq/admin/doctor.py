@@ -9,6 +9,7 @@ from txmq.admin.findings import Diagnosis, Finding, told
 from txmq.admin.machine_findings import findings_of_probes, findings_of_programs
 from txmq.admin.store_findings import (
     findings_of_brokers,
+    findings_of_order,
     findings_of_progress,
     findings_of_readers,
     findings_of_settings,
@@ -18,7 +19,7 @@ from txmq.admin.table_findings import findings_of_table
 from txmq.clock import Clock, SystemClock
 from txmq.store.kept_settings import as_yaml
 from txmq.store.register import Register
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.tables import STATE
 
 
@@ -36,6 +37,7 @@ class Doctor:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
+        check_store(store)
         self._store, self._clock = store, clock
 
     def examine(self, *, probes: bool = False) -> Diagnosis:
@@ -57,6 +59,7 @@ class Doctor:
             *told("settings", partial(findings_of_settings, store)),
             *(finding for path in paths for finding in self._of_table(path)),
             *findings_of_strange_paths(store),
+            *findings_of_order(store),
             *findings_of_progress(store, now_ms),
             *told("state/brokers", partial(findings_of_brokers, store, now_ms)),
             *told("consumer groups", partial(findings_of_readers, store)),

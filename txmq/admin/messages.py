@@ -33,11 +33,11 @@ from txmq.producer.trace_records import TraceRecord, TraceType, decoded
 from txmq.store.forgotten import no_message, no_transaction
 from txmq.store.known import Known, KnownReader, known_by_message
 from txmq.store.settled import NOTHING
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from txmq.delta.reading import ReadTable
     from txmq.store.settled import SettledLog
-    from txmq.store.store import Store
 
 # RocketMQ's queryMsgByKey.
 MAX_COUNT = 64
@@ -65,6 +65,7 @@ class MessageQuery:
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
+        check_store(store)
         self._store = store
 
     def by_id(

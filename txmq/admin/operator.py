@@ -39,7 +39,7 @@ from txmq.store.forgotten import no_transaction
 from txmq.store.half import HalfLog
 from txmq.store.known import KnownReader
 from txmq.store.op import OpRow
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 _ENDS = {
     LocalTransactionState.COMMIT: ClaimKind.COMMIT,
@@ -64,6 +64,7 @@ class Operator:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Open nothing yet."""
+        check_store(store)
         self._store = store
         self._clock: Clock = clock or SystemClock()
 

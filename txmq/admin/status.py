@@ -46,11 +46,11 @@ from txmq.store.forgotten import no_transaction
 from txmq.store.known import Known, KnownReader, known_by_message
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from txmq.delta.reading import ReadTable
     from txmq.store.logs import Logs
-    from txmq.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,7 @@ class Admin:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
+        check_store(store)
         self._store = store
         self._clock = clock or SystemClock()
 

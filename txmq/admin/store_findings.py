@@ -8,6 +8,8 @@ from typing import Any
 
 from txmq.admin.counting import lag_of
 from txmq.admin.findings import Finding, told
+from txmq.backup.order import order_faults
+from txmq.backup.sight import sight_of
 from txmq.clock import timestamp
 from txmq.consumer.group import group_names
 from txmq.consumer.lag import ConsumerLag, QueueLag
@@ -53,6 +55,18 @@ def findings_of_strange_paths(store: Store) -> Iterator[Finding]:
     for path in store.tables.strange_paths():
         problem = "has a name that no topic and no group can have, so nothing reads it"
         yield Finding(path, problem, "find out who made it, and move it out of the store")
+
+
+def findings_of_order(store: Store) -> Iterator[Finding]:
+    """Tables that are newer than others that they refer to, as in a copy that was made by hand."""
+    try:
+        faults = order_faults(sight_of(store.tables))
+    except TxmqError:
+        # A table that cannot be read is a finding of its own.
+        return
+    for fault in faults:
+        problem = f"is newer than {fault.older}: {fault.problem}"
+        yield Finding(fault.newer, problem, fault.next_step)
 
 
 def findings_of_progress(store: Store, now_ms: int) -> Iterator[Finding]:

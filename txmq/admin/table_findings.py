@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from txmq.admin.findings import Finding, cure_of
 from txmq.delta.log import log_files
 from txmq.delta.rooted import inside
+from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.storage import Table
 from txmq.errors import TxmqError
 
 # Maintenance and writers both make checkpoints; a log without them is read ever more slowly.
 CHECKPOINTS_MISSED = 10
+UPGRADE = "stop all processes of the older txmq, then txmq upgrade LOCATION --apply"
 # What txmq sets at the start, and why it must stay.
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "other programs may remove commits that readers need",
@@ -28,6 +30,10 @@ def findings_of_table(path: str, table: Table, checkpoint_interval: int) -> Iter
     except TxmqError as error:
         yield Finding(path, str(error), cure_of(error))
         return
+    version = int(properties[SCHEMA_VERSION_PROPERTY])
+    if version < SCHEMA_VERSION:
+        problem = f"has schema version {version}, this txmq makes {SCHEMA_VERSION}"
+        yield Finding(path, f"{problem}: an older txmq may write beside this one", UPGRADE)
     for file in files:
         try:
             inside(file.path)

@@ -36,7 +36,7 @@ from txmq.message.names import (
 )
 from txmq.publish.progress import ParkedTopic, PublishProgress
 from txmq.store.settled import NOTHING
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.topic import TopicLog
 from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings, check_spelling
 
@@ -69,6 +69,7 @@ class Topics:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
+        check_store(store)
         self._store = store
         self._clock: Clock = clock or SystemClock()
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.store.store import Store
 
 # Logs in a schema with the topics; no topic of a user begins so (R22).
 LOG_PREFIX = "txmq_"
@@ -38,6 +42,11 @@ class CatalogSchema:
     def table(self, name: str) -> str:
         """The whole name of a table in it, quoted: a name may begin with a digit."""
         return ".".join(f"`{part}`" for part in (*self.parts, name))
+
+
+def hidden_topics(store: Store, shown: Collection[str]) -> frozenset[str]:
+    """Stored names of the deleted topics that are not among those `shown`. Raises: StorageError."""
+    return store.tables.topic_register().read().deleted.difference(shown)
 
 
 def name_in_catalog(topic: str) -> str:

@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping
 
-from txmq.catalogs.names import LOGS
+from txmq.catalogs.names import LOGS, hidden_topics
 from txmq.catalogs.views import ViewSources, no_letters_of, view_queries
 from txmq.delta.object_store import spark_location
 from txmq.delta.rooted import inside
@@ -66,8 +66,7 @@ def _sources(store: Store, table: Callable[[Store, str], str]) -> ViewSources:
     logs = {name: table(store, name) for name in LOGS}
     names = store.topics()
     topics: Mapping[str, str] = {topic: table(store, f"topics/{topic}") for topic in names}
-    deleted = store.tables.topic_register().read().deleted.difference(names)
-    return ViewSources(logs, topics, no_letters_of(logs["half"]), deleted)
+    return ViewSources(logs, topics, no_letters_of(logs["half"]), hidden_topics(store, names))
 
 
 def _spark_table(store: Store, path: str) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from txmq.catalogs.names import LOG_PREFIX, LOGS, CatalogSchema, names_in_catalog
+from txmq.catalogs.names import (
+    LOG_PREFIX,
+    LOGS,
+    CatalogSchema,
+    hidden_topics,
+    names_in_catalog,
+)
 from txmq.catalogs.views import view_statements
 from txmq.delta.object_store import spark_location
 from txmq.errors import CatalogError
 from txmq.handles import ThreadHandle, is_survivable
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,9 +63,11 @@ class CatalogTables:
 
     def __init__(self, store: Store, *, spark: SparkSession, catalog: str) -> None:
         """Read nothing yet. Raises: ConfigError for a name that is no schema."""
+        check_store(store)
         self.store, self.schema = store, CatalogSchema.parse(catalog)
         self._spark: Any = spark
         self._done: set[str] = set()
+        self._viewed: tuple[Mapping[str, str], frozenset[str]] | None = None
         self._told: dict[str, str] = {}
 
     def run_once(self) -> CatalogResult:
@@ -75,14 +83,13 @@ class CatalogTables:
         if not self._spark.catalog.databaseExists(str(self.schema)):
             cure = f"make it first: CREATE SCHEMA {self.schema}"
             raise CatalogError(str(self.schema), f"is no schema of this session; {cure}")
-        tables, failed = self._tables()
+        topics = self.store.topics()
+        tables, failed = _tables(topics)
         made: list[str] = []
         for name, path in tables.items():
             if name not in self._done:
                 self._attempt(name, partial(self._register, name, path, made), failed)
-        if made:
-            for name, statement in view_statements(self.schema, self._named(tables)).items():
-                self._attempt(name, partial(self._spark.sql, statement), failed)
+        self._make_views(self._named(tables), hidden_topics(self.store, topics), failed)
         self._tell(failed)
         return CatalogResult(tuple(made), failed)
 
@@ -90,11 +97,17 @@ class CatalogTables:
         """Register new topics every INTERVAL_S in a thread until `stop()`. Retries: as run_once."""
         return CatalogHandle(self)
 
-    def _tables(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The path in the store of each name, and the problems of topics without one."""
-        names, problems = names_in_catalog(self.store.topics())
-        topics = {name: f"{_TOPICS}{topic}" for topic, name in names.items()}
-        return {**{LOG_PREFIX + log: log for log in LOGS}, **topics}, dict(problems)
+    def _make_views(
+        self, named: Mapping[str, str], deleted: frozenset[str], failed: dict[str, str]
+    ) -> None:
+        """The views, where other topics have a name or are deleted than in those that are made."""
+        if (named, deleted) == self._viewed:
+            return
+        statements = view_statements(self.schema, named, deleted)
+        for name, statement in statements.items():
+            self._attempt(name, partial(self._spark.sql, statement), failed)
+        if not failed.keys() & statements.keys():
+            self._viewed = named, deleted
 
     def _named(self, tables: Mapping[str, str]) -> dict[str, str]:
         """The topics that have a name by now."""
@@ -157,6 +170,13 @@ class CatalogHandle(ThreadHandle):
                 raise
             self.last_error = error
             logger.exception("the tables were not registered in %s", self._tables.schema)
+
+
+def _tables(topics: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The path in the store of each name, and the problems of topics without one."""
+    names, problems = names_in_catalog(topics)
+    paths = {name: f"{_TOPICS}{topic}" for topic, name in names.items()}
+    return {**{LOG_PREFIX + log: log for log in LOGS}, **paths}, dict(problems)
 
 
 def _first_line(error: Exception) -> str:

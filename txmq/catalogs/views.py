@@ -162,17 +162,20 @@ def view_queries(sources: ViewSources) -> dict[str, str]:
 
 
 def view_statements(
-    schema: CatalogSchema, topics: Mapping[str, str] | None = None
+    schema: CatalogSchema,
+    topics: Mapping[str, str] | None = None,
+    deleted: frozenset[str] = frozenset(),
 ) -> dict[str, str]:
     """`CREATE OR REPLACE VIEW` for each view of a catalog, by its name.
 
     Args:
         schema: has the logs.
         topics: the names in the schema of the topics that have one, by their stored names.
+        deleted: as in ViewSources.
     """
     logs = {name: schema.table(LOG_PREFIX + name) for name in LOGS}
     tables = {topic: schema.table(name) for topic, name in (topics or {}).items()}
-    queries = view_queries(ViewSources(logs, tables, no_letters_of(logs["half"])))
+    queries = view_queries(ViewSources(logs, tables, no_letters_of(logs["half"]), deleted))
     return {
         name: f"CREATE OR REPLACE VIEW {schema.table(name)} AS {query}"
         for name, query in queries.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from txmq.errors import CommitRefusedError
 from txmq.store.register import Register, Registered
 
 _ASKING = "asking"
+# A token: the holder, its revision, the time.
+_TOKEN = re.compile(r"[^/]*/[^/]*/([0-9]{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class CheckLease:
     of a lease at the longest.
 
     So a transaction is asked at most its maximum, plus once for each round that died before it
-    wrote its claims. Only the observer's clock counts, so that a holder whose clock is ahead cannot
-    block other services for ever.
+    wrote its claims. A holder whose clock is ahead cannot block other services for ever: to an
+    observer no time of others is later than its own now.
     """
 
     def __init__(self, register: Register, holder: str, lease_s: float) -> None:
@@ -41,7 +44,7 @@ class CheckLease:
         self._asking: dict[str, str] = {}
         # The groups that the value names for this holder.
         self._named: set[str] = set()
-        # When this observer first saw that a group is asked by another service.
+        # Since when a group is asked by another service, as far as this observer knows.
         self._since_ms: dict[tuple[str, str], int] = {}
 
     def take(self, now_ms: int) -> bool:
@@ -87,7 +90,7 @@ class CheckLease:
         self._held = None
         if held is None or seen.revision != held.revision:
             return
-        self._asking |= dict.fromkeys(asking, f"{self._holder}/{held.revision}")
+        self._asking |= dict.fromkeys(asking, f"{self._holder}/{held.revision}/{now_ms}")
         try:
             value = self._value(None, now_ms, self._of_others(seen, now_ms))
             self._register.swap(seen, value, now_ms)
@@ -118,8 +121,11 @@ class CheckLease:
     def _of_others(self, seen: Registered, now_ms: int) -> dict[str, str]:
         """The groups that others ask, and have not asked for longer than a lease."""
         others = {pair for pair in _asking(seen).items() if not self._is_own(pair[1])}
-        # By this clock alone; where it was set back, it counts anew.
-        self._since_ms = {pair: min(self._since_ms.get(pair, now_ms), now_ms) for pair in others}
+        # A scheduled recheck looks once, so the time at which they were named counts from the
+        # start. One in the future comes from another clock, or this clock was set back.
+        self._since_ms = {
+            pair: min(self._since_ms.get(pair, _named_ms(pair[1], seen)), now_ms) for pair in others
+        }
         return {
             group: token
             for (group, token), since_ms in self._since_ms.items()
@@ -128,6 +134,12 @@ class CheckLease:
 
     def _is_own(self, token: str) -> bool:
         return token.partition("/")[0] == self._holder
+
+
+def _named_ms(token: str, seen: Registered) -> int:
+    """When a group was named; an earlier txmq wrote no time, and the last change counts."""
+    has_time = _TOKEN.fullmatch(token)
+    return int(has_time[1] if has_time else seen.value["renewed_ms"])
 
 
 def _asking(seen: Registered) -> dict[str, str]:

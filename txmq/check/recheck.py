@@ -27,7 +27,7 @@ from txmq.listeners.protocol import CheckListener, check_listener, load_listener
 from txmq.message.names import stored_name
 from txmq.results import plain
 from txmq.store.config import Config
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class RecheckJob:
         hooks: Iterable[Hook] = (),
     ) -> None:
         """Check the listeners and the hooks; read nothing and ask nobody yet."""
+        check_store(store)
         self._store = store
         self._hooks = Hooks(hooks)
         self._spark = spark

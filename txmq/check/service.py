@@ -29,7 +29,7 @@ from txmq.handles import (
 from txmq.hooks import Hook, Hooks
 from txmq.lifecycle import ClaimSource
 from txmq.listeners.protocol import CheckListener
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class CheckService:
         hooks: Iterable[Hook] = (),
     ) -> None:
         """Check the listeners and the hooks; read nothing and ask nobody yet."""
+        check_store(store)
         self._hooks = Hooks(hooks)
         self.store = store
         self._spark = spark

@@ -11,10 +11,14 @@ import typer
 from typer.core import TyperGroup
 
 from txmq import __version__
+from txmq.cli.copies import add_copy_commands
 from txmq.cli.dashboard import add_dashboard_command
 from txmq.cli.dead_letters import add_dead_letter_commands
 from txmq.cli.doctor import add_doctor_command
+from txmq.cli.erase import add_erase_command
+from txmq.cli.examples import add_examples
 from txmq.cli.groups import add_group_commands
+from txmq.cli.jobs import add_jobs_commands
 from txmq.cli.messages import add_message_commands
 from txmq.cli.panels import arrange
 from txmq.cli.recheck import add_recheck_command
@@ -32,6 +36,7 @@ from txmq.cli.sql_views import add_sql_views_command
 from txmq.cli.status import add_status_command
 from txmq.cli.topics import add_topic_commands
 from txmq.cli.transactions import add_transaction_commands
+from txmq.cli.upgrade import add_upgrade_command
 from txmq.cli.user_tables import add_user_table_commands
 from txmq.cli.verify import add_verify_command
 from txmq.errors import TxmqError
@@ -162,10 +167,15 @@ add_message_commands(app)
 add_topic_commands(app)
 add_group_commands(app)
 add_dead_letter_commands(app)
+add_erase_command(app)
 add_verify_command(app)
 add_user_table_commands(app)
+add_copy_commands(app)
+add_upgrade_command(app)
 add_sql_views_command(app)
+add_jobs_commands(app)
 arrange(app)
+add_examples(app)
 
 
 # --- views ----------------------------------------------------------------------------------------

@@ -42,10 +42,7 @@ def dashboard(  # noqa: PLR0913 - the options of a command
         bool, typer.Option("--show-bodies", help="Show bodies on the pages of messages.")
     ] = False,
 ) -> None:
-    """Show a store in a browser, read-only, until SIGTERM or Ctrl-C.
-
-    Example: txmq dashboard /data/txmq --listen 127.0.0.1:8320
-    """
+    """Show a store in a browser, read-only, until SIGTERM or Ctrl-C."""
     from txmq.broker import run_until_signal
     from txmq.dashboard.service import Dashboard, DashboardEndpoint, DashboardHandle
 

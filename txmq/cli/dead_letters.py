@@ -184,7 +184,7 @@ def _list_view(letters: tuple[DeadLetter, ...], total: int) -> RenderableType:
             letter.message_id,
             letter.origin_topic or "",
             letter.store_timestamp.isoformat(timespec="seconds"),
-            letter.reconsume_times or "",
+            str(letter.reconsume_times or ""),
             letter.reason or "",
             letter.keys or "",
             "sent again" if letter.is_replayed else "",

@@ -24,29 +24,32 @@ from txmq.admin.group_deletion import GroupDeletion
 from txmq.cli.shared import (
     AsJson,
     Location,
+    console,
     list_console,
     location_and,
     pairs,
     print_json,
     print_result,
 )
-from txmq.clock import timestamp
+from txmq.clock import SystemClock, timestamp
 from txmq.consumer.group import group_names
-from txmq.consumer.lag import ConsumerLag, QueueLag
+from txmq.consumer.lag import ConsumerLag, QueueLag, readable_lags
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ALL, ConsumeFromWhere
-from txmq.errors import ConsumerGroupNotFoundError
+from txmq.errors import ConsumerGroupNotFoundError, TopicNotFoundError, TxmqError
 from txmq.message.filter import MessageFilter, parse_filter
 from txmq.message.names import shown_name, stored_name, stored_topic
 from txmq.message.received import ReceivedMessage
+from txmq.store.catalog import unknown_topics
 from txmq.store.opening import open_store
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+EXIT_DAMAGED = 1
 POLL_MESSAGES = 256
 POLL_S = 0.2
 COMMIT_INTERVAL_S = 1.0
@@ -81,13 +84,18 @@ def add_group_commands(app: typer.Typer) -> None:
 
 @groups_app.command("list")
 def list_groups(location: Location, *, as_json: AsJson = False) -> None:
-    """List consumer groups: what they read, which members live, how far they are behind."""
-    summaries = ConsumerGroups(open_store(location)).list()
+    """List consumer groups: what they read, which members live, how far they are behind.
+
+    Exit code 1 if a group is damaged; all others are listed.
+    """
+    damaged = _Damaged()
+    summaries = ConsumerGroups(open_store(location)).list(damaged)
     if as_json:
         values = [summary.to_dict() for summary in summaries]
-        print_json({"count": len(summaries), "groups": values})
-    else:
+        print_json({"count": len(summaries), "groups": values, **damaged.to_dict()})
+    elif summaries or not damaged.problems:
         list_console().print(_groups_view(summaries))
+    damaged.end()
 
 
 @groups_app.command("delete")
@@ -102,7 +110,7 @@ def delete(
 ) -> None:
     """Remove the offsets and retries of a group without members; its dead letters stay.
 
-    Without --apply only show what would go. Example: txmq groups delete /data/txmq billing --apply
+    Without --apply only show what would go.
     """
     location, name = location_and(location, group, "GROUP")
     result = ConsumerGroups(open_store(location)).delete(name, apply=apply)
@@ -115,21 +123,49 @@ def lag(
     group: Annotated[str | None, typer.Option("--group", help="Of this group only.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show for each queue of each group how many messages it has not consumed yet."""
-    store = open_store(location)
-    lags = ConsumerLag(store)
+    """Show for each queue of each group how many messages it has not consumed yet.
+
+    Exit code 1 if a group is damaged; all others are shown.
+    """
+    store, damaged = open_store(location), _Damaged()
     if group is None:
-        queues = lags.of_all()
+        queues = readable_lags(store, SystemClock(), damaged)
     else:
-        stored = stored_name(group)
-        if stored not in group_names(store):
-            raise ConsumerGroupNotFoundError(stored)
-        queues = lags.of_group(stored)
+        queues = _lag_of(store, stored_name(group))
     total = sum(queue.lag for queue in queues)
     if as_json:
-        print_json({"lag": total, "queues": [queue.to_dict() for queue in queues]})
-    else:
+        values = [queue.to_dict() for queue in queues]
+        print_json({"lag": total, "queues": values, **damaged.to_dict()})
+    elif queues or not damaged.problems:
         list_console().print(_lag_view(queues, total))
+    damaged.end()
+
+
+def _lag_of(store: Store, group: str) -> list[QueueLag]:
+    if group not in group_names(store):
+        raise ConsumerGroupNotFoundError(group)
+    return ConsumerLag(store).of_group(group)
+
+
+class _Damaged:
+    """The groups that cannot be read; it is told of each."""
+
+    def __init__(self) -> None:
+        self.problems: dict[str, str] = {}
+
+    def __call__(self, group: str, error: TxmqError) -> None:
+        self.problems[group] = str(error)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"damaged": self.problems} if self.problems else {}
+
+    def end(self) -> None:
+        """Name each one, and end the program so that a scheduler sees it."""
+        for group, problem in self.problems.items():
+            text = f"group {shown_name(group)} cannot be read: {problem}"
+            console(stderr=True).print(text, markup=False, soft_wrap=True)
+        if self.problems:
+            raise typer.Exit(EXIT_DAMAGED)
 
 
 def consume(  # noqa: PLR0913 - the options of a command
@@ -149,6 +185,9 @@ def consume(  # noqa: PLR0913 - the options of a command
         int | None, typer.Option("--max-count", min=1, help="End after so many.")
     ] = None,
     with_body: Annotated[bool, typer.Option("--body/--no-body", help="Print bodies.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Also a topic that nobody has made or written yet.")
+    ] = False,
 ) -> None:
     """Print messages, one JSON object a line.
 
@@ -159,6 +198,9 @@ def consume(  # noqa: PLR0913 - the options of a command
     location, topic = location_and(location, topic, "TOPIC")
     start = _start(from_where)
     store, message_filter = open_store(location), parse_filter(filter_text)
+    if not wait:
+        # A mistyped topic would show nothing, or wait for ever.
+        _check_known(store, topic)
     messages = (
         _peeked(store, topic, start, message_filter, follow=follow, count=max_count)
         if group is None
@@ -224,13 +266,19 @@ def _peeked(  # noqa: PLR0913 - the options of a command
     follow: bool,
     count: int | None,
 ) -> Generator[ReceivedMessage]:
-    stored = stored_topic(topic)
-    # Refuses a mistyped topic, which would wait for ever or show nothing.
-    store.topic_location(stored)
     peek = TopicPeek(
-        store, stored, start, message_filter=None if message_filter.is_all else message_filter
+        store,
+        stored_topic(topic),
+        start,
+        message_filter=None if message_filter.is_all else message_filter,
     )
     yield from islice(peek.follow() if follow else peek.messages(), count)
+
+
+def _check_known(store: Store, topic: str) -> None:
+    unknown = unknown_topics(store, [stored_topic(topic)])
+    for problem in unknown.values():
+        raise TopicNotFoundError(topic, f"{problem}; --wait reads it from its first message on")
 
 
 def _consumed(  # noqa: PLR0913 - the options of a command

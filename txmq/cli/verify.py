@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from txmq.cli.shared import AsJson, ConfigFile, Location, print_result
+from txmq.cli.shared import AsJson, ConfigFile, Location, list_console, print_result
 from txmq.job import verify_opened
 from txmq.store.opening import open_store
+from txmq.store.store import Store
 from txmq.verify import (
     BusinessReport,
     BusinessResult,
@@ -65,6 +66,15 @@ def verify(
         raise typer.Exit(EXIT_VIOLATIONS)
     if not report.is_business_clean:
         raise typer.Exit(EXIT_BUSINESS_VIOLATIONS)
+
+
+def verify_after(store: Store, *, is_shown: bool) -> None:
+    """Verify a store that a command has changed; exit code EXIT_VIOLATIONS if it is not clean."""
+    report = verify_opened(store, drained=False)
+    if is_shown:
+        list_console().print(_view(report))
+    if not report.is_txmq_clean:
+        raise typer.Exit(EXIT_VIOLATIONS)
 
 
 # --- views ----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from txmq.delta.forks import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
 from txmq.message.names import topic_in_namespace
 from txmq.message.received import ReceivedMessage
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 Result = TypeVar("Result")
 # A call that does not end when it is cancelled is given up so much later.
@@ -69,6 +69,7 @@ class AsyncPullConsumer:
         **options: Any,
     ) -> None:
         """Check the names, and read and write nothing."""
+        check_store(store)
         namespace = options.get("namespace")
         subscription = Subscription.of(
             consumer_group=consumer_group, topics=topics, namespace=namespace,

@@ -8,6 +8,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from txmq.consumer.ranges import OffsetRange
+from txmq.message.erased import is_not_erased
 from txmq.message.filter import MessageFilter
 from txmq.store.store import Store
 
@@ -47,7 +48,7 @@ class TopicFrames:
 
     def _of_topic(self, topic: str, ranges: Sequence[OffsetRange]) -> DataFrame:
         rows = self._spark.read.format("delta").load(self._store.topic_location(topic))
-        rows = rows.where(reduce(or_, map(_is_in_range, ranges)))
+        rows = rows.where(reduce(or_, map(_is_in_range, ranges))).where(is_not_erased())
         message_filter = self._filters.get(topic)
         if message_filter is None or message_filter.is_all:
             return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from txmq.consumer.followed import TopicCommit
@@ -14,11 +14,12 @@ from txmq.consumer.rules import (
     Owner,
     TopicQueue,
 )
-from txmq.errors import StoreFormatError
+from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue
 from txmq.store.store import Store
 from txmq.store.tables import CONSUMER_GROUP
+from txmq.store.value_shapes import MEMBERS_MAX
 
 
 class ConsumerGroup(SharedValue[GroupState]):
@@ -41,6 +42,16 @@ class ConsumerGroup(SharedValue[GroupState]):
         """When the storage stored what was read or written last; None where it does not say."""
         table = self._register.table
         return table.commit_times_ms().get(table.version)
+
+    def check_room(
+        self, state: GroupState, member_id: str, mode: ConsumeMode, gone: Collection[str]
+    ) -> None:
+        """Refuse one more member of a group that is full. Raises: ConsumerGroupFullError."""
+        if len(state.members.keys() - {member_id, *gone}) >= MEMBERS_MAX:
+            raise ConsumerGroupFullError(self.name, MEMBERS_MAX, "members that live")
+        is_new = mode is ConsumeMode.BROADCASTING and member_id not in state.offsets
+        if is_new and len(state.offsets) >= MEMBERS_MAX:
+            raise ConsumerGroupFullError(self.name, MEMBERS_MAX, "members with offsets")
 
     def _read(self, value: Mapping[str, Any]) -> GroupState:
         try:

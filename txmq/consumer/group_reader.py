@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from txmq.clock import Clock
@@ -18,9 +19,11 @@ from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.consumer.taking import KnowsSentBack, MessageTaking
-from txmq.errors import ConfigError, QueueNotOwnedError, shown
+from txmq.errors import ConfigError, QueueNotOwnedError, StorageError, shown
+from txmq.message.body_codec import BodyCodec, checked_codec
+from txmq.message.names import shown_name
 from txmq.message.received import ReceivedMessage
-from txmq.store.catalog import TopicCatalog
+from txmq.store.catalog import TopicCatalog, unknown_topics
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -59,9 +62,10 @@ class GroupReader:
         sends_back: sends failed messages to the retry topic; the default is `SendBack`.
         consume_timeout_s: after so long without a question the member is stuck; the default is the
             setting of the group.
+        codec: decodes bodies.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a member
         self,
         store: Store,
         subscription: Subscription,
@@ -69,12 +73,14 @@ class GroupReader:
         sends_back: SendsBack | None = None,
         *,
         consume_timeout_s: float | None = None,
+        codec: BodyCodec | None = None,
     ) -> None:
         """Join the group: one commit, and one more that creates the table of a new group.
 
         Raises: TopicNotFoundError, OffsetOutOfRangeError, ConsumerGroupConflictError, ConfigError,
             StorageError.
         """
+        self._codec: BodyCodec | None = checked_codec(codec)
         catalog = TopicCatalog(store)
         for topic in subscription.filters:
             catalog.check_is_there(topic)
@@ -106,6 +112,7 @@ class GroupReader:
         self._renewal_s = self._member.renewal_s
         self._member.join()
         self._positions.follow(self._member.held)
+        self._store, self._has_looked = store, False
 
     def _reader(self, store: Store, topic: str) -> TopicReader:
         return TopicReader(
@@ -113,6 +120,7 @@ class GroupReader:
             topic,
             message_filter=self._subscription.filter_of(topic),
             namespace=self._subscription.namespace,
+            codec=self._codec,
         )
 
     def _knows_sent_back(self) -> KnowsSentBack | None:
@@ -167,6 +175,18 @@ class GroupReader:
         """Raise ConfigError for a topic that the member does not read."""
         if topic not in self._readers:
             raise ConfigError([f"topic {shown(topic)} is not among those of this consumer"])
+
+    def _tell_unknown(self) -> None:
+        """Warn once of topics that nobody has made or written: their names may be mistyped."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        unseen = [name for name in self._subscription.filters if not self._seen_queues()[name]]
+        # Reading goes on, whatever becomes of a hint.
+        with suppress(StorageError):
+            for topic, problem in unknown_topics(self._store, unseen).items():
+                group = shown_name(self._subscription.consumer_group)
+                logger.warning("group %s waits for topic %s: %s", group, shown_name(topic), problem)
 
     # --- following the logs -----------------------------------------------------------------
 
@@ -236,6 +256,9 @@ class GroupReader:
             time.sleep(min(left_s, self._look_interval_s))
             if self._has_news(is_all_handled=is_all_handled):
                 handed = self.take(count)
+        if not handed:
+            # Not sooner: the first message of a topic may be on its way.
+            self._tell_unknown()
         return handed
 
     def take(self, count: int) -> list[QueueMessage]:

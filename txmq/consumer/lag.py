@@ -14,7 +14,7 @@ from txmq.consumer.offsets import TopicOffsets
 from txmq.consumer.rules import SHARED, GroupState, TopicQueue
 from txmq.errors import TxmqError
 from txmq.message.names import shown_name
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 logger = logging.getLogger(__name__)
 # Is told the stored name of a damaged group, and its error.
@@ -127,6 +127,7 @@ class ConsumerLag:
 
     def __init__(self, store: Store, clock: Clock | None = None) -> None:
         """Nothing is read yet."""
+        check_store(store)
         self._store, self._clock = store, clock or SystemClock()
         self._offsets: dict[str, TopicOffsets] = {}
 

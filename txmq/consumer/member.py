@@ -184,6 +184,7 @@ class GroupMember:
         self._me, gone = _NOBODY, self._watch.gone(state.members)
         if self.member_id in state.members and self.member_id not in gone:
             return state
+        self._group.check_room(state, self.member_id, self.settings.mode, gone)
         after = state.joined(
             self._group.name, self.member_id, self.settings, self._queues(), gone=gone,
             lease_end_ms=self._lease.next_number(None), lease_ms=self._lease_ms,

@@ -20,6 +20,7 @@ from txmq.columns import Integers, integers
 from txmq.consumer.offsets import NONE, POSITION_COLUMNS
 from txmq.delta.files import FilePart
 from txmq.delta.storage import Table
+from txmq.message.erased import are_erased
 from txmq.message.received import MESSAGE_COLUMNS
 
 RUN_ROWS = 1024
@@ -89,7 +90,7 @@ class Window:
         start: the number of its first row in the part.
         rows: the rows with MESSAGE_COLUMNS.
         place: for each row of the part from `start` on its place in `rows`; None where they agree.
-        passes: which of `rows` pass the filter; None where all pass.
+        passes: which of `rows` pass the filter and are not erased; None where all do.
         size_bytes: the memory that the rows take.
     """
 
@@ -114,6 +115,8 @@ class Window:
         if message_filter is not None:
             mask = pc.fill_null(message_filter.mask(rows), False)  # noqa: FBT003 - pyarrow's
             passes = mask.to_numpy(zero_copy_only=False).astype(bool)
+        if (gone := are_erased(rows["properties"])) is not None:
+            passes = ~gone if passes is None else passes & ~gone
         return cls(start, rows, place, passes, int(rows.nbytes))
 
     def places(self, numbers: Integers) -> Integers:

@@ -23,8 +23,9 @@ from txmq.consumer.push import ConsumerHandle, MessagePush
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.hooks import Hook, Hooks
+from txmq.message.body_codec import BodyCodec
 from txmq.message.received import ReceivedMessage
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 POLL_MESSAGES = 32
 
@@ -46,7 +47,8 @@ class PullConsumer(MovableMember):
         store: the store of the topics.
         consumer_group: the name of the group.
         topics: a name, several names, or a mapping of names to filters as `parse_filter` takes
-            them. A topic that does not exist yet is read from its first message.
+            them. A topic that does not exist yet is read from its first message; a warning says so
+            once, with the nearest name that is there.
         from_where: where a group begins that has no offsets yet (R106): the first or the last
             offset, a moment, or offsets by topic and queue.
         from_timestamp: the moment, for ConsumeFromWhere.TIMESTAMP.
@@ -61,6 +63,7 @@ class PullConsumer(MovableMember):
         on_error: called with the message and the error where a handler fails: with what it raised,
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
         hooks: are told of each call of a handler.
+        body_codec: decodes bodies, as `AesGcmCodec` does; without it they are the stored bytes.
 
     Raises:
         InvalidNameError: a name cannot be used.
@@ -95,12 +98,14 @@ class PullConsumer(MovableMember):
         consume_timeout_s: float | None = None,
         on_error: ErrorHook | None = None,
         hooks: Iterable[Hook] = (),
+        body_codec: BodyCodec | None = None,
     ) -> None:
         """Check all arguments, then join the group.
 
         Commits: one, and one more that creates the table of a new group, or notes the members that
         it has.
         """
+        check_store(store)
         subscription = Subscription.of(
             consumer_group=consumer_group, topics=topics, from_where=from_where,
             from_timestamp=from_timestamp, mode=mode, member_id=member_id, namespace=namespace,
@@ -117,8 +122,9 @@ class PullConsumer(MovableMember):
         self._watch = ProcessWatch(Hooks(hooks), consumer_group, namespace)
         self._by_topic = HandlersByTopic(subscription.filters, namespace)
         self._reader = GroupReader(
-            store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s
-        )
+            store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s,
+            codec=body_codec,
+        )  # fmt: skip
 
     # --- pulling ----------------------------------------------------------------------------
 

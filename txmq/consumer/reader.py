@@ -41,6 +41,7 @@ from txmq.errors import (
     StoreNotFoundError,
     TopicRestoredError,
 )
+from txmq.message.body_codec import BodyCodec
 from txmq.message.received import MessageRows
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
@@ -84,12 +85,13 @@ class TopicReader:
         *,
         message_filter: MessageMask | None = None,
         namespace: str | None = None,
+        codec: BodyCodec | None = None,
     ) -> None:
         """Open nothing yet; messages show names of `namespace` without it."""
         self.topic = topic
         self.ends: dict[int, int] = {}
         self.failure: Exception | None = None
-        self._store, self._namespace = store, namespace
+        self._store, self._namespace, self._codec = store, namespace, codec
         self._table: Table = store.tables.table_at(f"topics/{topic}")
         self._version = NONE
         self._parts: list[FilePart] = []
@@ -353,7 +355,7 @@ class TopicReader:
         if window.passes is not None:
             chosen = window.passes[places]
             places, offsets = places[chosen], offsets[chosen]
-        taken = MessageRows(window.taken(places), self._namespace)
+        taken = MessageRows(window.taken(places), self._namespace, self._codec)
         return Run(taken, offsets.tolist(), next_offset)
 
     def places(self, queue_id: int, start: int, end: int) -> list[tuple[int, str, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.errors import InvalidDelayTypeError, InvalidReasonError
@@ -33,9 +33,7 @@ from txmq.message.names import (
 from txmq.message.reasons import one_line
 from txmq.message.received import ReceivedMessage, effects_of
 from txmq.producer.once import KeyedMessage, OnceKey, OnceSender
-
-if TYPE_CHECKING:
-    from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 # The producer group of retries. Users cannot name it, and no listener is asked about its messages.
 RETRY_GROUP = "rmq_sys_retry"
@@ -146,6 +144,7 @@ class SendBack:
 
     def __init__(self, store: Store, consumer_group: str, clock: Clock | None = None) -> None:
         """Check the name; nothing is opened; 0 commits."""
+        check_store(store)
         self._group = check_stored_group(consumer_group, "consumer_group")
         self._max_times = store.config.of_consumer_group(self._group).max_reconsume_times
         self._sender = OnceSender(store, self._group, RETRY_GROUP, clock or SystemClock())
@@ -223,7 +222,7 @@ class SendBack:
         name = dead_letter_topic if is_dead else retry_topic
         sent = Message.as_stored(
             topic=name(self._group),
-            body=message.body,
+            body=message.stored_body,
             tags=message.tags,
             keys=message.keys,
             properties=self._properties(failed, times + 1, is_retry=is_retry, is_dead=is_dead),

@@ -30,8 +30,10 @@ from txmq.errors import (
     TxmqError,
     shown,
 )
+from txmq.message.erased import is_not_erased
 from txmq.message.filter import MessageFilter
 from txmq.message.names import check_namespace, group_in_namespace, topic_in_namespace
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from txmq.store.store import Store
 
 # Error conditions of Spark, and the texts of its older parts that name no condition.
 _OVERTAKEN = (
@@ -80,6 +81,7 @@ class Consumer:
 
     def __init__(self, store: Store, *, consumer_group: str, namespace: str | None = None) -> None:
         """Check the names; nothing is read; 0 commits."""
+        check_store(store)
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
         self.consumer_group = group_in_namespace(consumer_group, self.namespace, "consumer_group")
@@ -128,7 +130,7 @@ class Consumer:
         reader = spark.readStream.format("delta").option("skipChangeCommits", "true")
         if start.where is ConsumeFromWhere.LAST_OFFSET:
             reader = reader.option("startingVersion", "latest")
-        rows = reader.load(location)
+        rows = reader.load(location).where(is_not_erased())
         if start.moment_ms is not None:
             rows = rows.where(rows["store_timestamp"] >= timestamp(start.moment_ms))
         for queue_id, offset in (start.offsets or {}).get(topic, {}).items():
@@ -168,7 +170,7 @@ class Consumer:
             # Delta refuses a time after the last commit; the topic is unchanged since then.
             is_now = as_of is not None and self._is_newest(topic, moment_ms(as_of))
             reader = spark.read.format("delta").options(**({} if is_now else options))
-            rows = reader.load(location)
+            rows = reader.load(location).where(is_not_erased())
             frames.append(rows if message_filter.is_all else rows.where(message_filter.column()))
         return united(frames, self.namespace)
 

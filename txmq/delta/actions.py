@@ -17,6 +17,8 @@ ENGINE = "txmq"
 # What txmq says in a commit beside Delta's actions.
 TOKEN, NOTE = "txmq.token", "txmq.note"
 IN_COMMIT_TIME = "inCommitTimestamp"
+# Up to the year 9999: the next commit has to name a later time, in 64 bits.
+_MOMENTS_MS = 253_402_214_400_000
 # Delta leaves these as they are in a path.
 _PLAIN_IN_PATHS = "/=:@!$&'()*+,;-._~"
 # They change neither files nor marks.
@@ -183,7 +185,9 @@ def commit_actions(content: bytes) -> CommitActions:
         raise ValueError("is empty")
     marks = {mark["appId"]: int(mark["version"]) for mark in of_kind(actions, "txn")}
     kinds = {kind for action in actions for kind in action}
-    info: dict[str, Any] = next(iter(of_kind(actions, "commitInfo")), {})
+    info: Any = next(iter(of_kind(actions, "commitInfo")), {})
+    if not isinstance(info, dict):
+        raise ValueError("has a commitInfo that is no object")  # noqa: TRY004 - as for all damage
     return CommitActions(
         marks,
         list(of_kind(actions, "add")),
@@ -194,8 +198,14 @@ def commit_actions(content: bytes) -> CommitActions:
         next(iter(of_kind(actions, "metaData")), None),
         next(iter(of_kind(actions, "protocol")), None),
         of_kind(actions, "cdc"),
-        info.get(IN_COMMIT_TIME),
+        _moment_ms(info.get(IN_COMMIT_TIME)),
     )
+
+
+def _moment_ms(value: object) -> int | None:
+    """A time of a commit; None for what others wrote that is none."""
+    # In Python a bool is an int.
+    return value if type(value) is int and 0 <= value < _MOMENTS_MS else None
 
 
 def of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:

@@ -17,6 +17,7 @@ from txmq.delta.failures import failed_read
 from txmq.delta.files import Bounds, DataFile, FilePart, FileRange, covering
 from txmq.delta.folder import NOT_FOUND, TableFolder
 from txmq.delta.forks import begin_use, refuse_panic
+from txmq.delta.kept_log import KeptLog, kept_log
 from txmq.delta.replay import follow, parsed_commit, replayed
 from txmq.delta.retries import MISSING, read_again
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
@@ -106,6 +107,16 @@ class FollowedTable(TableFolder):
         self._check(snapshot.definition)
         self._listed_s = time.monotonic()
         return snapshot
+
+    def kept_log(self) -> KeptLog:
+        """The newest version with all files that the kept log names; it is not pinned.
+
+        Raises: StoreNotFoundError, StorageError.
+        """
+        begin_use()
+        log = kept_log(self)
+        self._check(log.snapshot.definition)
+        return log
 
     def _follow(self, snapshot: Snapshot, through: int | None = None) -> bool:
         """Follow the commits one by one; false where the log has to be read as a whole."""

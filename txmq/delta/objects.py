@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, PreconditionError
@@ -17,6 +17,11 @@ from txmq.delta.rooted import inside
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+
+# What is larger is read and written in pieces of this size, a few at a time.
+PIECE_BYTES = 8 * 1024 * 1024
+PIECES_AT_ONCE = 2
 
 
 class Objects:
@@ -54,6 +59,37 @@ class Objects:
         """The names of the objects in a folder, listed once."""
         objects = obstore.list(self._opened(), prefix=inside(folder)).collect()
         return [str(meta["path"]).rpartition("/")[2] for meta in objects]
+
+    def sizes(self) -> dict[str, int]:
+        """All objects, of all folders, each with its size."""
+        return {str(meta["path"]): int(meta["size"]) for meta in self._all()}
+
+    def is_empty(self) -> bool:
+        """Whether there is no object at all."""
+        return next(self._all(), None) is None
+
+    def _all(self) -> Iterator[Mapping[str, Any]]:
+        for metas in obstore.list(self._opened()):
+            yield from metas
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """The content of an object, piece by piece. Raises: FileNotFoundError; STORAGE_ERRORS."""
+        for piece in obstore.get(self._opened(), inside(path)).stream(min_chunk_size=PIECE_BYTES):
+            yield bytes(piece)
+
+    def put_pieces(self, path: str, pieces: Iterable[bytes], size_bytes: int) -> None:
+        """As `put`, of about so many bytes; nothing is written where `pieces` raises."""
+        if size_bytes <= PIECE_BYTES:
+            self.put(path, b"".join(pieces))
+            return
+        # Not by `obstore.put`: it asks for the pieces where none can be fetched by obstore.
+        writer = obstore.open_writer(
+            self._opened(), inside(path), buffer_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE
+        )
+        for piece in pieces:
+            writer.write(piece)
+        # Without this there is no object.
+        writer.close()
 
     def _opened(self) -> ObjectStore:
         # As delta-rs, obstore starts threads at its first use, which a fork does not copy.

@@ -159,8 +159,9 @@ class PinnedTable(TableFolder):
     def _opened(self) -> DeltaTable:
         begin_use()
         options = self._options or None
+        missing = self.missing.format(self.location)
         handle = read_again(
-            self.name, lambda: DeltaTable(self.location, storage_options=options), self.missing
+            self.name, lambda: DeltaTable(self.location, storage_options=options), missing
         )
         self._marks_of, self._updates = None, 0
         # What was seen before may be of another log.

@@ -39,6 +39,8 @@ MOVED_ATTEMPTS = 3
 # Rows that are decoded at once.
 STEP_ROWS = 4096
 _CHANGE_TYPE = "_change_type"
+# What is kept of rows while others are read; it is given one batch after the other.
+Reduce = Callable[[pa.Table], pa.Table]
 
 
 class ReadTable(FollowedTable):
@@ -143,39 +145,51 @@ class ReadTable(FollowedTable):
         parts = [self._stored_again(file, list(columns)).cast(schema) for file in files]
         return pa.concat_tables([schema.empty_table(), *parts])
 
-    def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
-        """All rows whose `column` is one of `values`; reads only the files that may hold them."""
-        read_columns = columns if column in columns else [column, *columns]
+    def rows_of(
+        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None = None
+    ) -> pa.Table:
+        """All rows whose `column` is one of `values`; reads only the files that may hold them.
+
+        With `reduce` what it makes of them, which keeps `column`; memory holds one batch and that.
+        """
+        read_columns, keep = _read_and_kept(column, columns, reduce)
         files = [f for f in self.files_holding(column, values) if self._holds(f, column, values)]
-        if any(file.size_bytes > WHOLE_FILE_BYTES for file in files):
-            parts = [self._matching(file, column, values, read_columns) for file in files]
-            rows = pa.concat_tables([self.read([], read_columns), *parts])
-        else:
-            rows = self.read(files, read_columns)
+        if reduce or any(file.size_bytes > WHOLE_FILE_BYTES for file in files):
+            reads = [
+                partial(self._matching, file, column, values, read_columns, keep) for file in files
+            ]
+            parts = [read_again(self.name, read) for read in reads]
+            return pa.concat_tables([keep(self.read([], read_columns)), *parts])
+        rows = self.read(files, read_columns)
         if not rows.num_rows:
             # Else all values would be hashed for nothing.
-            return rows.select(list(columns))
+            return keep(rows)
         is_match = pc.is_in(rows[column], value_set=values)
         # A large transaction fills whole files, and a filter would copy them.
         if not pc.all(is_match, min_count=0).as_py():
             rows = rows.filter(is_match)
-        return rows.select(list(columns))
+        return keep(rows)
 
     def _matching(
-        self, file: DataFile, column: str, values: pa.Array, columns: Sequence[str]
+        self,
+        file: DataFile,
+        column: str,
+        values: pa.Array,
+        columns: Sequence[str],
+        keep: Reduce,
     ) -> pa.Table:
         """The rows of one file whose `column` is one of `values`; holds one batch and them."""
         schema = self._columns_of(columns)
-        parts = [schema.empty_table()]
+        parts = [keep(schema.empty_table())]
         for batch in self.batches(file, columns, LARGE_FILE_ROWS):
             rows = with_partition(pa.table(batch), file, schema)
-            parts.append(rows.filter(pc.is_in(rows[column], value_set=values)))
+            parts.append(keep(rows.filter(pc.is_in(rows[column], value_set=values))))
         return pa.concat_tables(parts)
 
     # --- files that cannot be read -----------------------------------------------------------
 
     def readable_rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str]
+        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None = None
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         """As `rows_of`, but files that cannot be read are set aside, and returned.
 
@@ -184,7 +198,7 @@ class ReadTable(FollowedTable):
         """
         for _ in range(MOVED_ATTEMPTS):
             before = self.snapshot
-            rows, unreadable = self._readable_rows_of(column, values, columns)
+            rows, unreadable = self._readable_rows_of(column, values, columns, reduce)
             lost = self._lost(column, values, rows)
             is_back = not lost and self.snapshot is not before
             if not is_back and (not unreadable or not self.has_replaced(unreadable)):
@@ -201,23 +215,23 @@ class ReadTable(FollowedTable):
         )
 
     def _readable_rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str]
+        self, column: str, values: pa.Array, columns: Sequence[str], reduce: Reduce | None
     ) -> tuple[pa.Table, tuple[UnreadableFile, ...]]:
         if not self._unreadable:
             try:
-                return self.rows_of(column, values, columns), ()
+                return self.rows_of(column, values, columns, reduce), ()
             except Exception:  # noqa: BLE001, S110 - read again, file by file
                 pass
-        read_columns = columns if column in columns else [column, *columns]
-        parts, unreadable = [self.read([], read_columns)], []
+        read_columns, keep = _read_and_kept(column, columns, reduce)
+        parts, unreadable = [keep(self.read([], read_columns))], []
         for span in self.ranges_holding(column, values):
-            read = partial(self._matching, span.file, column, values, read_columns)
+            read = partial(self._matching, span.file, column, values, read_columns, keep)
             rows, problem = self.readable(span.file, read)
             if rows is None:
                 unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
             else:
                 parts.append(rows)
-        return pa.concat_tables(parts).select(list(columns)), tuple(unreadable)
+        return pa.concat_tables(parts), tuple(unreadable)
 
     def readable(self, file: DataFile, read: Callable[[], pa.Table]) -> tuple[pa.Table | None, str]:
         """What `read` gives, or why the file cannot be read; it is not tried again at once."""
@@ -339,3 +353,11 @@ class ReadTable(FollowedTable):
             return
         with self.filesystem.open_input_file(file.path) as source:
             yield from record_batches(source, stored, rows, batch_bytes)
+
+
+def _read_and_kept(
+    column: str, columns: Sequence[str], reduce: Reduce | None
+) -> tuple[Sequence[str], Reduce]:
+    """The columns to read for a search by `column`, and what is kept of the rows."""
+    read_columns = columns if column in columns else [column, *columns]
+    return read_columns, reduce or (lambda rows: rows.select(list(columns)))

@@ -41,14 +41,15 @@ class BrokenLogError(OSError):
 
 
 @dataclass(slots=True)
-class _Log:
+class LogNames:
     """The names in a log folder: the versions of its commits, and the files of its checkpoints."""
 
     commits: set[int] = field(default_factory=set)
     checkpoints: dict[int, list[list[str]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> _Log:
+    def of(cls, names: Sequence[str]) -> LogNames:
+        """Those among the names of a folder."""
         log = cls()
         parts: dict[tuple[int, int], list[str]] = {}
         for name in sorted(names):
@@ -63,6 +64,7 @@ class _Log:
 
     @property
     def newest(self) -> int:
+        """The newest version; -1 without any."""
         return max(self.commits, default=max(self.checkpoints, default=-1))
 
     def bases(self) -> list[int]:
@@ -81,23 +83,26 @@ def replayed(folder: TableFolder, missing: str) -> Snapshot:
     Raises: StoreNotFoundError with the problem `missing` where there is no log; OSError, which may
         pass while a writer cleans the log; StorageError.
     """
-    log = _Log.of(folder.log_names())
+    log = LogNames.of(folder.log_names())
     if log.newest < 0:
         raise StoreNotFoundError(folder.name, missing)
-    base, snapshot = _base(folder, log)
+    base, snapshot = begin(folder, log, log.bases())
     for version in range(base + 1, log.newest + 1):
         content, seen = _commit(folder, version)
         actions = parsed_commit(folder.name, version, content)
-        snapshot = _first(actions) if snapshot is None else snapshot
+        snapshot = first(actions) if snapshot is None else snapshot
         follow(folder.name, snapshot, seen, actions)
     assert snapshot is not None  # noqa: S101 - there is a checkpoint, or commit 0
     return snapshot
 
 
-def _base(folder: TableFolder, log: _Log) -> tuple[int, Snapshot | None]:
-    """The newest checkpoint that can be read and after which no commit is missing."""
+def begin(folder: TableFolder, log: LogNames, bases: Sequence[int]) -> tuple[int, Snapshot | None]:
+    """The first of these checkpoints that can be read and after which no commit is missing.
+
+    Raises: BrokenLogError where there is none.
+    """
     problem = ""
-    for base in log.bases():
+    for base in bases:
         missing = log.missing_after(base)
         if missing is not None:
             problem = problem or f"{commit_path(missing)} is not there, but later commits are"
@@ -112,7 +117,8 @@ def _base(folder: TableFolder, log: _Log) -> tuple[int, Snapshot | None]:
     raise BrokenLogError(problem)
 
 
-def _first(actions: CommitActions) -> Snapshot:
+def first(actions: CommitActions) -> Snapshot:
+    """The table before its first commit, which defines it. Raises: BrokenLogError."""
     if actions.metadata is None or actions.protocol is None:
         raise BrokenLogError(f"{commit_path(0)} has no metaData or no protocol")
     return Snapshot(Seen(-1), Definition(actions.metadata, actions.protocol), (), Marks())

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+# Raised where an earlier txmq would do harm beside this one; `txmq upgrade` takes a table there
+# (decision 0059).
+SCHEMA_VERSION = 2
 SCHEMA_VERSION_PROPERTY = "txmq.schema_version"
 # Files that were written up to this time and are in no commit may be gone (decision 0029).
 SWEPT_PROPERTY = "txmq.swept_ms"

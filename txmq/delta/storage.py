@@ -268,8 +268,8 @@ class Table(ReadTable):
         """As `swap` without rows."""
         self._commit((), (), marks, self._newest_known())
 
-    def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> None:
-        """Replace files by files with the same rows: one commit, which no reader sees as news.
+    def rewrite(self, old: Sequence[DataFile], new: Sequence[NewFile]) -> int:
+        """Replace files by files with the same rows: the version, which no reader sees as news.
 
         delta-rs lets two writers remove the same file, which would double its rows. This commit is
         refused after another one that removed a file of it; an older txmq is refused by a mark
@@ -280,7 +280,7 @@ class Table(ReadTable):
         self._check_kept(new)
         modified_ms = max((file.modified_ms for file in old), default=None)
         removed = [removed_file(file, is_news=False) for file in old]
-        self._replace_files([added_file(file, modified_ms) for file in new], removed, {})
+        return self._replace_files([added_file(file, modified_ms) for file in new], removed, {})
 
     def remove(self, files: Sequence[DataFile], marks: Mapping[str, int] | None = None) -> None:
         """Remove whole files and so their rows, and set marks: one commit.
@@ -304,10 +304,10 @@ class Table(ReadTable):
 
     def _replace_files(
         self, added: Sequence[AddedFile], removed: Sequence[RemovedFile], marks: Mapping[str, int]
-    ) -> None:
+    ) -> int:
         since = self._newest_known()
         rewrites = {REWRITE_MARK: (self.mark(REWRITE_MARK) or 0) + 1}
-        self._commit(added, removed, {**rewrites, **marks}, since)
+        return self._commit(added, removed, {**rewrites, **marks}, since)
 
     def _commit(
         self,

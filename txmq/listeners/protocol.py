@@ -195,9 +195,11 @@ def load_listeners(settings: Mapping[str, str | Mapping[str, Any]]) -> dict[str,
 def check_listener(group: str, listener: Kind) -> Kind:
     """Return the listener. Raises: ListenerError if it cannot answer a check."""
     if not _can_answer(listener):
+        name = getattr(listener, "__name__", "an object")
+        hint = f"; this is a class: pass {name}(…)" if isinstance(listener, type) else ""
         problem = (
             f"for group {group} must be an object with the methods {EXECUTE} and {CHECK}, or with "
-            f"{CHECK_SET} or {CHECK_ARROW_SET}, none of them async"
+            f"{CHECK_SET} or {CHECK_ARROW_SET}, none of them async{hint}"
         )
         raise ListenerError(type(listener).__name__, problem)
     head_columns(listener)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from txmq.errors import EnvironmentProblemError
-from txmq.local_spark.jars import JARS, cache_folder, fetch_jars, jar_folder, missing_jars
+from txmq.local_spark.jars import cache_folder, fetch_jars, jar_folder, missing_jars
 from txmq.local_spark.java import JAVA_PACKAGE, Java, find_java, home_for_spark, require_java
+from txmq.local_spark.releases import installed_release
 
 _OLDEST_PYTHON = (3, 11)
 
@@ -41,12 +42,8 @@ def _check_python() -> None:
 
 
 def _check_packages() -> None:
-    try:
-        _say("found", f"Spark {version('pyspark')} and Delta {version('delta-spark')}")
-    except PackageNotFoundError as missing:
-        raise EnvironmentProblemError(
-            f"the package {missing.name} is not installed", "Run `pip install 'txmq[spark]'`"
-        ) from missing
+    release = installed_release()
+    _say("found", f"Spark {version('pyspark')} and Delta {release.delta}")
 
 
 def _java() -> Java:
@@ -72,10 +69,11 @@ def _install(requirement: str) -> None:
 def _jars(java: Java) -> None:
     cache = cache_folder()
     folder = jar_folder(cache)
+    count = len(installed_release().jars)
     if missing_jars(folder):
-        _say("fetch", f"{len(JARS)} jars of Delta (13 MB)")
+        _say("fetch", f"{count} jars of Delta (13 MB)")
         fetch_jars(cache, home_for_spark(java, cache))
-    _say("found", f"{len(JARS)} jars of Delta in {folder}")
+    _say("found", f"{count} jars of Delta in {folder}")
 
 
 def _say(what: str, text: str) -> None:

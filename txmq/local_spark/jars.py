@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txmq.errors import EnvironmentProblemError
+from txmq.local_spark.releases import installed_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,35 +24,6 @@ if TYPE_CHECKING:
 # Java's key store format: magic number, version, entries. A reader without a password does not
 # check the digest at the end.
 _MAGIC, _VERSION, _TRUSTED, _NO_DATE = 0xFEEDFEED, 2, 2, 0
-
-DELTA_VERSION = "4.4.0"
-SPARK_VERSION = "4.2"
-COORDINATE = f"io.delta:delta-spark_{SPARK_VERSION}_2.13:{DELTA_VERSION}"
-
-# The jars that Delta needs beside those of PySpark; another version needs another table.
-JARS: Mapping[str, str] = {
-    "io.delta_delta-kernel-api-4.4.0.jar": (
-        "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11"
-    ),
-    "io.delta_delta-kernel-defaults-4.4.0.jar": (
-        "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b"
-    ),
-    "io.delta_delta-kernel-unitycatalog-4.4.0.jar": (
-        "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa"
-    ),
-    "io.delta_delta-spark_4.2_2.13-4.4.0.jar": (
-        "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead"
-    ),
-    "io.delta_delta-storage-4.4.0.jar": (
-        "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc"
-    ),
-    "io.unitycatalog_unitycatalog-client-0.6.0.jar": (
-        "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19"
-    ),
-    "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": (
-        "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150"
-    ),
-}
 
 # Over 70 MB. PySpark ships 22 of these 26 jars, mostly newer; Delta works without the other 4.
 _SHIPPED_BY_SPARK = (
@@ -79,18 +51,20 @@ def cache_folder() -> Path:
 
 
 def jar_folder(cache: Path) -> Path:
-    """The folder for the jars of one version of Delta."""
-    return cache / f"delta-{DELTA_VERSION}-spark-{SPARK_VERSION}"
+    """The folder for the jars of the installed Delta and Spark."""
+    release = installed_release()
+    return cache / f"delta-{release.delta}-spark-{release.spark}"
 
 
 def jar_paths(cache: Path) -> tuple[Path, ...]:
     """The paths of all jars of Delta, fetched or not."""
-    return tuple(jar_folder(cache) / name for name in JARS)
+    return tuple(jar_folder(cache) / name for name in installed_release().jars)
 
 
 def missing_jars(folder: Path) -> tuple[str, ...]:
     """The jars that `folder` lacks or holds with another hash than expected."""
-    return tuple(name for name, digest in JARS.items() if _digest(folder / name) != digest)
+    expected = installed_release().jars.items()
+    return tuple(name for name, digest in expected if _digest(folder / name) != digest)
 
 
 def fetch_jars(cache: Path, java_home: Path) -> None:
@@ -102,7 +76,7 @@ def fetch_jars(cache: Path, java_home: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as work:
         fetched = _fetched_jars(Path(work), java_home, folder)
-        for name in JARS:
+        for name in installed_release().jars:
             (fetched / name).replace(folder / name)
 
 
@@ -162,7 +136,7 @@ def _output(command: list[str], **variables: str) -> str:
 
 def _resolver_settings(work: Path, option: str) -> Mapping[str, str]:
     return {
-        "spark.jars.packages": COORDINATE,
+        "spark.jars.packages": installed_release().coordinate,
         "spark.jars.excludes": ",".join(_SHIPPED_BY_SPARK),
         "spark.jars.ivy": str(work),
         "spark.driver.extraJavaOptions": option,
@@ -172,7 +146,7 @@ def _resolver_settings(work: Path, option: str) -> Mapping[str, str]:
 def _what_is_missing(output: str) -> str:
     causes = dict.fromkeys(_shortened(line) for line in output.splitlines() if _is_cause(line))
     reason = "; ".join(list(causes)[:_SHOWN_CAUSES]) or "their hashes are not the expected ones"
-    return f"Delta's {len(JARS)} jars could not be fetched: {reason}"
+    return f"Delta's {len(installed_release().jars)} jars could not be fetched: {reason}"
 
 
 def _is_cause(line: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from txmq.local_spark.jars import (
     spark_home,
 )
 from txmq.local_spark.java import home_for_spark, java_options, require_java
+from txmq.local_spark.releases import checkpoint_files_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,12 +37,6 @@ _SETTINGS: Mapping[str, str] = {
     # By default a snapshot has 50 partitions and a shuffle 200: seconds of empty tasks.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.shuffle.partitions": "2",
-    # The default starts a program four times for each file of a checkpoint to look for a link: a
-    # hundred processes for each micro-batch. This one renames as atomically on a local disk.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing"
-        ".FileSystemBasedCheckpointFileManager"
-    ),
     # No web page, and no progress bars in the output of the program.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -84,8 +80,20 @@ def local_session(
         for key, value in (extra or {}).items():
             active.conf.set(key, value)
         return active
-    settings = {"spark.master": master, **_SETTINGS, **(_FOR_MINUTES if for_minutes else {})}
+    settings = {"spark.master": master, **_SETTINGS, **_checkpoint_files()}
+    settings |= _FOR_MINUTES if for_minutes else {}
     return _started(app_name, java_options(for_minutes=for_minutes), {**settings, **(extra or {})})
+
+
+def _checkpoint_files() -> dict[str, str]:
+    """How Spark writes the files of its checkpoints.
+
+    The default starts a program four times for each file to look for a link: a hundred processes
+    for each micro-batch. This one renames as atomically on a local disk.
+    """
+    return {
+        "spark.sql.streaming.checkpointFileManagerClass": checkpoint_files_class(version("pyspark"))
+    }
 
 
 def active_session() -> SparkSession | None:

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from txmq.delta.files import DataFile, partition_texts
-from txmq.delta.parquet import NewFile, write_file
+from txmq.delta.files import DataFile
+from txmq.delta.parquet import NewFile
 from txmq.delta.storage import Table
-from txmq.fail_points import FailPoint, reached
+from txmq.maintenance.rewriting import (
+    ROW_GROUP_BYTES,
+    replace_files,
+    stored_columns,
+    written_anew,
+)
 from txmq.results import Sum
 
 FILES_OF_A_CLASS = 8
 SMALLEST_CLASS_BYTES = 128 * 1024
-ROW_GROUP_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +89,14 @@ def compact(table: Table, target_bytes: int) -> Compacted:
         return Compacted()
     merged = [_merged(table, group) for group in groups]
     old = [file for group in groups for file in group]
-    reached(FailPoint.FILES_MERGED)
-    table.rewrite(old, merged)
-    reached(FailPoint.FILES_REPLACED)
+    replace_files(table, old, merged)
     return Compacted(len(old), len(merged))
 
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
     """A new file with the rows of all `files`, in their order."""
-    # The columns of the stored table: a typed topic has more than its schema.
-    columns = table.columns
-    names = [name for name in columns.names if name not in table.schema.partition_by]
-    schema = pa.schema([columns.field(name) for name in names])
-    statistics = table.schema.statistics_columns or names
-    rows = _row_groups(table, files, names)
-    partition = partition_texts(files[0].partition)
-    return write_file(rows, schema, table.filesystem, statistics, partition)
+    rows = _row_groups(table, files, stored_columns(table))
+    return written_anew(table, rows, files[0].partition)
 
 
 def _row_groups(

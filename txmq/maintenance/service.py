@@ -25,7 +25,7 @@ from txmq.maintenance.orphans import IsOld, remove_checkpoints, remove_clock_fil
 from txmq.maintenance.retention import Retained, Retention, published_up_to
 from txmq.maintenance.topic_retention import TopicRetention
 from txmq.results import Sum, plain
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class Maintenance:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
+        check_store(store)
         self.store = store
         self._clock = StoreClock(store, clock, hold_s=JUMP_HOLD_S)
         self._retention: Retention | None = None

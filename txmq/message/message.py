@@ -342,15 +342,19 @@ def _checked_properties(properties: object) -> Mapping[str, str]:
     return MappingProxyType(dict(properties)) if properties else _NO_PROPERTIES
 
 
+_LEVEL = "an int: 0 for no delay, or the number of a level from 1 on"
+_SECONDS = "an int of whole seconds, from 0 to the store's timer_max_delay_s"
+
+
 def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> None:
     if level is None and delay_s is None and deliver_timestamp is None:
         return
-    for name, value in (("delay_level", level), ("delay_s", delay_s)):
+    for name, value, rule in (("delay_level", level, _LEVEL), ("delay_s", delay_s, _SECONDS)):
         # bool is an int in Python.
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise InvalidDelayTypeError(name, f"must be an int, not {type(value).__name__}")
+            raise InvalidDelayTypeError(name, f"must be {rule}, not {type(value).__name__}")
         if value is not None and not 0 <= value <= MAX_DELAY_S:
-            raise InvalidDelayError(name, f"must be from 0 to {MAX_DELAY_S:,}, not {shown(value)}")
+            raise InvalidDelayError(name, f"must be {rule}, not {shown(value)}")
     if deliver_timestamp is not None:
         _check_deliver_timestamp(deliver_timestamp)
     if sum(map(bool, (level, delay_s))) + (deliver_timestamp is not None) > 1:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from txmq.columns import python_values
+from txmq.message.body_codec import decoded
 from txmq.message.json_body import parsed_json
 from txmq.message.names import (
     EFFECT_TABLES,
@@ -23,22 +25,34 @@ from txmq.message.names import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from txmq.message.body_codec import BodyCodec
+
 MESSAGE_COLUMNS = (
     "message_id", "transaction_id", "producer_group", "topic", "queue_id", "queue_offset", "tags",
     "keys", "body", "properties", "sharding_key", "born_timestamp", "store_timestamp",
 )  # fmt: skip
+# Of more digits it is no count that txmq wrote.
+_TIMES = re.compile(r"\d{1,9}", re.ASCII)
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 Model = TypeVar("Model")
+
+
+def sent_back_times(properties: Mapping[str, str]) -> int | None:
+    """How often a message was sent back, by its properties; None where they do not say it."""
+    text = properties.get(RECONSUME_TIMES, "")
+    return int(text) if _TIMES.fullmatch(text) else None
 
 
 class MessageRows:
     """Rows of a topic; a column becomes Python values once, when it is first read."""
 
-    __slots__ = ("_namespace", "_rows", "_values")
+    __slots__ = ("_namespace", "_rows", "_values", "codec")
 
-    def __init__(self, rows: pa.Table, namespace: str | None = None) -> None:
+    def __init__(
+        self, rows: pa.Table, namespace: str | None = None, codec: BodyCodec | None = None
+    ) -> None:
         """The columns are MESSAGE_COLUMNS; names of `namespace` are shown without it."""
-        self._rows, self._namespace = rows, namespace
+        self._rows, self._namespace, self.codec = rows, namespace, codec
         self._values: dict[str, list[Any]] = {}
 
     def __len__(self) -> int:
@@ -78,13 +92,15 @@ class ReceivedMessage:
     `reconsume_times`, `origin_topic` and `origin_message_id` tell where it comes from.
     """
 
-    __slots__ = ("_effects", "_row", "_rows")
+    __slots__ = ("_body", "_effects", "_row", "_rows")
 
     def __init__(self, rows: MessageRows, row: int) -> None:
         """A view of one row."""
         self._rows, self._row = rows, row
         # Where it took effect since it was handed out.
         self._effects: frozenset[str] = frozenset()
+        # Decoded once, where the consumer has a codec.
+        self._body: bytes | None = None
 
     def __repr__(self) -> str:
         """Its position and its id, without content."""
@@ -139,9 +155,21 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """The content."""
-        body: bytes = self._rows.column("body")[self._row]
-        return body
+        """The content; the consumer's codec decodes it. Raises: BodyCodecError."""
+        codec = self._rows.codec
+        if codec is None:
+            return self.stored_body
+        if self._body is None:
+            names = ("topic", "message_id", "properties", "body")
+            row = {name: self._rows.column(name)[self._row] for name in names}
+            self._body = decoded(row, codec)
+        return self._body
+
+    @property
+    def stored_body(self) -> bytes:
+        """The bytes in the topic: what a codec made of the content, or the content itself."""
+        stored: bytes = self._rows.column("body")[self._row]
+        return stored
 
     @overload
     def json(self, model: type[Model]) -> Model: ...
@@ -188,8 +216,7 @@ class ReceivedMessage:
     @property
     def reconsume_times(self) -> int:
         """How often it was sent back before; 0 for a message that is no retry."""
-        text = self.properties.get(RECONSUME_TIMES, "")
-        return int(text) if text.isascii() and text.isdecimal() else 0
+        return sent_back_times(self.properties) or 0
 
     @property
     def origin_topic(self) -> str:

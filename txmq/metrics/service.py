@@ -15,7 +15,7 @@ from txmq.metrics.meter import Meter, MeterHandle, Watched
 from txmq.metrics.otel import OpenTelemetryMetrics
 from txmq.metrics.prometheus import exposition, registry_of
 from txmq.metrics.server import Answers, ServerHandle
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class MetricsService:
         clock: Clock | None = None,
     ) -> None:
         """Count nothing yet."""
+        check_store(store)
         self._meter = Meter(store, broker=broker, clock=clock)
         self._shown = checked_shown(MetricsEndpoint("127.0.0.1:9464") if shown is None else shown)
         self._broker = broker

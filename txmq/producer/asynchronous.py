@@ -98,6 +98,7 @@ class AsyncSends:
         return GroupCommitter(
             partial(self._answered, work),
             name=name,
+            owner="the producer",
             max_rows=limits.max_rows,
             max_bytes=limits.max_bytes,
             max_waiting=max_waiting,
@@ -123,7 +124,7 @@ class AsyncSends:
         Raises: SendForbiddenError, ClosedError.
         """
         since, transaction_id = self._commits.followed, new_transaction_id(self._commits.now_ms())
-        send = PlannedSend(transaction_id, (routed,), since)
+        send = self._commits.encoding(PlannedSend(transaction_id, (routed,), since))
         return self._begun(send, (), execute, argument)
 
     def _begun(

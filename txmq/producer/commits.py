@@ -68,7 +68,8 @@ class ProducerCommits:
         self._delay_levels_s = store.config.delay_levels_s
         self._timeout_s = store.config.of_group(producer_group).transaction_timeout_s
         self.trusted_s = trusted_s(store.config.file_reserved_time_h)
-        self._logs = LogCommits(store, producer_group, clock, BodyWatch(router.catalog))
+        watch = BodyWatch(router.catalog)
+        self._logs = LogCommits(store, producer_group, clock, watch, router.codec)
         close_at_exit(self.close)
 
     def now_ms(self) -> int:
@@ -129,11 +130,17 @@ class ProducerCommits:
         if end.asked is not LocalTransactionState.UNKNOWN:
             resolution.confirm(end.transaction_id, end.kind)
 
+    def encoding(self, send: PlannedSend) -> PlannedSend:
+        """As that of the router. Raises: BodyCodecError, MessageTooLargeError."""
+        return self._router.encoding(send)
+
     def half_of(
         self, send: PlannedSend, *, in_turn: bool = True, ordinary: bool = False
     ) -> HalfTransaction:
         """The halves of a transaction that is sent message by message; 0 commits."""
-        messages = send.messages
+        messages = send.stored
+        if messages is None:
+            messages = self._router.encoded(send.messages, send.transaction_id)
         queues = self._router.queues_of(send.routed, in_turn=in_turn)
         origin = self._origin(send.transaction_id, messages, ordinary=ordinary)
         return HalfTransaction(origin, messages, queues, len(messages))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
@@ -98,7 +99,9 @@ class DataFrameSend:
         try:
             _refuse(observation.get)
         except InvalidMessageError:
-            half.filesystem.delete_dir(folder)
+            # What a producer may not delete is removed by maintenance.
+            with suppress(OSError):
+                half.filesystem.delete_dir(folder)
             raise
         partition = partition_of(origin)
         return written_by_spark(folder, half.filesystem, HALF.statistics_columns, partition)

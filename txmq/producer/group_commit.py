@@ -50,12 +50,13 @@ class GroupCommitter(Generic[Item, Answer]):
         linger_s: float = 0.0,
         refuse: Callable[[Item, BaseException], None] | None = None,
         may_pass: Callable[[], bool] = lambda: False,
+        owner: str | None = None,
     ) -> None:
         """Start no thread yet.
 
         Args:
             commit: makes items durable and returns an answer for each; it runs in one thread only.
-            name: the name of the thread, and of the committer in errors.
+            name: the name of the thread.
             max_rows: rows of one commit; a larger item gets a commit of its own.
             max_bytes: bytes of one commit; as `max_rows`.
             max_waiting: with so many items in the queue the next caller waits.
@@ -64,9 +65,10 @@ class GroupCommitter(Generic[Item, Answer]):
             refuse: answers an item of `put` that no commit will take, because the thread broke.
             may_pass: whether the calling thread never waits, because room in the queue depends on
                 it; for example it runs callbacks. The committing thread is such a thread.
+            owner: whose thread it is, for errors; the name of the thread by default.
         """
         self._commit = commit
-        self._name = name
+        self._name, self._owner = name, owner or name
         self._max_rows, self._max_bytes, self._max_waiting = max_rows, max_bytes, max_waiting
         self._linger_s, self._is_urgent = linger_s, threading.Event()
         self._waiting: deque[_Entry[Item, Answer]] = deque()
@@ -163,9 +165,10 @@ class GroupCommitter(Generic[Item, Answer]):
         if not self._closed:
             return
         if self._failure is not None:
-            message = f"{self._name} broke ({type(self._failure).__name__}); make a new producer"
+            why = type(self._failure).__name__
+            message = f"the thread {self._name} of {self._owner} broke ({why}); make a new one"
             raise ClosedError(message) from self._failure
-        message = f"{self._name} is closed; make a new producer"
+        message = f"{self._owner} is closed; make a new one"
         raise ClosedError(message)
 
     @property
@@ -175,7 +178,7 @@ class GroupCommitter(Generic[Item, Answer]):
 
     def _check_process(self) -> None:
         if self._pid != process_id():
-            raise ClosedError(fork_problem(f"the producer of {self._name}"))
+            raise ClosedError(fork_problem(self._owner))
 
     def _start(self) -> None:
         if self._thread is None:

@@ -7,6 +7,7 @@ of an earlier one joins it if its messages are the same, and else is told so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.delta.log import delete_files
@@ -26,6 +27,7 @@ from txmq.errors import (
 )
 from txmq.fail_points import FailPoint, reached
 from txmq.lifecycle import TransactionState
+from txmq.message.body_codec import BodyCodec
 from txmq.message.ids import IdempotencyKey
 from txmq.producer.attempts import attempts_that_count
 from txmq.producer.body_watch import BodyWatch, FrameTopic, Refused
@@ -77,14 +79,17 @@ class KeyedTry(NamedTuple):
 class KeyedHalves:
     """The halves with a key of one producer. Safe for many threads, which share the commits."""
 
-    def __init__(self, store: Store, producer_group: str, watch: BodyWatch) -> None:
+    def __init__(
+        self, store: Store, producer_group: str, watch: BodyWatch, codec: BodyCodec | None = None
+    ) -> None:
         """Open nothing yet; the first append starts a thread."""
-        self._store, self._group, self._watch = store, producer_group, watch
+        self._store, self._group, self._watch, self._codec = store, producer_group, watch, codec
         self._half, self._forgotten = ScopedHalves(store.tables.half_log()), Forgotten(store)
         self._attempts = store.config.commit_attempts
         self._committer: GroupCommitter[KeyedTry, bool | TxmqError] = GroupCommitter(
             self._commit,
             name=f"txmq-keyed-{producer_group}",
+            owner=f"the producer of group {producer_group}",
             max_rows=store.config.group_commit_max_rows,
             max_bytes=store.config.group_commit_max_bytes,
         )
@@ -140,16 +145,19 @@ class KeyedHalves:
 
     def _check_same(self, tried: KeyedTry, state: TransactionState) -> None:
         half, first_sequence = self._store.tables.half_log(), tried.half.rows
-        sent = new_messages(half, half_table([tried.half]), tried.files, first_sequence)
-        stored = stored_messages(half, tried.transaction_id, first_sequence)
+        rows = half_table([tried.half])
+        sent = new_messages(half, rows, tried.files, first_sequence, self._codec)
+        stored = stored_messages(half, tried.transaction_id, first_sequence, self._codec)
         differences = stored.differences(sent)
         if differences:
             raise DifferentMessagesError(tried.transaction_id, tried.key, state.value, differences)
 
     def remove_files(self, tried: KeyedTry) -> None:
         """Remove the files of a try that joined an earlier one; no commit names them."""
-        if tried.files:
-            delete_files(self._store.tables.half_log().table, {file.path for file in tried.files})
+        half, paths = self._store.tables.half_log().table, {file.path for file in tried.files}
+        # What a producer may not delete is removed by maintenance.
+        with suppress(OSError):
+            delete_files(half, paths)
 
     # --- in its thread ------------------------------------------------------------------------
 

@@ -26,13 +26,21 @@ from txmq.store.op import OpRow
 from txmq.store.resolution import Resolution
 
 if TYPE_CHECKING:
+    from txmq.message.body_codec import BodyCodec
     from txmq.store.store import Store
 
 
 class LogCommits:
     """The committing threads of one producer; each starts with its first commit."""
 
-    def __init__(self, store: Store, producer_group: str, clock: Clock, watch: BodyWatch) -> None:
+    def __init__(
+        self,
+        store: Store,
+        producer_group: str,
+        clock: Clock,
+        watch: BodyWatch,
+        codec: BodyCodec | None = None,
+    ) -> None:
         """Open nothing yet."""
         self._half = store.tables.half_log()
         self._store, self._producer_group, self._watch = store, producer_group, watch
@@ -58,7 +66,7 @@ class LogCommits:
         self.recalls: GroupCommitter[OpRow, None] = self._committer(
             self._commit_recalls, "txmq-recall"
         )
-        self.keyed = KeyedHalves(store, producer_group, watch)
+        self.keyed = KeyedHalves(store, producer_group, watch, codec)
 
     @property
     def followed(self) -> int | None:
@@ -72,6 +80,7 @@ class LogCommits:
         return GroupCommitter(
             commit,
             name=f"{name}-{self._producer_group}",
+            owner=f"the producer of group {self._producer_group}",
             max_rows=config.group_commit_max_rows,
             max_bytes=config.group_commit_max_bytes,
             may_pass=self.is_giver,

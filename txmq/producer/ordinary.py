@@ -79,9 +79,10 @@ class OrdinaryMessages:
         )
         self._commits.check_open()
         since, now_ms = self._commits.followed, self._commits.now_ms()
-        return [
+        sends = [
             PlannedSend(new_transaction_id(now_ms), split, since) for split in self._split(batch)
         ]
+        return [self._router.encoding(send) for send in sends]
 
     def _split(self, batch: Sequence[RoutedMessage]) -> Iterator[list[RoutedMessage]]:
         """Split a batch, in its order, into transactions of at most the allowed size."""

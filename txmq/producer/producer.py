@@ -42,6 +42,7 @@ from txmq.producer.results import SendResult, TransactionSendResult
 from txmq.producer.routing import MessageRouter
 from txmq.producer.steps import StepFutures
 from txmq.producer.transaction import ProducerParts, Transaction
+from txmq.store.store import Store, check_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from txmq.message.body_codec import BodyCodec
     from txmq.producer.routing import QueueSelector
-    from txmq.store.store import Store
 
 _REJECTED = "the store takes no transactions now (reject_transaction_message); try later"
 _END_KINDS = {
@@ -77,6 +78,7 @@ class TransactionProducer:
         clock: gives the time of rows, ids and claims; the system's clock by default.
         namespace: the namespace of the group's and the topics' names (R94).
         hooks: are told of sends, ends and checks; a CheckForbiddenHook may refuse a send (R89).
+        body_codec: encodes the bodies, as `AesGcmCodec` does; a check sees the stored bytes.
 
     Raises:
         InvalidNameError: the name of the group or of the namespace is not allowed.
@@ -100,8 +102,10 @@ class TransactionProducer:
         clock: Clock | None = None,
         namespace: str | None = None,
         hooks: Iterable[Hook] = (),
+        body_codec: BodyCodec | None = None,
     ) -> None:
         """Check the names, the listener and the hooks; read and write nothing."""
+        check_store(store)
         refuse_fork()
         self.store = store
         self.namespace = None if namespace is None else check_namespace(namespace)
@@ -111,7 +115,8 @@ class TransactionProducer:
         self.clock: Clock = clock or SystemClock()
         self._listener = None if listener is None else check_listener(producer_group, listener)
         self._hooks = Hooks(hooks)
-        self._router = MessageRouter(store, namespace_of(self.producer_group), self.clock)
+        namespace_stored = namespace_of(self.producer_group)
+        self._router = MessageRouter(store, namespace_stored, self.clock, body_codec)
         self._commits = ProducerCommits(
             store, self.producer_group, self.clock, self._router, self._hooks
         )

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.errors import (
+    InvalidBodyError,
     InvalidDelayError,
+    InvalidMessageError,
     InvalidMessageTypeError,
     InvalidPropertyError,
     InvalidQueueError,
     TopicConflictError,
     shown,
 )
+from txmq.message.body_codec import BodyCodec, check_stored_size, checked_codec, encoded
 from txmq.message.body_schema import BodySchema
 from txmq.message.ids import message_id
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
@@ -85,11 +88,13 @@ class PlannedSend(NamedTuple):
 
     Attributes:
         since: as in AskedEnds; None for a transaction that another process may have begun.
+        stored: the messages as they are stored, where a codec has encoded them already.
     """
 
     transaction_id: str
     routed: Sequence[RoutedMessage]
     since: int | None = None
+    stored: Sequence[Message] | None = None
 
     @property
     def messages(self) -> list[Message]:
@@ -121,13 +126,19 @@ class MessageRouter:
 
     Attributes:
         catalog: the settings of topics by which messages are accepted.
+        codec: encodes the bodies; None stores them as they are.
     """
 
     def __init__(
-        self, store: Store, namespace: str | None = None, clock: Clock | None = None
+        self,
+        store: Store,
+        namespace: str | None = None,
+        clock: Clock | None = None,
+        codec: BodyCodec | None = None,
     ) -> None:
-        """Look at the store's topics only when a topic is new."""
+        """Look at the store's topics only when a topic is new. Raises: ConfigError."""
         self._store, self._namespace = store, namespace
+        self.codec: BodyCodec | None = checked_codec(codec)
         self._clock: Clock = clock or SystemClock()
         self._turn = itertools.count()
         self._spelled: dict[str, str] = {}
@@ -177,6 +188,9 @@ class MessageRouter:
             TopicKindError, TopicReadOnlyError, StorageError.
         """
         stored = check_readable_topic(self._stored_topic(check_topic(topic)))
+        if self.codec is not None:
+            problem = "are sent by Spark, where no body codec runs; send them by another producer"
+            raise InvalidMessageError("rows of a DataFrame", problem)
         send = DataFrameSend(dataframe, stored, self.body_schema(stored))
         self.check_topic(stored)
         self.catalog.check_writable(stored)
@@ -207,6 +221,9 @@ class MessageRouter:
             is_delayed=message.is_delayed,
             has_sharding_key=message.sharding_key is not None,
         )
+        if self.codec is not None and self.catalog.body_schema(message.topic) is not None:
+            problem = f"of topic {shown(message.topic)} are columns, which a body codec would hide"
+            raise InvalidBodyError("body", f"{problem}; use another topic or no codec")
         self.catalog.check_body(message.topic, message.body)
 
     def _routed(
@@ -223,6 +240,30 @@ class MessageRouter:
             queue_id = queue_selector(_as_sent(message), count)
         _check_one_choice(message, None)
         return RoutedMessage(message, _checked_queue(queue_id, count), message.size_bytes)
+
+    def encoding(self, send: PlannedSend) -> PlannedSend:
+        """The send with its messages as they are stored, in the caller's thread.
+
+        Raises: as `encoded`.
+        """
+        if self.codec is None:
+            return send
+        return send._replace(stored=self.encoded(send.messages, send.transaction_id))
+
+    def encoded(self, messages: Sequence[Message], transaction_id: str) -> Sequence[Message]:
+        """The messages of a transaction with the bodies that are stored.
+
+        Raises: BodyCodecError, MessageTooLargeError.
+        """
+        if self.codec is None:
+            return messages
+        stored = [
+            encoded(message, self.codec, transaction_id, sequence)
+            for sequence, message in enumerate(messages)
+        ]
+        for message in stored:
+            check_stored_size(message, self._store.config.max_message_size_bytes)
+        return stored
 
     def send_limits(self, topic: str) -> SendLimits:
         """What a row of a DataFrame for a topic may hold."""

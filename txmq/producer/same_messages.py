@@ -12,6 +12,10 @@ import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
+from txmq.errors import BodyCodecError
+from txmq.message.body_codec import BODY_KEY_ID, BODY_MESSAGE_ID, BodyCodec, decoded
+from txmq.message.erased import CONTENT, ERASED, is_erased
+from txmq.message.ids import message_id
 from txmq.message.trace_context import TRACEPARENT, TRACESTATE
 from txmq.producer.dataframe import SEQUENCES_PER_DATAFRAME
 from txmq.store.half import HalfLog
@@ -21,6 +25,8 @@ COMPARED = (
     "real_topic", "tags", "keys", "body", "properties", "sharding_key", "delay_s",
     "deliver_timestamp",
 )  # fmt: skip
+# All that can be compared with a message that was erased since.
+_LEFT = tuple(name for name in COMPARED if name not in CONTENT)
 _READ = ("transaction_id", "sequence", *COMPARED)
 _SHOWN = 5
 _BATCH_ROWS, _BATCH_BYTES = 1024, 8 * 1024 * 1024
@@ -29,13 +35,18 @@ _DIGESTS = 1 << 256
 
 @dataclass(slots=True)
 class _Rows:
-    """Many rows in any order, as their number and the sum of their digests."""
+    """Many rows in any order, as their number and the sum of their digests.
+
+    Of rows among which some were erased only the number can be compared.
+    """
 
     count: int = 0
     digest: int = 0
+    has_erased: bool = False
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.count += 1
+        self.has_erased = self.has_erased or is_erased(row["properties"])
         digest = hashlib.sha256(b"".join(_digests(row).values())).digest()
         self.digest = (self.digest + int.from_bytes(digest, "big")) % _DIGESTS
 
@@ -48,14 +59,16 @@ class Messages:
     """
 
     first_sequence: int
+    codec: BodyCodec | None = None
     single: dict[int, dict[str, bytes]] = field(default_factory=dict)
     frames: dict[int, _Rows] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows of the half log; heads without a message are left out."""
-        for row in rows:
-            if row["real_topic"] is None:
+        for stored in rows:
+            if stored["real_topic"] is None:
                 continue
+            row = _as_sent(stored, self.codec)
             beyond = row["sequence"] - self.first_sequence
             if beyond < 0:
                 self.single[row["sequence"]] = _digests(row)
@@ -74,7 +87,9 @@ class Messages:
             yield f"{len(self.single):,} single messages there, {len(sent.single):,} here"
         for place in sorted(self.single.keys() & sent.single.keys()):
             stored, other = self.single[place], sent.single[place]
-            names = [_shown(name) for name in COMPARED if stored[name] != other[name]]
+            # An erased message stays what the earlier try sent, and does not come back.
+            compared = [name for name in COMPARED if name in stored]
+            names = [_shown(name) for name in compared if stored[name] != other.get(name)]
             if names:
                 yield f"message {place}: {', '.join(names)}"
 
@@ -83,13 +98,15 @@ class Messages:
             stored, other = self.frames.get(place, _Rows()), sent.frames.get(place, _Rows())
             if stored.count != other.count:
                 yield f"DataFrame {place}: {stored.count:,} rows there, {other.count:,} here"
-            elif stored != other:
+            elif not stored.has_erased and stored != other:
                 yield f"DataFrame {place}: values of its rows"
 
 
-def stored_messages(half: HalfLog, transaction_id: str, first_sequence: int) -> Messages:
+def stored_messages(
+    half: HalfLog, transaction_id: str, first_sequence: int, codec: BodyCodec | None = None
+) -> Messages:
     """The messages of a transaction in the half log, read a part at a time."""
-    messages = Messages(first_sequence)
+    messages = Messages(first_sequence, codec)
     seen: set[int] = set()
     for file in half.table.files_holding("transaction_id", pa.array([transaction_id])):
         for batch in _batches(half, file):
@@ -102,10 +119,14 @@ def stored_messages(half: HalfLog, transaction_id: str, first_sequence: int) -> 
 
 
 def new_messages(
-    half: HalfLog, single: pa.Table, files: Sequence[NewFile], first_sequence: int
+    half: HalfLog,
+    single: pa.Table,
+    files: Sequence[NewFile],
+    first_sequence: int,
+    codec: BodyCodec | None = None,
 ) -> Messages:
     """The messages of a try: its rows, and the files that Spark wrote for its DataFrames."""
-    messages = Messages(first_sequence)
+    messages = Messages(first_sequence, codec)
     for batch in single.select(list(_READ)).to_batches(_BATCH_ROWS):
         messages.add(batch.to_pylist())
     for file in files:
@@ -119,8 +140,27 @@ def _batches(half: HalfLog, file: DataFile) -> Iterator[pa.RecordBatch]:
     return half.table.batches(file, _READ, min(max(rows, 1), _BATCH_ROWS))
 
 
+def _as_sent(row: Mapping[str, Any], codec: BodyCodec | None) -> Mapping[str, Any]:
+    """A stored row with the body that was sent: another key may have encoded it since.
+
+    A body that cannot be decoded any more is compared as one that was erased.
+    """
+    pairs = row["properties"] or ()
+    if codec is None or BODY_KEY_ID not in dict(pairs):
+        return row
+    address = {
+        "topic": row["real_topic"], "message_id": message_id(row["transaction_id"], row["sequence"])
+    }  # fmt: skip
+    others = [pair for pair in pairs if pair[0] not in (BODY_KEY_ID, BODY_MESSAGE_ID)]
+    try:
+        return {**row, "body": decoded({**row, **address}, codec), "properties": others}
+    except BodyCodecError:
+        return {**row, "properties": [(ERASED, "true")]}
+
+
 def _digests(row: Mapping[str, Any]) -> dict[str, bytes]:
-    return {name: hashlib.sha256(_plain(row[name])).digest() for name in COMPARED}
+    names = _LEFT if is_erased(row["properties"]) else COMPARED
+    return {name: hashlib.sha256(_plain(row[name])).digest() for name in names}
 
 
 def _plain(value: Any) -> bytes:

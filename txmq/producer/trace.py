@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 from txmq.clock import Clock, SystemClock
 from txmq.delta.forks import process_id
@@ -23,9 +23,7 @@ from txmq.producer.commits import ProducerCommits
 from txmq.producer.ordinary import OrdinaryMessages
 from txmq.producer.routing import MessageRouter
 from txmq.producer.trace_records import TraceRecord, encoded, record_of_end, records_of_send
-
-if TYPE_CHECKING:
-    from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +81,7 @@ class TraceHook:
         sender: TraceSender | None = None,
     ) -> None:
         """Start no thread yet; read and write nothing."""
+        check_store(store)
         self._clock: Clock = clock or SystemClock()
         self._sender = sender or _InternalProducer(store, self._clock)
         self._writer = _RecordWriter(self._sender, queue_size, flush_interval_s)

@@ -28,7 +28,7 @@ from txmq.publish.unreadable_schedule import UnreadableSchedule
 from txmq.publish.waiting import WAITING_COLUMNS, WaitingMessages, chunks, deliver_claims
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.settled import NOTHING, mark_id
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 from txmq.store.topic import TopicLog
 
@@ -94,6 +94,7 @@ class DelayService:
 
     def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
         """Read nothing yet."""
+        check_store(store)
         self.store = store
         self.total = DelayResult()
         self.last_error: BaseException | None = None

@@ -28,7 +28,7 @@ from txmq.publish.engine_choice import EngineChoice
 from txmq.publish.publish_watch import PublishWatch
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import PublishResult
-from txmq.store.store import service_checkpoint_location
+from txmq.store.store import check_store, service_checkpoint_location
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Publisher:
         hooks: Iterable[Hook] = (),
     ) -> None:
         """Open nothing."""
+        check_store(store)
         self.store = store
         self.name = name or f"publisher-{uuid.uuid4().hex[:8]}"
         self.total = PublishResult()

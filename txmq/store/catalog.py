@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from txmq.delta.retries import read_again
 from txmq.errors import TopicKindError, TopicNotFoundError, TopicReadOnlyError
 from txmq.message.body_schema import BodySchema
-from txmq.message.names import is_group_topic, is_system_topic
+from txmq.message.names import is_group_topic, is_system_topic, shown_name
+from txmq.store.config_faults import nearest_name
 from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings, kind_problem
 
 if TYPE_CHECKING:
@@ -164,6 +166,36 @@ class TopicCatalog:
         if retyped:
             self.retyped |= retyped
             self.retypings += 1
+
+
+def unknown_topics(store: Store, topics: Iterable[str]) -> dict[str, str]:
+    """The topics that nobody has made or written, each with the nearest name that is there.
+
+    Args:
+        store: the store of the topics.
+        topics: stored names; those of txmq itself are known, but for those of groups.
+
+    Commits: 0. Raises: StorageError.
+    """
+    missing = [
+        name
+        for name in topics
+        if not _is_always_there(name) and not store.tables.table_at(f"topics/{name}").exists()
+    ]
+    if not missing:
+        return {}
+    registered = store.tables.topic_register().read().settings
+    there = [n for n in {*registered, *store.topics()} if not _is_always_there(n)]
+    known = {shown_name(name) for name in there}
+    return {
+        name: f"nobody has made or written it{nearest_name(shown_name(name), known)}"
+        for name in missing
+        if name not in registered
+    }
+
+
+def _is_always_there(topic: str) -> bool:
+    return is_system_topic(topic) and not is_group_topic(topic)
 
 
 def _retyped(before: RegisteredTopics, after: RegisteredTopics) -> frozenset[str]:

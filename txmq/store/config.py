@@ -21,6 +21,7 @@ from txmq.store.config_faults import (
     faults_of_listeners,
     faults_of_value,
     is_nearly,
+    refuses_unknown_keys,
     setting,
     unknown_key,
 )
@@ -34,6 +35,7 @@ FIXED_KEYS = ("half_queues", "checkpoint_interval")
 RETIRED = {"committer": "delta-rs"}
 
 
+@refuses_unknown_keys
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All settings of a store; RocketMQ's names in snake_case, with their unit.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeVar
 
-from txmq.errors import InvalidNameError
+from txmq.errors import ConfigError, InvalidNameError
 from txmq.message.names import check_stored_group, stored_name
 
 _REFERENCE = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SHOWN_CHARACTERS = 200
 LISTENER_CLASS = "class"
+Kind = TypeVar("Kind", bound=type)
 # Names of variables are upper case here, so that a key in this place is told.
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}", re.ASCII)
 VARIABLE, ACCEPT_UNSIGNED = "variable", "accept_unsigned"
@@ -38,6 +40,21 @@ def setting(default: Any, doc: str, *, at_least: float | None = None, at_most: f
 def unknown_key(key: object, known: Collection[str]) -> str:
     """The fault of a key that is no setting, with the nearest one that is."""
     return f"{key!r} is not a setting{nearest_name(key, known)}"
+
+
+def refuses_unknown_keys(kind: Kind) -> Kind:
+    """Let a dataclass refuse a keyword that is no field and name the nearest one, as files do."""
+    made: Any = kind.__init__  # type: ignore[misc]
+    known = {spec.name for spec in dataclasses.fields(kind)}
+
+    @functools.wraps(made)
+    def checked(self: object, *positional: object, **values: object) -> None:
+        if faults := [unknown_key(key, known) for key in values if key not in known]:
+            raise ConfigError(faults)
+        made(self, *positional, **values)
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind
 
 
 def nearest_name(name: object, known: Collection[str]) -> str:

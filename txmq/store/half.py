@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
@@ -32,8 +33,9 @@ DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
 DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
 
 NO_SEQUENCE = -1
-# The bodies of about so many doubled halves are compared at once.
-COMPARED_ROWS = 256
+# About so many doubled halves are compared at once, by their digests.
+COMPARED_ROWS = 65_536
+DIGEST = "digest"
 _DAY_MS = 86_400_000
 
 
@@ -248,20 +250,25 @@ class HalfLog:
     def halves_of(self, transaction_ids: Sequence[str]) -> dict[str, Halves]:
         """The durable halves of each transaction that has any; 0 commits.
 
-        Bodies are read only if a sequence appears twice, to tell a retried append from a conflict.
+        Bodies are read only if a sequence appears twice, to tell a retried append from a conflict;
+        memory holds one batch of them.
         """
-        return self._halves(self.summaries(pa.array(transaction_ids, pa.string())), self.rows)
+        return self._halves(self.summaries(pa.array(transaction_ids, pa.string())), self._digests)
 
     def readable_halves_of(self, summaries: pa.Table) -> dict[str, Halves]:
         """As `halves_of`, from summaries that are read already, by the files that can be read."""
-        return self._halves(summaries, self._readable_rows)
+        return self._halves(summaries, self._readable_digests)
 
-    def _readable_rows(self, transaction_ids: pa.Array) -> pa.Table:
-        names = HALF.columns.names
-        return self.table.readable_rows_of("transaction_id", transaction_ids, names)[0]
+    def _digests(self, transaction_ids: pa.Array) -> pa.Table:
+        return self.table.rows_of("transaction_id", transaction_ids, COMPARED_COLUMNS, digests)
+
+    def _readable_digests(self, transaction_ids: pa.Array) -> pa.Table:
+        return self.table.readable_rows_of(
+            "transaction_id", transaction_ids, COMPARED_COLUMNS, digests
+        )[0]
 
     def _halves(
-        self, summaries: pa.Table, rows_of: Callable[[pa.Array], pa.Table]
+        self, summaries: pa.Table, digests_of: Callable[[pa.Array], pa.Table]
     ) -> dict[str, Halves]:
         grouped = grouped_summaries(summaries)
         once = pc.and_(
@@ -274,12 +281,12 @@ class HalfLog:
         }
         doubled = grouped.filter(pc.invert(once))
         for ids in _chunks(doubled):
-            halves |= halves_by_id(rows_of(ids))
+            halves |= halves_by_id(digests_of(ids))
         return halves
 
 
 def _chunks(grouped: pa.Table) -> Iterator[pa.Array]:
-    """The transactions in their order, few rows at a time, because their bodies are compared."""
+    """The transactions in their order, some rows at a time, because each row is compared."""
     ends = np.cumsum(integers(grouped["rows"], 0)) // COMPARED_ROWS
     ids = grouped["transaction_id"].combine_chunks()
     for number in np.unique(ends):
@@ -341,16 +348,28 @@ def _producer_groups(groups: Groups, column: pa.ChunkedArray) -> tuple[pa.Array,
     return tuple(names.take(pa.array(place, mask=has_none)) for place in (first, last))
 
 
+def digests(rows: pa.Table) -> pa.Table:
+    """SUMMARY_COLUMNS of rows with COMPARED_COLUMNS, and a digest of all that is compared."""
+    values = [_digest(row) for row in rows.select(list(COMPARED_COLUMNS)).to_pylist()]
+    return rows.select(list(SUMMARY_COLUMNS)).append_column(DIGEST, pa.array(values, pa.binary()))
+
+
+def _digest(row: Mapping[str, object]) -> bytes:
+    body = row["body"]
+    short = hashlib.sha256(body).digest() if isinstance(body, bytes) else None
+    return hashlib.sha256(repr({**row, "body": short}).encode()).digest()
+
+
 def halves_by_id(rows: pa.Table) -> dict[str, Halves]:
-    """The halves of each transaction, from its rows with all columns (COMPARED_COLUMNS)."""
+    """The halves of each transaction, from the digests of its rows."""
     grouped: dict[str, dict[int, dict[str, object]]] = {}
     conflicting: set[str] = set()
     heads: dict[str, int | None] = {}
     groups: dict[str, set[str]] = {}
-    for row in rows.select(list(COMPARED_COLUMNS)).to_pylist():
+    for row in rows.to_pylist():
         transaction_id, sequence = row["transaction_id"], row["sequence"]
         seen = grouped.setdefault(transaction_id, {})
-        if sequence in seen and seen[sequence] != row:
+        if sequence in seen and seen[sequence][DIGEST] != row[DIGEST]:
             conflicting.add(transaction_id)
         seen.setdefault(sequence, row)
         groups.setdefault(transaction_id, set()).add(row["producer_group"])

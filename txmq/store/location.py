@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from urllib.parse import unquote
 
-from txmq.errors import ConfigError, shown
+from txmq.errors import ConfigError, StoreFormatError, shown
 
+# Object stores that put a file only where there is none.
+SCHEMES = ("s3", "s3a", "abfss", "abfs", "az", "azure", "adl", "gs")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/", re.ASCII)
 # Mounts of Databricks: they can neither link nor rename, so no commit can be put there once.
 _MOUNTED = re.compile(r"/(Volumes|dbfs)(/|$)|dbfs:", re.ASCII)
@@ -37,11 +40,24 @@ def plain_location(location: str | os.PathLike[str]) -> str:
     if _CATALOG_NAME.fullmatch(text):
         problem = "is the name of a catalog, which txmq cannot use; for a folder write ./name"
         raise ConfigError([f"location {shown(text)} {problem}"])
+    if text == "~" or text.startswith("~/"):
+        problem = "begins with ~, which only a shell replaces; write the whole path, or ./~"
+        raise ConfigError([f"location {shown(text)} {problem}"])
     if _SCHEME.match(text) is None:
         return _absolute(text, text)
+    if text.partition(":")[0].lower() not in SCHEMES:
+        problem = f"has a scheme that txmq cannot use; known are {', '.join(SCHEMES)} and file"
+        raise ConfigError([f"location {shown(text)} {problem}"])
     if not text.partition("://")[2].strip("/"):
         raise ConfigError([f"location {shown(text)} must be a path or scheme://bucket/folder"])
     return _checked(text, text).rstrip("/")
+
+
+def check_folder(location: str) -> None:
+    """Refuse a path that is a file or leads through one. Raises: StoreFormatError."""
+    for place in (Path(location), *Path(location).parents):
+        if place.is_file():
+            raise StoreFormatError(location, f"{place} is a file; give a folder")
 
 
 def _path_of_file_uri(text: str) -> str:

@@ -211,7 +211,9 @@ class OpLog:
             return self._keys.trusted(_well_formed(read(SIGNED_COLUMNS)), warns=warns)
         rows = _well_formed(read(CLAIM_COLUMNS))
         field = OP.columns.field(SIGNATURE)
-        rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
+        # Where it stands in a table that has it: readers put claims of several reads together.
+        place = len(CLAIM_COLUMNS)
+        rows = rows.add_column(place, field, pa.nulls(rows.num_rows, field.type))
         return self._keys.trusted(rows, warns=warns)
 
     def received_ms(self, versions: Iterable[int], clock: Clock) -> dict[int, int]:
@@ -248,7 +250,7 @@ class OpLog:
         if self._has_signatures:
             return rows
         if self._keys:
-            problem = "has no column signature, an earlier txmq made it; make a new store"
+            problem = "has no column signature, an earlier txmq made it; run txmq upgrade"
             raise StoreFormatError("op", problem)
         return rows.drop_columns([SIGNATURE])
 

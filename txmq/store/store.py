@@ -12,20 +12,25 @@ from txmq.delta.object_store import is_remote, spark_location
 from txmq.errors import (
     CommitRefusedError,
     ConfigError,
+    ReadOnlyStoreError,
     StoreExistsError,
     StoreFormatError,
     StoreNotFoundError,
     TopicNotFoundError,
+    shown,
 )
 from txmq.message.names import check_readable_topic
 from txmq.store.config import FIXED_KEYS, Config
 from txmq.store.kept_settings import settings_of, to_keep, warn_of_ignored, warn_of_unkept
-from txmq.store.location import plain_location
+from txmq.store.location import check_folder, plain_location
 from txmq.store.register import Register
 from txmq.store.tables import StoreTables
 
 # Folder of the services' checkpoints; each start of a service has one that no other start reads.
 SERVICE_CHECKPOINTS = "services"
+
+# Is at a location that is being restored; the settings, which make it a store, come last.
+RESTORE_BEGUN = "txmq-restore.begun.json"
 
 # On an object store logs without news are looked at so many times less often.
 IDLE_LOOKS = 5
@@ -88,7 +93,8 @@ class Store:
 
         Raises:
             StoreExistsError: the location holds a store already; call `open`.
-            StoreFormatError: there are transactions, and their settings are gone.
+            StoreFormatError: there are transactions, and their settings are gone; or a restore that
+                was not finished.
             ConfigError: the location is no path or URI that txmq can use.
             ReadOnlyStoreError: the location refuses writes.
             UnsupportedPlaceError: its file system has no hard links, as volumes of Databricks.
@@ -96,14 +102,22 @@ class Store:
             StorageError: a table cannot be read or written for another reason.
         """
         chosen = Config() if config is None else _checked_config(config)
-        store = cls(plain_location(location), chosen, storage_options=storage_options)
+        place = plain_location(location)
+        check_folder(place)
+        store = cls(place, chosen, storage_options=storage_options)
         settings = store.tables.register("config")
         if store.tables.table_at("op").exists() and settings.exists and settings.read().revision:
             raise StoreExistsError(
-                store.location, "holds a store already; call open, or open_or_create"
+                store.location, "holds a store already; open it, or call open_or_create"
             )
+        if store.tables.has_file(RESTORE_BEGUN):
+            problem = "holds a restore that was not finished; run txmq restore again, or remove it"
+            raise StoreFormatError(store.location, problem)
         _check_unused(store)
-        store.tables.create_all()
+        try:
+            store.tables.create_all()
+        except ReadOnlyStoreError as error:
+            raise ReadOnlyStoreError(store.location, f"its table {error}") from error
         store._keep_settings(settings, (clock or SystemClock()).now_ms())
         warn_of_unkept(chosen)
         return store
@@ -287,6 +301,13 @@ def _checked_config(config: object) -> Config:
         problem = f"config must be a Config, not {type(config).__name__}"
         raise ConfigError([f"{problem}; make one with Config.from_dict or Config.from_yaml"])
     return config
+
+
+def check_store(store: object) -> None:
+    """Refuse what is no opened store, such as its location. Raises: ConfigError."""
+    if not isinstance(store, Store):
+        problem = f"store must be a Store, not {shown(store)}"
+        raise ConfigError([f"{problem}; open it first, by Store.open(location)"])
 
 
 def _checked_fixed_keys(kept: Config, given: Config) -> Config:

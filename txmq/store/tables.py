@@ -167,7 +167,17 @@ class StoreTables:
 
     def table_paths(self) -> list[str]:
         """The paths of all tables of the store, under its location."""
-        return [*_LOGS, *self._register_paths(), *(_TOPICS + name for name in self.topic_names())]
+        return [*_LOGS, *self.register_paths(), *self.topic_paths()]
+
+    def topic_paths(self) -> list[str]:
+        """Those of the topics that have a table."""
+        return [_TOPICS + name for name in self.topic_names()]
+
+    def has_file(self, name: str) -> bool:
+        """Whether a file of this name lies beside the tables; one look."""
+        with read_errors(name):
+            (info,) = rooted_filesystem(self.location, self._options).get_file_info([name])
+        return bool(info.type is not pa_fs.FileType.NotFound)
 
     def strange_paths(self) -> list[str]:
         """Folders of topics and groups whose names txmq gives to none; nothing reads them."""
@@ -195,7 +205,8 @@ class StoreTables:
     def _topic_table(self, topic: str) -> Table:
         return self.table(_topic_schema(topic), _TOPICS + check_readable_topic(topic))
 
-    def _register_paths(self) -> list[str]:
+    def register_paths(self) -> list[str]:
+        """Those of the registers; one that was just made may lack its table."""
         folders = self._folders("state")
         optional = [name for name in OPTIONAL_REGISTERS if name in folders]
         of_groups = [

@@ -18,6 +18,8 @@ _NUMBERS = range(-(2**63), 2**63)
 _MOMENTS_MS = range(253_402_214_400_000)
 # Of what programs call themselves; it is shown in one line.
 NAME_CHARACTERS_MAX = 256
+# A group is one value, which each member reads whole and writes again with each renewal.
+MEMBERS_MAX = 10_000
 SERVICES_MAX = 32
 
 
@@ -78,12 +80,15 @@ def optional(shape: Shape) -> Shape:
     return check
 
 
-def mapping(shape: Shape, key: Shape = text) -> Shape:
-    """An object whose values have this shape, by names of the users."""
+def mapping(shape: Shape, key: Shape = text, items_max: int | None = None) -> Shape:
+    """An object whose values have this shape, by names of the users; of any size, or this one."""
 
     def check(place: str, value: object) -> Iterator[Problem]:
         if not isinstance(value, Mapping):
             yield place, "must be an object"
+            return
+        if items_max is not None and len(value) > items_max:
+            yield place, f"must have {items_max:,} entries at most, not {len(value):,}"
             return
         for name, part in value.items():
             yield from key(f"{place}.{name}", name)
@@ -181,17 +186,25 @@ _PUBLISHER = record(
     parked=mapping(record(from_version=number, reason=text, since_ms=moment, attempts=number)),
     ends=_later(mapping(row(number, number, number))),
 )
+
+
+def _by_member(shape: Shape) -> Shape:
+    return mapping(shape, name, MEMBERS_MAX)
+
+
 _GROUP = record(
     mode=text,
     subscription=mapping(text),
     queues=mapping(number),
-    offsets=mapping(_by_queue(number)),
-    members=mapping(row(number, number)),
-    leases=_later(mapping(number)),
-    owners=_by_queue(row(text, number)),
+    # In BROADCASTING members that left have offsets too.
+    offsets=mapping(_by_queue(number), name),
+    members=_by_member(row(number, number)),
+    leases=_later(_by_member(number)),
+    seen=_later(_by_member(row(number, number, number))),
+    owners=_by_queue(row(name, number)),
     replays=_by_queue(number),
     epoch=number,
-    followed=_later(mapping(_by_queue(row(number, number)))),
+    followed=_later(mapping(_by_queue(row(number, number)), name)),
 )
 _CLAIM = record(
     transaction_id=text, ordinal=number, kind=text, source=text, producer_group=text,
@@ -240,6 +253,7 @@ _SHAPES: Mapping[str, Shape] = {
         forgotten_before_date=_later(day),
         schedule_forgotten_before_date=_later(day),
         topic_begin=_later(mapping(number)),
+        erasures=_later(sequence(mapping(anything))),
     ),
     "delay": record(
         op_table_id=text,

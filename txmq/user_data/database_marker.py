@@ -183,4 +183,11 @@ class MarkerTable:
         return self._database.commits_by_itself
 
     def _run(self, statement: str, *parameters: str) -> Any:
-        return self._database.run(statement, self.table, *parameters)
+        try:
+            return self._database.run(statement, self.table, *parameters)
+        except Exception as error:
+            # The drivers have no error in common for a table that is missing.
+            if self.table.rpartition(".")[2] in str(error):
+                ways = f"create_marker_table(), or `txmq marker-table {self.dialect.name}`"
+                error.add_note(f"if the table {self.table} is not there, make it: {ways}")
+            raise

@@ -56,7 +56,7 @@ def marker_settings(transaction_id: str) -> dict[str, str]:
 class MarkedTable(PinnedTable):
     """The markers and fences of a user's Delta table. Not safe for several threads."""
 
-    missing = "is no Delta table; give the table that the local transaction writes"
+    missing = "{} is no Delta table; give the table that the local transaction writes"
 
     def __init__(
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None

@@ -10,7 +10,7 @@ from txmq.user_data.effect_names import Place, names
 class InboxTable(MarkedTable):
     """The user's table with the marks of the inbox."""
 
-    missing = "is no Delta table; pass the table that the messages change"
+    missing = "{} is no Delta table; pass the table that the messages change"
 
     def names(self, place: Place) -> bool:
         """Whether a commit since the queue came to this message names it.

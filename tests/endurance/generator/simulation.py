@@ -26,7 +26,7 @@ from txmq.delta import retries
 from txmq.fail_points import FailPoint, arm
 from txmq.handles import ThreadHandle
 from txmq.publish import rivals
-from txmq.testing import _around_commits, _replaced
+from txmq.testing.faults import _around_commits, _replaced
 
 # Sunday, 2020-03-01 06:00:00 UTC: before all real time, so that a file without a stamp is known.
 BEGIN_S = 1_583_042_400.0

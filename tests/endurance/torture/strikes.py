@@ -20,7 +20,7 @@ from tests.kit.fault_vocabulary import PASSED_BY, WRITTEN_BY, Fault
 from txmq.errors import ClosedError
 from txmq.fail_points import FailPoint, arm
 from txmq.store.store import Store
-from txmq.testing import _around_commits
+from txmq.testing.faults import _around_commits
 
 # What a process can meet without an end; kills are drawn by `plan.kills`.
 STRIKING = (Fault.STOP, Fault.NO_SPACE, Fault.IO_ERROR, Fault.LOST_ANSWER, Fault.FORK)

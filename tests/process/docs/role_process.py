@@ -25,6 +25,7 @@ if __name__ == "__main__":
 from txmq import (  # noqa: E402
     Admin,
     Broker,
+    Config,
     LocalTransactionState,
     Message,
     Operator,
@@ -33,6 +34,8 @@ from txmq import (  # noqa: E402
     TransactionProducer,
 )
 
+# Instead of a role: print the folders that this process may write.
+WRITABLE = "--writable"
 GROUP, TOPIC, READERS = "orders", "order-paid", "billing"
 
 
@@ -82,7 +85,7 @@ def reader(store: Store) -> None:
     from deltalake import DeltaTable
 
     # A thread of pyarrow that still holds a file of Python aborts a process that ends.
-    DeltaTable(store.topic_location(TOPIC)).to_pyarrow_dataset().to_table(use_threads=False)
+    DeltaTable(f"{store.location}/topics/{TOPIC}").to_pyarrow_dataset().to_table(use_threads=False)
 
 
 def looker(store: Store) -> None:
@@ -110,4 +113,10 @@ ROLES: dict[str, Callable[[Store], None]] = {
 }
 
 if __name__ == "__main__":
-    ROLES[sys.argv[1]](Store.open(sys.argv[2]))
+    _, role, location = sys.argv
+    if role == WRITABLE:
+        folders = [root for root, _, _ in os.walk(location)]
+        sys.stdout.write("\n".join(one for one in folders if os.access(one, os.W_OK)))
+        sys.exit()
+    # A reader opens no store, and may read no settings.
+    ROLES[role](Store(location, Config()) if role == "reader" else Store.open(location))

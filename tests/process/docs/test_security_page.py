@@ -17,7 +17,7 @@ from txmq import Broker, Message, PullConsumer, Store, TransactionProducer
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "security.md"
-NAMES = {"<group>": GROUP, "<consumer group>": READERS}
+NAMES = {"<group>": GROUP, "<consumer group>": READERS, "<topic>": TOPIC}
 
 
 def written() -> dict[str, list[str]]:
@@ -37,8 +37,12 @@ def _named(path: str) -> str:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return filled(tmp_path_factory.mktemp("roles") / "store")
+
+
+def filled(location: Path) -> Path:
     """A store in which each role has something to do."""
-    store = Store.create(tmp_path_factory.mktemp("roles") / "store")
+    store = Store.create(location)
     with TransactionProducer(store, producer_group=GROUP) as producer:
         producer.send([Message(TOPIC, b"visible"), Message(TOPIC, b"visible too")])
         transaction = producer.begin_transaction()

@@ -123,6 +123,13 @@ def test_times_in_commits_rise(now_ms: int, before_ms: int) -> None:
     assert commit_actions(a_commit().content(now_ms)).in_commit_ms is None
 
 
+@pytest.mark.parametrize("time", ["abc", "5", 1.5, True, None, [], {}, -1, 10**30])
+def test_time_of_another_writer_that_is_none_is_no_time(time: object) -> None:
+    content = json.dumps({"commitInfo": {"inCommitTimestamp": time}}).encode()
+
+    assert commit_actions(content).in_commit_ms is None
+
+
 def test_each_conflict_names_what_it_is_about() -> None:
     winner = as_read(a_commit(removes=frozenset({"1.parquet"}), marks={"app": 1}))
 
@@ -149,7 +156,9 @@ def test_commit_is_read_as_it_was_written(commit: NewCommit) -> None:
     assert actions.kinds == frozenset()
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n", b"{", b"[]", b'"text"', b"\xff\xfe", b"3"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n \n", b"{", b"[]", b'"text"', b"\xff\xfe", b"3", b'{"commitInfo": 3}']
+)
 def test_file_without_actions_is_no_commit(content: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
         commit_actions(content)

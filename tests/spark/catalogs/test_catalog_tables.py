@@ -6,6 +6,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.kit.stores import HandMadeStore
 from txmq import Broker, CatalogTables, Store
 from txmq.admin.status import Admin
+from txmq.admin.topics import Topics
 from txmq.catalogs.sql_views import SqlEngine, sql_views
 from txmq.errors import CatalogError, ConfigError
 from txmq.job import run_catalog_job
@@ -110,6 +112,23 @@ def test_views_say_what_the_status_says(clean: HandMadeStore, spark: Any, schema
     halves = {row.topic: row.half_messages for row in lags if row.half_messages}
     assert halves == status.half_messages
     assert spark.table(f"{schema}.txmq_dead_letters").count() == status.dead_letters > 0
+
+
+def test_topic_that_was_deleted_does_not_lag(store: Store, spark: Any, schema: str) -> None:
+    sent(store, b"1")
+    sent(store, b"1", topic="gone")
+    tables = CatalogTables(store, spark=spark, catalog=schema)
+    tables.run_once()
+    Topics(store).delete("gone", apply=True)
+    tables.run_once()
+
+    rows = spark.table(f"{schema}.txmq_topic_lag").collect()
+
+    assert {row.topic: row.unpublished_messages for row in rows} == {"order-paid": 0}
+    statements: list[str] = []
+    tables._spark = SimpleNamespace(catalog=spark.catalog, sql=statements.append)
+    tables.run_once()
+    assert statements == [], "views are made again only where topics come or go"
 
 
 def test_name_of_another_table_is_left_alone_and_told(

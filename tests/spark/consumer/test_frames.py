@@ -11,6 +11,7 @@ import pytest
 from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import publish, wait_until
 from txmq.admin.consumer_groups import ConsumerGroups
+from txmq.admin.erasure import Erasure
 from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.frames import TopicFrames
 from txmq.consumer.handler import ConsumeStatus
@@ -127,6 +128,28 @@ def test_filter_is_a_column_and_what_it_holds_back_is_consumed(
 
     assert batches.run_once().consumed == 2
     assert seen.bodies == [b"paid"]
+
+
+def test_erased_messages_are_passed_over_by_batches_streams_and_tables(
+    store: Store, subscribe: Subscribe, spark: Any, tmp_path: Path
+) -> None:
+    send(store, b"kept", properties={"a": "b"})
+    send(store, b"of a person", keys="customer-7")
+    consumer = Consumer(store, consumer_group=GROUP)
+    stream, seen = consumer.read_stream(TOPIC, spark=spark), Seen()
+    batches = subscribe(seen)
+    Erasure(store, "customer-7").apply(reason="asked")
+
+    assert batches.run_once().consumed == 2
+    assert [bytes(row["body"]) for row in consumer.read(TOPIC, spark=spark).collect()] == [b"kept"]
+    query = (
+        stream.writeStream.foreachBatch(lambda rows, _: seen(rows))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert seen.bodies == [b"kept", b"kept"]
 
 
 def test_several_topics_come_in_one_dataframe(store: Store, subscribe: Subscribe) -> None:

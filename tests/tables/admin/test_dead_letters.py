@@ -80,6 +80,7 @@ def test_dead_letters_say_where_they_come_from(world: DeadWorld) -> None:
     assert letters[0].origin_message_id == world.rows()[0]["message_id"]
     assert (letters[0].keys, letters[0].reason, letters[0].body) == ("order-1", "no customer", None)
     assert not letters[0].is_replayed
+    assert letters[0].reconsume_times == 1
     assert [one.message_id for one in world.letters.all(max_count=1)] == [first]
     assert world.letters.count() == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -201,6 +202,14 @@ def set_aside(store: Store, _: Monkey) -> None:
     Publisher(store).run_once()
 
 
+RUNBOOK = Path(__file__).parents[3] / "docs" / "runbook.md"
+RUNBOOK_ROWS = [
+    ([re.compile(re.escape(key).replace("…", ".+")) for key in re.findall("`([^`]+)`", cells[1])],
+     cells)
+    for line in RUNBOOK.read_text("utf-8").partition("## What the doctor finds")[2].splitlines()
+    if len(cells := line.split("|")) == 5 and "`" in cells[1]
+]  # fmt: skip
+
 PLANTS = {
     "parked topic": Plant("topics/other", "is parked", parked),
     "damaged log": Plant(f"topics/{TOPIC}", "", damaged),
@@ -259,6 +268,21 @@ def test_planted_fault_is_found_with_its_cure(
     fits = [one for one in found if one.where == where and said in one.problem]
     assert fits, found
     assert fits[0].next_step
+    for one in found:
+        # One row of the runbook is the first that fits; each has a step to take.
+        rows = [row for keys, row in RUNBOOK_ROWS if any(key.search(one.problem) for key in keys)]
+        assert rows, one
+
+
+def test_each_row_of_the_runbook_is_about_a_finding_that_there_is() -> None:
+    sources = (Path(__file__).parents[3] / "txmq").rglob("*.py")
+    texts = "".join(path.read_text("utf-8") for path in sources)
+
+    for keys, cells in RUNBOOK_ROWS:
+        assert all(cell.strip() for cell in cells[1:4]), cells
+        for key in re.findall("`([^`]+)`", cells[1]):
+            parts = [part.strip(" :") for part in re.split("…|longer than|cannot be", key)]
+            assert all(part in texts for part in parts), (key, keys)
 
 
 def test_wrong_clock_of_the_machine_is_found(healthy: Store) -> None:

@@ -119,26 +119,85 @@ def test_group_is_free_for_others_when_its_answers_are_durable(world: World) -> 
     assert world.committed() == {*slow, *fast, late}
 
 
-def test_group_of_a_service_that_died_is_free_after_a_lease_as_the_observer_saw_it(
+NAMED_MS = 1_000_000
+A_LEASE_MS = 30_000
+
+
+def name_and_die(world: World, now_ms: int) -> None:
+    """As a service that is killed while a slow listener has time left."""
+    dead = CheckLease(world.store.tables.register("check_lease"), "dead", 30.0)
+    assert dead.take(now_ms)
+    dead.give_back(now_ms, [SLOW])
+
+
+def observer_of(world: World, name: str) -> CheckLease:
+    return CheckLease(world.store.tables.register("check_lease"), name, 30.0)
+
+
+def busy(observer: CheckLease, now_ms: int) -> Any:
+    assert observer.take(now_ms)
+    groups = observer.busy_groups(now_ms)
+    observer.give_back(now_ms)
+    return groups
+
+
+def test_group_of_a_service_that_died_is_free_after_a_lease(world: World) -> None:
+    name_and_die(world, NAMED_MS)
+    observer = observer_of(world, "observer")
+
+    assert busy(observer, NAMED_MS) == {SLOW}
+    assert busy(observer, NAMED_MS + A_LEASE_MS - 1) == {SLOW}
+    assert busy(observer, NAMED_MS + A_LEASE_MS) == frozenset()
+    assert "asking" not in world.store.tables.register("check_lease").read().value
+
+
+def test_who_looks_once_knows_how_long_a_group_is_asked(world: World) -> None:
+    """A scheduled recheck is a new observer each time, and it must not begin to wait anew."""
+    name_and_die(world, NAMED_MS)
+
+    assert busy(observer_of(world, "first"), NAMED_MS + 1) == {SLOW}
+    assert busy(observer_of(world, "second"), NAMED_MS + A_LEASE_MS - 1) == {SLOW}
+    assert busy(observer_of(world, "third"), NAMED_MS + A_LEASE_MS) == frozenset()
+
+
+def test_group_of_a_service_whose_clock_was_ahead_is_free_by_the_observers_clock(
     world: World,
 ) -> None:
+    name_and_die(world, NAMED_MS + 3_600_000)
+    observer = observer_of(world, "observer")
+
+    assert busy(observer, NAMED_MS) == {SLOW}
+    assert busy(observer, NAMED_MS + A_LEASE_MS - 1) == {SLOW}
+    assert busy(observer, NAMED_MS + A_LEASE_MS) == frozenset()
+
+
+@pytest.mark.parametrize("token", ["dead/1", "dead/1/", "dead/1/x", "dead", f"dead/1/{10**30}"])
+def test_group_that_was_named_without_a_time_counts_from_the_last_change(
+    world: World, token: str
+) -> None:
     register = world.store.tables.register("check_lease")
-    dead = CheckLease(register, "dead", 30.0)
-    assert dead.take(0)
-    dead.give_back(0, [SLOW])
-    observer = CheckLease(world.store.tables.register("check_lease"), "observer", 30.0)
+    value = {"holder": None, "renewed_ms": NAMED_MS, "asking": {SLOW: token}}
+    register.swap(register.read(), value, NAMED_MS)
 
-    def busy(now_ms: int) -> Any:
-        assert observer.take(now_ms)
-        groups = observer.busy_groups(now_ms)
-        observer.give_back(now_ms)
-        return groups
+    assert busy(observer_of(world, "first"), NAMED_MS + A_LEASE_MS) == frozenset()
 
-    # Whatever clock the dead one had, the observer counts by its own.
-    assert busy(1_000_000) == {SLOW}
-    assert busy(1_029_999) == {SLOW}
-    assert busy(1_030_000) == frozenset()
-    assert "asking" not in register.read().value
+
+def test_scheduled_recheck_asks_about_a_group_whose_service_died(world: World) -> None:
+    slow = world.prepare(2, group=SLOW)
+    world.clock.advance(60)
+    dead = CheckLease(world.store.tables.register("check_lease"), "dead", 60.0)
+    assert dead.take(world.clock.now_ms())
+    dead.give_back(world.clock.now_ms(), [SLOW])
+    world.released.set()
+    results = []
+
+    for _ in range(4):
+        job = RecheckJob(world.store, listeners={SLOW: world.slow}, clock=world.clock)
+        results.append(job.run_once().checks.committed)
+        world.clock.advance(30)
+
+    assert results == [0, 0, 2, 0]
+    assert world.committed() == {*slow}
 
 
 def test_recheck_for_schedulers_waits_for_slow_groups_too(world: World) -> None:

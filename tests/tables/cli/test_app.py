@@ -106,7 +106,7 @@ def test_init_takes_settings_from_a_file(tmp_path: Path) -> None:
 
 
 def test_init_again_is_refused_in_one_line(store: Store) -> None:
-    assert_one_line(run("init", store.location), "holds a store already; call open")
+    assert_one_line(run("init", store.location), "holds a store already; open it")
 
 
 def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path: Path) -> None:

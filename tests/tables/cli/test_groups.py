@@ -135,6 +135,60 @@ def test_store_that_nobody_has_read_says_so(location: str) -> None:
     assert told("lag", location) == {"lag": 0, "queues": []}
 
 
+@pytest.mark.parametrize("command", ["groups", "lag"])
+def test_damaged_group_is_named_and_all_others_are_listed(location: str, command: str) -> None:
+    for group in ("a", "b", "c"):
+        bodies(location, TOPIC, "--group", group, "--max-count", "2")
+    for file in Path(location, "state", "group_b").glob("*.parquet"):
+        file.write_bytes(b"")
+
+    result, asked = run(command, location), run(command, location, "--json")
+
+    assert result.exit_code == asked.exit_code == 1
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:3]] in (
+        ["a", "a"], ["a", "c"],
+    )  # fmt: skip
+    assert "c " in result.stdout
+    assert result.stderr.startswith("group b cannot be read: ")
+    values = json.loads(asked.stdout)
+    assert {one["group"] for one in values.get("groups", values.get("queues"))} == {"a", "c"}
+    assert [*values["damaged"]] == ["b"]
+    assert run("lag", location, "--group", "b").exit_code == 2
+    assert run("lag", location, "--group", "a").exit_code == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--group", GROUP), ("--follow",)])
+def test_mistyped_topic_is_refused_with_the_nearest_name(
+    world: DelayWorld, location: str, options: tuple[str, ...]
+) -> None:
+    before = table_versions(world.store)
+    result = run("consume", location, TOPIC[:-1], *options)
+
+    assert result.exit_code == 2
+    assert f"nobody has made or written it; did you mean {TOPIC}?" in result.stderr
+    assert "--wait reads it from its first message on" in result.stderr
+    assert table_versions(world.store) == before
+
+
+@pytest.mark.parametrize("name", ["%DLQ%nobody", "%RETRY%nobody"])
+def test_topic_of_a_group_that_is_none_is_refused(location: str, name: str) -> None:
+    result = run("consume", location, name)
+
+    assert (result.exit_code, "nobody has made or written it" in result.stderr) == (2, True)
+
+
+def test_topic_that_is_made_and_empty_or_awaited_shows_nothing_yet(
+    world: DelayWorld, location: str
+) -> None:
+    assert run("topics", "create", location, "made").exit_code == 0
+
+    assert lines(location, "made") == lines(location, "made", "--group", GROUP) == []
+    assert lines(location, "awaited", "--group", "other", "--wait") == []
+    world.producer.send(Message("awaited", b"1"))
+    world.publisher.run_once()
+    assert bodies(location, "awaited", "--group", "other") == ["1"]
+
+
 def test_reset_is_dry_unless_it_is_applied(world: DelayWorld, location: str) -> None:
     bodies(location, TOPIC, "--group", GROUP)
     before = table_versions(world.store)

@@ -31,6 +31,7 @@ from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
+from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
 from txmq.testing import failing_commits
 
@@ -55,6 +56,29 @@ def test_every_message_is_handed_out_once_and_each_queue_in_order(world: Consume
 
     assert sorted(bodies(messages)) == sorted(f"{q}-{n}" for q in range(QUEUES) for n in range(5))
     assert are_in_order(messages)
+
+
+def test_topic_that_nobody_made_is_told_once_and_read_when_it_comes(
+    world: ConsumerWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.send("1")
+    mistyped, typed = TOPIC + "s", world.consumer()
+    consumer = PullConsumer(
+        world.store, consumer_group="others", topics=[mistyped, TOPIC], clock=world.clock
+    )
+    with consumer:
+        for _ in range(3):
+            consumer.poll(timeout_s=0)
+            typed.poll(timeout_s=0)
+        (told,) = [text for text in caplog.messages if "waits for topic" in text]
+        assert told == (
+            f"group others waits for topic {mistyped}: nobody has made or written it; "
+            f"did you mean {TOPIC}?"
+        )
+
+        world.producer.send(Message(mistyped, b"2"))
+        world.publisher.run_once()
+        assert bodies(drained(consumer, 1)) == ["2"]
 
 
 def test_message_shows_what_was_sent_and_where_it_is(world: ConsumerWorld) -> None:

@@ -26,7 +26,7 @@ from txmq.delta.actions import commit_path
 from txmq.delta.files import covering, may_hold
 from txmq.delta.parquet import NewFile, described
 from txmq.delta.pinned import CARRIED_COMMITS
-from txmq.delta.schemas import OP, SCHEMA_VERSION_PROPERTY, TableSchema
+from txmq.delta.schemas import OP, SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
@@ -125,7 +125,11 @@ def test_table_made_by_somebody_else_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("written", "error"),
-    [("2", IncompatibleVersionError), ("x", StoreFormatError), ("²", StoreFormatError)],
+    [
+        (str(SCHEMA_VERSION + 1), IncompatibleVersionError),
+        ("x", StoreFormatError),
+        ("²", StoreFormatError),
+    ],
 )
 def test_table_of_another_schema_version_is_refused(
     tmp_path: Path, written: str, error: type[StorageError]
@@ -171,7 +175,7 @@ def test_made_table_has_the_properties_that_the_design_asks_for(tmp_path: Path) 
     assert properties["delta.enableExpiredLogCleanup"] == "false"
     assert properties["delta.checkpointInterval"] == "7"
     assert properties["delta.enableChangeDataFeed"] == "true"
-    assert properties["txmq.schema_version"] == "1"
+    assert properties["txmq.schema_version"] == str(SCHEMA_VERSION)
     assert "delta.setTransactionRetentionDuration" not in properties
 
 

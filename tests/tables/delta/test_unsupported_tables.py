@@ -141,6 +141,21 @@ def test_times_in_commits_rise_with_a_fence(location: str) -> None:
     assert [[*line] for line in others] == [["txn"]]
 
 
+def test_a_time_that_is_none_is_passed_by_the_next_commit(location: str) -> None:
+    demand(location, ["inCommitTimestamp"])
+    commit(location, *times_in_commits(location, 100))
+    marked = MarkedTable("user's table", location).refresh()
+    commit(location, {"commitInfo": {"inCommitTimestamp": "abc"}})
+
+    marked.commit_marks({OWN_ID: 2})
+
+    first, *_ = lines_of(location, DeltaTable(location).version())
+    assert first["commitInfo"]["inCommitTimestamp"] == 101
+    commit(location, {"commitInfo": {"inCommitTimestamp": "abc"}})
+    with pytest.raises(StorageError, match="commit 5 names no time"):
+        MarkedTable("user's table", location).fence([OTHER_ID])
+
+
 def test_a_commit_without_its_time_is_named_and_not_followed(location: str) -> None:
     demand(location, ["inCommitTimestamp"])
     _, metadata = times_in_commits(location, 1)

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError
 
 from tests.kit.builders import op_row
 from tests.kit.memory_table import Disk, MemoryTable
-from txmq.delta.schemas import OP, REGISTER, SETTLED, TableSchema
+from txmq.delta.schemas import OP, REGISTER, SCHEMA_VERSION, SETTLED, TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError, StoreNotFoundError
 from txmq.store.op import op_table
@@ -99,7 +99,7 @@ def test_new_table_is_empty_and_made_once(world: World) -> None:
     assert table.exists()
     assert (table.version, table.mark("app"), table.files()) == (0, None, [])
     assert table.table_id == world.another().table_id
-    assert table.properties()["txmq.schema_version"] == "1"
+    assert table.properties()["txmq.schema_version"] == str(SCHEMA_VERSION)
 
 
 def test_handle_is_pinned_until_it_is_refreshed(world: World) -> None:

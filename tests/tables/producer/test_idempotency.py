@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -26,6 +27,7 @@ from txmq.errors import (
 from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.ids import IdempotencyKey, check_transaction_id, transaction_time_ms
 from txmq.message.message import LocalTransactionState, Message
+from txmq.producer import keyed as keyed_halves
 from txmq.producer.producer import Transaction, TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.op import OpRow
@@ -465,3 +467,15 @@ def test_time_of_the_key_may_have_any_zone(producer: TransactionProducer) -> Non
     }
 
     assert len(ids) == 1
+
+
+def test_files_that_a_producer_may_not_delete_stay(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "denied")
+
+    monkeypatch.setattr(keyed_halves, "delete_files", refuse)
+    tried = SimpleNamespace(files=[SimpleNamespace(path="part-1.parquet")])
+
+    keyed_halves.KeyedHalves.remove_files(SimpleNamespace(_store=store), tried)  # type: ignore[arg-type]

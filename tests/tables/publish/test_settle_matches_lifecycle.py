@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -50,14 +50,20 @@ class MemoryTable:
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows
 
-    def rows_of(self, column: str, values: pa.Array, columns: Sequence[str]) -> pa.Table:
+    def rows_of(
+        self,
+        column: str,
+        values: pa.Array,
+        columns: Sequence[str],
+        reduce: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+    ) -> pa.Table:
         wanted = pc.is_in(self.rows[column], value_set=values)
-        return self.rows.filter(wanted).select(list(columns))
+        return reduce(self.rows.filter(wanted).select(list(columns)))
 
     def readable_rows_of(
-        self, column: str, values: pa.Array, columns: Sequence[str]
+        self, column: str, values: pa.Array, columns: Sequence[str], *reduce: Any
     ) -> tuple[pa.Table, tuple[()]]:
-        return self.rows_of(column, values, columns), ()
+        return self.rows_of(column, values, columns, *reduce), ()
 
 
 def half_log(rows: Sequence[pa.Table]) -> HalfLog:

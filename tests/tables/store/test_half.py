@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from datetime import date
 from itertools import permutations
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, ids, messages, transaction_id
+from txmq.delta.reading import ReadTable
 from txmq.delta.schemas import HALF
 from txmq.lifecycle import CONFLICT, MISSING, Halves
 from txmq.message.message import Message
@@ -18,6 +20,7 @@ from txmq.store.half import (
     SUMMARY_COLUMNS,
     HalfOrigin,
     HalfTransaction,
+    digests,
     grouped_summaries,
     half_table,
     halves_by_id,
@@ -158,7 +161,8 @@ def test_halves_of_two_groups_are_a_conflict_that_all_readers_see_alike() -> Non
     tables = [halves(1, producer_group=group) for group in ("zebra", "ant", "mole")]
 
     seen = {
-        halves_by_id(pa.concat_tables(order))[transaction_id(1)] for order in permutations(tables)
+        halves_by_id(digests(pa.concat_tables(order)))[transaction_id(1)]
+        for order in permutations(tables)
     }
 
     assert {(found.producer_group, found.problem) for found in seen} == {("ant", CONFLICT)}
@@ -181,6 +185,27 @@ def test_conflict_of_one_transaction_does_not_touch_another(store: Store) -> Non
 
     assert found[transaction_id(1)].conflicting
     assert not found[transaction_id(2)].conflicting
+
+
+def test_comparing_holds_some_bodies_and_never_all(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body_bytes, tries = 1_000_000, 40
+    append(store, *[halves(1, [Message("orders", b"x" * body_bytes)])] * tries)
+    held: list[int] = []
+    read = ReadTable.batches
+
+    def watched(self: ReadTable, *args: Any) -> Iterator[pa.RecordBatch]:
+        for batch in read(self, *args):
+            held.append(pa.total_allocated_bytes() - before)
+            yield batch
+
+    monkeypatch.setattr(ReadTable, "batches", watched)
+    log, before = store.tables.half_log(), pa.total_allocated_bytes()
+
+    assert log.halves(transaction_id(1)) == Halves(GROUP, 1, 1)
+    assert len(held) == tries
+    assert max(held) < 8 * body_bytes
 
 
 # --- columns against rows ----------------------------------------------------------------------
@@ -217,10 +242,16 @@ class Held:
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows
 
-    def rows_of(self, column: str, values: pa.Array, columns: list[str]) -> pa.Table:
+    def rows_of(
+        self,
+        column: str,
+        values: pa.Array,
+        columns: list[str],
+        reduce: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+    ) -> pa.Table:
         wanted = set(values.to_pylist())
         keep = [value in wanted for value in self.rows[column].to_pylist()]
-        return self.rows.filter(pa.array(keep, pa.bool_())).select(list(columns))
+        return reduce(self.rows.filter(pa.array(keep, pa.bool_())).select(list(columns)))
 
 
 @given(ROWS)
@@ -230,7 +261,7 @@ def test_quick_look_sees_what_a_look_at_every_row_sees(rows: list[dict[str, Any]
     table = as_table(rows)
     log = HalfLog(Held(table))  # type: ignore[arg-type]
 
-    assert log.halves_of([transaction_id(n) for n in (1, 2, 3)]) == halves_by_id(table)
+    assert log.halves_of([transaction_id(n) for n in (1, 2, 3)]) == halves_by_id(digests(table))
 
 
 @given(ROWS)
@@ -238,7 +269,7 @@ def test_complete_by_columns_is_complete_by_rows(rows: list[dict[str, Any]]) -> 
     table = as_table(rows)
     places = table.select(["transaction_id", "sequence"]).to_pylist()
 
-    by_rows = halves_by_id(table)
+    by_rows = halves_by_id(digests(table))
     # The last one has no halves.
     ids = [*by_rows, transaction_id(9)]
     groups = complete_group(table.select(list(SUMMARY_COLUMNS)), pa.array(ids)).to_pylist()
@@ -256,4 +287,4 @@ def test_summaries_of_nothing_are_empty() -> None:
     empty = HALF.columns.empty_table().select(list(SUMMARY_COLUMNS))
 
     assert grouped_summaries(empty).num_rows == 0
-    assert halves_by_id(HALF.columns.empty_table()) == {}
+    assert halves_by_id(digests(HALF.columns.empty_table())) == {}

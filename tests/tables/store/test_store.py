@@ -318,7 +318,7 @@ def test_object_store_uri_is_kept_without_its_last_slash(location: str, name: st
     [
         "", "  ", None, 1, b"/x", ["x"], "file:", "file://host/x", "s3://", "s3:///", "dbfs:/x",
         "/a%b", "/a%20b", "file:///a%25b", "file:///a%00b", "a\\b", "/a\nb", "/a\x00b", "/a\ud800b",
-        "s3://b/a%20b", "/a[b", "/a]b", "/a^b", "/a|b",
+        "~", "~/store", "s3://b/a%20b", "/a[b", "/a]b", "/a^b", "/a|b",
     ],
     ids=ascii,
 )  # fmt: skip
@@ -334,9 +334,20 @@ def test_location_that_readers_would_not_agree_on_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_scheme_that_nobody_knows_is_a_typed_error() -> None:
-    with pytest.raises(StorageError):
-        Store.create("foo://bucket/store")
+@pytest.mark.parametrize("call", [Store.create, Store.open])
+def test_scheme_that_nobody_knows_is_refused_with_those_that_are(
+    call: Callable[[Any], Store],
+) -> None:
+    with pytest.raises(ConfigError, match=r"foo://.*cannot use; known are s3, s3a, abfss"):
+        call("foo://bucket/store")
+
+
+def test_file_is_no_place_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+
+    for place in (tmp_path / "file", tmp_path / "file" / "store"):
+        with pytest.raises(StorageError, match="file is a file; give a folder"):
+            Store.create(place)
 
 
 # --- topics -----------------------------------------------------------------------------------

@@ -18,13 +18,15 @@ from txmq.admin.status import Admin
 from txmq.admin.topics import Topics
 from txmq.broker import Broker
 from txmq.clock import Clock
+from txmq.consumer.group import group_in, state_of
 from txmq.consumer.pull import PullConsumer
-from txmq.errors import StoreFormatError, TxmqError
+from txmq.consumer.rules import ConsumeMode
+from txmq.errors import ConsumerGroupFullError, StoreFormatError, TxmqError
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
-from txmq.store.value_shapes import problem_of_value
+from txmq.store.value_shapes import MEMBERS_MAX, problem_of_value
 from txmq.testing import ManualClock
 
 TOPIC = "order-paid"
@@ -54,6 +56,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 OF_A_STORE_IN_USE = (
     f"dead_letters_{CONSUMERS}", f"group_{CONSUMERS}", "publisher", "set_aside", "topics",
 )  # fmt: skip
+
+
+GROUP_VALUE: dict[str, Any] = {
+    "mode": "BROADCASTING", "subscription": {}, "queues": {}, "offsets": {}, "members": {},
+    "owners": {}, "replays": {}, "epoch": 1,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -235,3 +243,44 @@ def test_value_of_the_right_shape_that_nobody_would_write_is_no_error_of_python(
             with suppress(TxmqError):
                 read(Store.open(location), clock)
         shutil.rmtree(location)
+
+
+@pytest.mark.parametrize(
+    ("key", "part"), [("members", [1, 1]), ("leases", 1), ("seen", [1, 1, 1])], ids=str
+)
+def test_group_has_a_largest_number_of_members(key: str, part: Any) -> None:
+    full = {f"m{number}": part for number in range(MEMBERS_MAX)}
+
+    assert problem_of_value("group_a", {**GROUP_VALUE, key: full}) is None
+    assert problem_of_value("group_a", {**GROUP_VALUE, key: {**full, "m": part}}) == (
+        f"{key} must have 10,000 entries at most, not 10,001"
+    )
+
+
+@pytest.mark.parametrize("key", ["members", "leases", "seen", "offsets", "followed"])
+def test_name_of_a_member_is_short(key: str) -> None:
+    problem = problem_of_value("group_a", {**GROUP_VALUE, key: {"x" * 1_000_000: [1, 1]}})
+
+    assert problem is not None
+    assert problem.endswith("must be text of 256 characters at most")
+    assert len(problem) < 400
+
+
+@pytest.mark.parametrize(
+    ("mode", "full"),
+    [
+        (ConsumeMode.CLUSTERING, {"members": {f"m{n}": [1, 1] for n in range(MEMBERS_MAX)}}),
+        (ConsumeMode.BROADCASTING, {"offsets": {f"m{n}": {} for n in range(MEMBERS_MAX)}}),
+    ],
+)
+def test_full_group_refuses_a_member_and_stays_as_it_is(
+    store: Store, mode: ConsumeMode, full: dict[str, Any]
+) -> None:
+    group = group_in(store, CONSUMERS, create=True)
+    value = {**GROUP_VALUE, "mode": mode.value, "subscription": {TOPIC: "*"}, **full}
+    group.change(lambda _: state_of(value), 1)
+
+    with pytest.raises(ConsumerGroupFullError, match=r"has 10,000 members .* which is the limit"):
+        PullConsumer(store, consumer_group=CONSUMERS, topics=TOPIC, mode=mode, member_id="new")
+
+    assert group.read().members.keys() == value["members"].keys()

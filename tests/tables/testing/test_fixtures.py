@@ -137,7 +137,7 @@ def test_failed_messages_end_among_the_dead_letters(
         txmq_broker.run_for(7_200)
 
     (letter,) = txmq_dead_letters("billing")
-    assert (letter.keys, letter.origin_topic, letter.reconsume_times) == ("order-7", TOPIC, "3")
+    assert (letter.keys, letter.origin_topic, letter.reconsume_times) == ("order-7", TOPIC, 3)
 
 
 def test_lost_answer_of_a_commit_leaves_one_message(

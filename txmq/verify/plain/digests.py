@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 CONTENT = ("body", "tags", "keys", "sharding_key", "properties")
 DIGEST = ("digest_high", "digest_low")
 _ABSENT = "-"
+# Of what an operator erased; no text has this one.
+ERASED, ERASED_DIGEST = "__txmq_erased", 0
 Digests = npt.NDArray[np.int64]
 
 
@@ -28,7 +30,19 @@ def content_digests(batch: pa.RecordBatch) -> Digests:
         front, marker, pc.fill_null(body, b""), pa.scalar(b"", pa.large_binary())
     )
     digests = b"".join(hashlib.sha256(row).digest()[:16] for row in _slices(joined))
-    return np.frombuffer(digests, dtype=np.int64).reshape(-1, 2)
+    numbers = np.frombuffer(digests, dtype=np.int64).reshape(-1, 2)
+    return np.where(_are_erased(batch)[:, None], ERASED_DIGEST, numbers)
+
+
+def _are_erased(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Rows that say that they were erased, and hold nothing of what was sent."""
+    says_so = pc.is_valid(pc.map_lookup(batch.column("properties"), pa.scalar(ERASED), "first"))
+    has_no_body = pc.equal(pc.binary_length(pc.fill_null(batch.column("body"), b"")), 0)
+    texts = [pc.is_null(batch.column(name)) for name in ("tags", "keys", "sharding_key")]
+    flags: npt.NDArray[np.bool_] = np.logical_and.reduce(
+        [one.to_numpy(zero_copy_only=False) for one in (says_so, has_no_body, *texts)]
+    )
+    return flags
 
 
 def _slices(rows: pa.Array) -> Iterator[memoryview]:

@@ -12,7 +12,7 @@ from txmq.verify.plain.tables import PinnedTable
 # None of these changes a row in place; what a commit may remove is judged by its files.
 LAWFUL_OPERATIONS = frozenset(
     ["CREATE TABLE", "WRITE", "STREAMING UPDATE", "OPTIMIZE", "VACUUM START", "VACUUM END",
-     "SET TBLPROPERTIES", "DELETE"]
+     "SET TBLPROPERTIES", "ADD COLUMN", "DELETE"]
 )  # fmt: skip
 # How far a table follows the op log, and the next offset of a queue.
 RISING_MARKS = ("txmq/", "txmq-offset/")

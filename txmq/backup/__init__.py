@@ -1,0 +1,1 @@
+"""Copies a live store, and makes a store of such a copy."""
