@@ -42,14 +42,16 @@ def __getattr__(name: str) -> object:
 def _home_of(name: str) -> object:
     # Loaded when it is used: pytest imports this package wherever txmq is installed.
     if name in _CLOCKS:
-        from txmq.testing import clocks as home
-    elif name in _FAULTS:
-        from txmq.testing import faults as home
-    elif name == "published_messages":
-        from txmq.testing import published as home
-    else:
-        from txmq.testing import stepped_broker as home
-    return home
+        from txmq.testing import clocks
+
+        return clocks
+    if name in _FAULTS:
+        from txmq.testing import faults
+
+        return faults
+    from txmq.testing import published, stepped_broker
+
+    return published if name == "published_messages" else stepped_broker
 
 
 # Services never import this package, so the variable alone does nothing.
