@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, req
 from pathlib import Path
 
 from tests.kit.pages import REPOSITORY, block
-from tests.kit.reading import wait_until
+from txmq import Config, Store
 
 FIRST = "from txmq import Broker"
 SHOWN = "order-paid {'order': 42}\n"
@@ -78,8 +78,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-# The page waits for seven seconds; here a transaction is asked about at once.
-SETTINGS = {"TXMQ_LISTENERS": '{shop: "shop:listener"}', "TXMQ_TRANSACTION_TIMEOUT_S": "0.001"}
+SETTINGS = {"TXMQ_LISTENERS": '{shop: "shop:listener"}'}
 
 
 def test_what_only_extras_bring_is_missing_in_the_first_programs() -> None:
@@ -108,18 +107,15 @@ def commands(begins_with: str) -> list[list[str]]:
 
 def test_order_of_a_process_that_died_is_told_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(block("docs/start.md", "import os"))
+    # The page waits for seven seconds; in this store a transaction is asked about at once.
+    Store.create(tmp_path / "shop", Config(transaction_timeout_s=0.001))
     booked, died = [run(tmp_path, *command) for command in commands("python shop.py 42")]
     assert (booked.returncode, died.returncode) == (0, 1), booked.stderr + died.stderr
 
-    serve, consume = commands("export PYTHONPATH")
+    served, consumed = [run(tmp_path, *command) for command in commands("export PYTHONPATH")]
     (verify,) = commands("txmq verify")
 
-    def both_are_visible() -> bool:
-        served, consumed = run(tmp_path, *serve), run(tmp_path, *consume)
-        assert (served.returncode, consumed.returncode) == (0, 0), served.stderr + consumed.stderr
-        bodies = [json.loads(line)["body"] for line in consumed.stdout.splitlines()]
-        return bodies == ['{"order":42}', '{"order":43}']
-
-    wait_until(both_are_visible)
+    bodies = [json.loads(line)["body"] for line in consumed.stdout.splitlines()]
+    assert bodies == ['{"order":42}', '{"order":43}'], served.stderr
     verified = run(tmp_path, *verify)
     assert verified.returncode == 0, verified.stdout
