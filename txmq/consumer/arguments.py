@@ -6,7 +6,7 @@ import math
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -138,6 +138,12 @@ def check_max_messages(max_messages: object) -> None:
     """Refuse what is no number of messages. Raises: ConfigError."""
     if faults := _faults_of_max_messages(max_messages):
         raise ConfigError(faults)
+
+
+def check_reads(topic: str, topics: Collection[str]) -> None:
+    """Refuse a topic that a consumer does not read; stored names. Raises: ConfigError."""
+    if topic not in topics:
+        raise ConfigError([f"topic {shown(topic)} is not among those of this consumer"])
 
 
 def check_poll(max_messages: object, timeout_s: object) -> None:

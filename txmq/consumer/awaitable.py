@@ -22,7 +22,6 @@ from txmq.consumer.push import ConsumerHandle
 from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
 from txmq.delta.forks import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
-from txmq.message.names import topic_in_namespace
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
@@ -181,9 +180,7 @@ class AsyncPullConsumer:
 
         A plain function holds up the event loop while it runs. Raises: as `PullConsumer.on`.
         """
-        stored = topic_in_namespace(topic, self._namespace)
-        self._by_topic.check_reads(stored)
-        return lambda function: self._by_topic.add(topic, stored, function, model)
+        return self._by_topic.on(topic, model)
 
     async def run_once(self, handler: AsyncHandler | None = None) -> ConsumeResult:
         """As `PullConsumer.run_once`, with a handler that is async or plain.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from txmq.clock import Clock
-from txmq.consumer.arguments import Subscription
+from txmq.consumer.arguments import Subscription, check_reads
 from txmq.consumer.followed import TopicCommit
 from txmq.consumer.group import group_in
 from txmq.consumer.member import Commits, GroupMember
@@ -19,7 +19,7 @@ from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.consumer.taking import KnowsSentBack, MessageTaking
-from txmq.errors import ConfigError, QueueNotOwnedError, StorageError, shown
+from txmq.errors import QueueNotOwnedError, StorageError
 from txmq.message.body_codec import BodyCodec, checked_codec
 from txmq.message.names import shown_name
 from txmq.message.received import ReceivedMessage
@@ -173,8 +173,7 @@ class GroupReader:
 
     def check_reads(self, topic: str) -> None:
         """Raise ConfigError for a topic that the member does not read."""
-        if topic not in self._readers:
-            raise ConfigError([f"topic {shown(topic)} is not among those of this consumer"])
+        check_reads(topic, self._readers)
 
     def _tell_unknown(self) -> None:
         """Warn once of topics that nobody has made or written: their names may be mistyped."""

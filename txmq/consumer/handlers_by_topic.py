@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
+from txmq.consumer.arguments import check_reads
 from txmq.consumer.handler import ConsumeStatus, Handler, check_function
 from txmq.errors import ConfigError, shown
 from txmq.message.json_body import adapter_of
@@ -28,8 +29,15 @@ class HandlersByTopic:
         self._topics, self._namespace, self._check = topics, namespace, check
         self._handlers: dict[str, Handler] = {}
 
-    def add(self, topic: str, stored: str, function: Function, model: type[Any] | None) -> Function:
-        """Let a function handle a topic; see `PullConsumer.on`. Raises: ConfigError."""
+    def on(self, topic: str, model: type[Any] | None) -> Callable[[Function], Function]:
+        """See `PullConsumer.on`. Raises: InvalidNameError, ConfigError."""
+        stored = topic_in_namespace(topic, self._namespace)
+        check_reads(stored, self._topics)
+        return lambda function: self._add(topic, stored, function, model)
+
+    def _add(
+        self, topic: str, stored: str, function: Function, model: type[Any] | None
+    ) -> Function:
         count, names = (1, "the message") if model is None else (2, "the body and the message")
         self._check("a handler", function)
         if not _takes(function, count):
@@ -39,11 +47,6 @@ class HandlersByTopic:
             raise ConfigError([f"topic {shown(topic)} has a handler already; give it one function"])
         self._handlers[stored] = function if model is None else _of_model(function, model)
         return function
-
-    def check_reads(self, stored: str) -> None:
-        """Raise ConfigError for a topic that the consumer does not read."""
-        if stored not in self._topics:
-            raise ConfigError([f"topic {shown(stored)} is not among those of this consumer"])
 
     def handler(self) -> Handler:
         """A handler for all topics. Raises: ConfigError if one of them has none."""

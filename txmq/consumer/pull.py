@@ -259,8 +259,7 @@ class PullConsumer(MovableMember):
             ... def bill(message):
             ...     print(message.json()["order"])
         """
-        stored = self._subscribed(topic)
-        return lambda function: self._by_topic.add(topic, stored, function, model)
+        return self._by_topic.on(topic, model)
 
     def run_once(self, handler: Handler | None = None) -> ConsumeResult:
         """Give all visible messages to a handler, one after the other, and commit.
