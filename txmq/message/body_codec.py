@@ -76,10 +76,8 @@ def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: i
     key_id = _checked_key_id(codec.key_id)
     context = BodyContext(message.topic, message_id(transaction_id, sequence), key_id)
     stored = _called(codec.encode, message.body, context, "encoded")
-    values = {name: getattr(message, name) for name in message.__dataclass_fields__}
     marks = {BODY_KEY_ID: key_id, BODY_MESSAGE_ID: context.message_id}
-    properties = {**message.properties, **marks}
-    return Message.as_stored(**{**values, "body": stored, "properties": properties})
+    return message.stored_with(body=stored, properties={**message.properties, **marks})
 
 
 def check_stored_size(message: Message, max_bytes: int) -> None:
@@ -128,9 +126,15 @@ def _called(work: Any, content: bytes, context: BodyContext, what: str) -> bytes
     return result
 
 
-def _checked_key_id(key_id: object) -> str:
+def key_id_problem(key_id: object) -> str | None:
+    """What the id of a key must be; None where it is that."""
     is_text = isinstance(key_id, str) and key_id.isascii() and key_id.isprintable()
-    if not is_text or not 0 < len(str(key_id).strip()) <= MAX_KEY_ID_CHARACTERS:
-        rule = f"must be 1 to {MAX_KEY_ID_CHARACTERS} printable ASCII characters"
-        raise ConfigError([f"body_codec: key_id {rule}"])
+    if is_text and str(key_id).strip() and len(str(key_id)) <= MAX_KEY_ID_CHARACTERS:
+        return None
+    return f"must be 1 to {MAX_KEY_ID_CHARACTERS} printable ASCII characters"
+
+
+def _checked_key_id(key_id: object) -> str:
+    if (problem := key_id_problem(key_id)) is not None:
+        raise ConfigError([f"body_codec: key_id {problem}"])
     return str(key_id)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from txmq.errors import BodyCodecError, ConfigError, EnvironmentProblemError
-from txmq.message.body_codec import MAX_KEY_ID_CHARACTERS, BodyContext
+from txmq.message.body_codec import BodyContext, key_id_problem
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -115,10 +115,8 @@ def _faults(keys: Any) -> list[str]:
         return ["keys: must be key ids and keys of 32 bytes, and at least one"]
     faults = []
     for place, (name, key) in enumerate(keys.items(), 1):
-        is_id = isinstance(name, str) and name.isascii() and name.isprintable() and name.strip()
-        if not is_id or len(name) > MAX_KEY_ID_CHARACTERS:
-            rule = f"1 to {MAX_KEY_ID_CHARACTERS} printable ASCII characters"
-            faults.append(f"keys: the id of key {place} must be {rule}")
+        if (problem := key_id_problem(name)) is not None:
+            faults.append(f"keys: the id of key {place} {problem}")
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             faults.append(f"keys: key {place} must be {KEY_BYTES} bytes")
     return faults

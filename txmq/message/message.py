@@ -198,10 +198,12 @@ class Message:
 
         Raises: InvalidNameError.
         """
-        if topic == self.topic:
-            return self
+        return self if topic == self.topic else self.stored_with(topic=topic)
+
+    def stored_with(self, **changes: Any) -> Message:
+        """The same message as stored, but for some fields. Raises: as `as_stored`."""
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        return self.as_stored(**{**values, "topic": topic})
+        return self.as_stored(**{**values, **changes})
 
     @classmethod
     def as_stored(cls, *, topic: str, body: bytes, **values: Any) -> Message:
