@@ -9,21 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import milliseconds
 from txmq.columns import Flags, Integers, flags, integers, python_values
 from txmq.delta.files import DataFile, FileRange
 from txmq.delta.schemas import TOPIC
 from txmq.errors import StorageError, TopicNotRebuiltError
 from txmq.publish.arrow_engine import copied
 from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
-from txmq.store.forgotten import FORGOTTEN_BEFORE
+from txmq.store.forgotten import kept_since_ms
 from txmq.store.half import HalfLog
 from txmq.store.schedule import ScheduleLog
 from txmq.store.store import Store
@@ -142,11 +140,10 @@ def shown_rows(
 
 
 def _first_kept_id(store: Store) -> str | None:
-    day = store.tables.register("maintenance").read().value.get(FORGOTTEN_BEFORE)
-    if not day:
+    since_ms = kept_since_ms(store.tables.register("maintenance").read().value)
+    if since_ms is None:
         return None
-    moment = datetime.combine(date.fromisoformat(day), time(), UTC)
-    digits = f"{milliseconds(moment):012x}"
+    digits = f"{since_ms:012x}"
     return f"{digits[:8]}-{digits[8:]}"
 
 

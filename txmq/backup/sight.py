@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, time
 from functools import partial
 from typing import Any
 
@@ -17,13 +16,12 @@ from txmq.backup.order import (
     StoreSight,
     TopicSight,
 )
-from txmq.clock import milliseconds
 from txmq.delta.storage import Table
 from txmq.errors import TxmqError
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.ids import transaction_times_ms
 from txmq.publish.progress import FINGERPRINT_HEX_DIGITS, commit_fingerprint
-from txmq.store.forgotten import FORGOTTEN_BEFORE
+from txmq.store.forgotten import kept_since_ms
 from txmq.store.set_aside import REGISTER as SET_ASIDE
 from txmq.store.settled import NOTHING
 from txmq.store.tables import CONSUMER_GROUP, StoreTables
@@ -132,7 +130,4 @@ def _claims_without_halves(tables: StoreTables, mark: int) -> int:
 
 def _kept_since_ms(tables: StoreTables) -> int:
     """From when on transactions are kept; retention may have taken older ones."""
-    day = _value(tables, "maintenance").get(FORGOTTEN_BEFORE)
-    return (
-        0 if day is None else milliseconds(datetime.combine(date.fromisoformat(day), time(), UTC))
-    )
+    return kept_since_ms(_value(tables, "maintenance")) or 0

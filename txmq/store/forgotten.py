@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, date, datetime, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txmq.clock import milliseconds
 from txmq.errors import MessageNotFoundError, TransactionNotFoundError
@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 
 FORGOTTEN_BEFORE = "forgotten_before_date"
 SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
+
+
+def kept_since_ms(value: Mapping[str, Any]) -> int | None:
+    """From when on all transactions are kept, by the value of `state/maintenance`.
+
+    None where retention has taken nothing.
+    """
+    day = value.get(FORGOTTEN_BEFORE)
+    return None if day is None else _begin_ms(date.fromisoformat(day))
+
+
+def _begin_ms(day: date) -> int:
+    return milliseconds(datetime.combine(day, time(), UTC))
 
 
 class Forgotten:
@@ -44,7 +57,7 @@ class Forgotten:
         day = self.before if transaction_ids else None
         if day is None:
             return set()
-        begin_ms = milliseconds(datetime.combine(day, time(), UTC))
+        begin_ms = _begin_ms(day)
         return {name for name in transaction_ids if transaction_time_ms(name) < begin_ms}
 
 
