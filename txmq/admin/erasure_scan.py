@@ -6,7 +6,7 @@ of killed processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -210,8 +210,3 @@ def _are(texts: pa.ChunkedArray | pa.Array, text: str) -> Flags:
 
 def _topic_column(table: Table) -> str:
     return "real_topic" if table.schema.name == HALF else "topic"
-
-
-def counted(found: Mapping[str, Found]) -> dict[str, int]:
-    """How many rows were found in each table that has any."""
-    return {path: one.messages for path, one in found.items() if one.messages}

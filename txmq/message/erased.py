@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from txmq.columns import Flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 ERASED = "__txmq_erased"
-Flags = npt.NDArray[np.bool_]
 # The same in every table, so that a copy is equal to its half.
 _LEFT: Mapping[str, Any] = {"body": b"", "properties": [(ERASED, "true")]}
 CONTENT = ("tags", "keys", "body", "properties", "sharding_key")
