@@ -15,7 +15,6 @@ from txmq.errors import ConfigError, EnvironmentProblemError, InvalidBodyError, 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-_PLAIN = (dict, list, tuple, str, int, float, bool, type(None))
 # The order of a set differs from process to process, and bytes are a body already.
 _WITHOUT_JSON = (set, frozenset, bytes, bytearray, memoryview)
 # Of a body with many faults the first ones tell enough.
@@ -37,41 +36,44 @@ def json_body(value: object) -> bytes:
         InvalidBodyError: a part of the value has no JSON, such as NaN.
         EnvironmentProblemError: the value needs pydantic, which is not installed.
     """
-    if isinstance(value, _WITHOUT_JSON):
-        problem = f"is of the type {type(value).__name__}"
-        raise InvalidBodyError("body", f"{problem}; pass a list, or bytes to Message itself")
-    if type(value) in _PLAIN:
-        try:
-            return _plain_json(value)
-        except TypeError:
-            # A plain value that holds others, such as a list of models or a dict with a date.
-            return _by_pydantic(value)
-    return _by_pydantic(value)
-
-
-def _plain_json(value: object) -> bytes:
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        return _written(value)
+    except TypeError:
+        # A dict whose keys are dates or the like, which pydantic writes.
+        return _written(_by_pydantic(value))
+
+
+def _written(value: object) -> bytes:
+    try:
+        text = json.dumps(
+            value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_part
+        )
         return text.encode()
+    except InvalidBodyError:
+        raise
     except (ValueError, RecursionError) as error:
         # Of NaN, of a value that holds itself, of half a surrogate pair.
         problem = f"has a value without JSON ({type(error).__name__}); send only what JSON can hold"
         raise InvalidBodyError("body", problem) from None
 
 
-def _by_pydantic(value: object) -> bytes:
+def _part(value: object) -> Any:
+    """The plain value of a part that JSON does not know."""
+    if isinstance(value, _WITHOUT_JSON):
+        problem = f"has a {type(value).__name__}, which has no JSON"
+        raise InvalidBodyError("body", f"{problem}; pass a list, or bytes to Message itself")
+    return _by_pydantic(value)
+
+
+def _by_pydantic(value: object) -> Any:
     try:
-        adapter = adapter_of(type(value))
-    except ConfigError as error:
-        problem = f"is of the type {type(value).__name__}, which has no JSON"
-        raise InvalidBodyError("body", f"{problem}; pass a model or plain values") from error
-    try:
-        content: Any = adapter.dump_python(value, mode="json", warnings="error")
+        return adapter_of(type(value)).dump_python(value, mode="json", warnings="error")
+    except EnvironmentProblemError:
+        raise
     except Exception as error:  # noqa: BLE001 - a model of the user's may raise anything
         problem = f"is of the type {type(value).__name__}, which has no JSON"
         advice = f"({type(error).__name__}); pass a model, a dataclass or plain values"
         raise InvalidBodyError("body", f"{problem} {advice}") from None
-    return _plain_json(content)
 
 
 def parsed_json(body: bytes, message_id: str, model: type[Any] | None = None) -> Any:

@@ -102,6 +102,12 @@ def test_value_without_json_is_refused(value: Any) -> None:
         json_body(value)
 
 
+@pytest.mark.parametrize("value", [{"a": {1, 2}}, [[{"b"}]], {"a": b"bytes"}, [ORDER, {1}]])
+def test_part_whose_bytes_would_differ_is_refused_however_deep_it_is(value: Any) -> None:
+    with pytest.raises(InvalidBodyError, match="pass a list"):
+        json_body(value)
+
+
 def test_value_that_holds_itself_is_refused() -> None:
     value: list[Any] = []
     value.append(value)
