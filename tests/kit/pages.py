@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).parents[2]
 _BLOCK = re.compile(r'^( *)```(\w*)(?: title="[^"]*")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
@@ -37,6 +37,15 @@ def blocks(page: Path) -> list[Block]:
         Block(name, language, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE))
         for indent, language, text in _BLOCK.findall(page.read_text("utf-8"))
     ]
+
+
+def options_of(command: Any) -> set[str]:
+    """The options that a command of the command line takes."""
+    return {
+        option
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
 
 
 def block(page: str, begins_with: str) -> str:

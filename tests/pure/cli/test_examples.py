@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from tests.kit.pages import REPOSITORY
+from tests.kit.pages import REPOSITORY, options_of
 from txmq.cli.app import app
 from txmq.cli.examples import EXAMPLES
 
@@ -57,9 +57,4 @@ def test_each_line_of_the_page_names_options_that_are_there() -> None:
     for line in re.findall(r"^(txmq .*)$", PAGE, re.MULTILINE):
         words = shlex.split(line, comments=True)[1:]
         name = next(name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS)
-        known = {
-            option
-            for parameter in COMMANDS[name].params
-            for option in (*parameter.opts, *parameter.secondary_opts)
-        }
-        assert {word for word in words if word.startswith("--")} <= known, line
+        assert {word for word in words if word.startswith("--")} <= options_of(COMMANDS[name]), line

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from tests.kit.pages import REPOSITORY, Block, block, blocks, pages
+from tests.kit.pages import REPOSITORY, Block, block, blocks, options_of, pages
 from txmq.cli.app import app
 
 LIST = REPOSITORY / "tests" / "pure" / "docs" / "blocks.txt"
@@ -75,13 +75,8 @@ def test_each_command_on_a_page_has_the_options_that_it_is_called_with(
     command: Any = COMMANDS[words[0]]
     if hasattr(command, "commands"):
         command = command.commands[words[1]]
-    known = {
-        option
-        for parameter in command.params
-        for option in (*parameter.opts, *parameter.secondary_opts)
-    }
 
-    assert {word for word in words if word.startswith("--")} <= known, page
+    assert {word for word in words if word.startswith("--")} <= options_of(command), page
 
 
 def _words(line: str) -> list[str]:

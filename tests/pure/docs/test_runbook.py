@@ -7,6 +7,7 @@ from pathlib import Path
 
 from typer.main import get_command
 
+from tests.kit.pages import options_of
 from txmq.cli.app import app
 
 ROOT = Path(__file__).parents[3]
@@ -36,9 +37,4 @@ def test_each_command_and_option_is_there() -> None:
         command = commands[name]
         if rest and rest[0] in getattr(command, "commands", {}):
             command = command.commands[rest[0]]
-        known = {
-            option
-            for parameter in command.params
-            for option in (*parameter.opts, *parameter.secondary_opts)
-        }
-        assert {word for word in rest if word.startswith("--")} <= known, words
+        assert {word for word in rest if word.startswith("--")} <= options_of(command), words

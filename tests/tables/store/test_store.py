@@ -90,18 +90,23 @@ def test_store_that_was_not_made_to_its_end_is_not_opened(tmp_path: Path) -> Non
         Store.open(tmp_path / "store")
 
 
-def test_creator_that_was_overtaken_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def overtaken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where another process is faster than whoever makes a store next."""
     location = tmp_path / "store"
     keep = Store._keep_settings
 
-    def overtaken(self: Store, *arguments: object) -> None:
+    def keep_too_late(self: Store, *arguments: object) -> None:
         monkeypatch.setattr(Store, "_keep_settings", keep)
         Store.create(location, Config(check_threads=2))
         keep(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Store, "_keep_settings", overtaken)
+    monkeypatch.setattr(Store, "_keep_settings", keep_too_late)
+    return location
+
+
+def test_creator_that_was_overtaken_changes_nothing(overtaken: Path) -> None:
+    location = overtaken
     with pytest.raises(StoreExistsError):
         Store.create(location, Config(check_threads=3))
 
@@ -136,20 +141,8 @@ def test_creation_that_was_broken_off_is_completed_at_the_next_start(tmp_path: P
     assert Store.open(tmp_path / "store").config.check_threads == 2
 
 
-def test_first_start_that_was_overtaken_opens_the_store_of_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    location = tmp_path / "store"
-    keep = Store._keep_settings
-
-    def overtaken(self: Store, *arguments: object) -> None:
-        monkeypatch.setattr(Store, "_keep_settings", keep)
-        Store.create(location, Config(check_threads=2))
-        keep(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Store, "_keep_settings", overtaken)
-
-    assert Store.open_or_create(location).config.check_threads == 2
+def test_first_start_that_was_overtaken_opens_the_store_of_the_other(overtaken: Path) -> None:
+    assert Store.open_or_create(overtaken).config.check_threads == 2
 
 
 def test_store_that_lost_its_settings_is_not_given_others(store: Store) -> None:
