@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from txmq.errors import BodyCodecError, ConfigError, MessageTooLargeError
 from txmq.message.erased import is_erased
 from txmq.message.ids import message_id
-from txmq.message.message import Message
+from txmq.message.message import Message, stored_with
 from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, is_group_topic
 
 # Users cannot set these. A body without a key is stored as it was sent.
@@ -77,7 +77,7 @@ def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: i
     context = BodyContext(message.topic, message_id(transaction_id, sequence), key_id)
     stored = _called(codec.encode, message.body, context, "encoded")
     marks = {BODY_KEY_ID: key_id, BODY_MESSAGE_ID: context.message_id}
-    return message.stored_with(body=stored, properties={**message.properties, **marks})
+    return stored_with(message, body=stored, properties={**message.properties, **marks})
 
 
 def check_stored_size(message: Message, max_bytes: int) -> None:

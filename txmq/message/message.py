@@ -198,12 +198,7 @@ class Message:
 
         Raises: InvalidNameError.
         """
-        return self if topic == self.topic else self.stored_with(topic=topic)
-
-    def stored_with(self, **changes: Any) -> Message:
-        """The same message as stored, but for some fields. Raises: as `as_stored`."""
-        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        return self.as_stored(**{**values, **changes})
+        return self if topic == self.topic else stored_with(self, topic=topic)
 
     @classmethod
     def as_stored(cls, *, topic: str, body: bytes, **values: Any) -> Message:
@@ -277,6 +272,12 @@ class Message:
         if seconds is None:
             return transaction_timeout_s
         return max(float(seconds), transaction_timeout_s)
+
+
+def stored_with(message: Message, **changes: Any) -> Message:
+    """The same message as stored, but for some fields. Raises: as `Message.as_stored`."""
+    values = {spec.name: getattr(message, spec.name) for spec in fields(message)}
+    return Message.as_stored(**{**values, **changes})
 
 
 def _size_bytes(text: str) -> int:
