@@ -72,6 +72,12 @@ def test_location_in_place_of_a_store_is_told_how_to_open_it(name: str) -> None:
         kind("/data/txmq", **OTHERS.get(name, {}))
 
 
+@pytest.mark.parametrize("call", [txmq.upgrade, lambda store: txmq.back_up(store, "/backups/txmq")])
+def test_location_in_place_of_a_store_of_a_call_is_told_alike(call: Callable[..., object]) -> None:
+    with pytest.raises(ConfigError, match=r"must be a Store, not '/data/txmq'; open it first"):
+        call("/data/txmq")
+
+
 def test_setting_that_is_none_is_refused_with_the_nearest_name() -> None:
     nearest = "'transaction_timeout' is not a setting; did you mean transaction_timeout_s"
 

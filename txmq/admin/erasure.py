@@ -23,6 +23,7 @@ from txmq.admin.erasure_scan import (
     message_tables,
     old_files,
 )
+from txmq.admin.key_search import is_one_key
 from txmq.clock import Clock, SystemClock, timestamp
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.log import log_files
@@ -38,7 +39,6 @@ from txmq.maintenance.rewriting import (
     written_anew,
 )
 from txmq.message.erased import CONTENT, erased
-from txmq.message.message import KEY_SEPARATOR
 from txmq.message.names import TRACE_TOPIC, stored_topic
 from txmq.message.reasons import signed_reason
 from txmq.results import plain
@@ -132,7 +132,7 @@ class Erasure:
     ) -> None:
         """Check the arguments; nothing is read; 0 commits."""
         check_store(store)
-        if not key or KEY_SEPARATOR in key:
+        if not is_one_key(key):
             raise InvalidMessageError("keys", "must be one key, without a space")
         self._store, self._clock = store, clock or SystemClock()
         self._wanted = Wanted(key, None if topic is None else stored_topic(topic))

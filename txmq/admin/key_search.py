@@ -74,6 +74,13 @@ def hits_of(table: ReadTable, key: str, max_count: int, budget: RowBudget) -> li
     return hits[:max_count]
 
 
+def is_one_key(key: object) -> bool:
+    """Whether a message may have this as one of its keys."""
+    is_key = isinstance(key, str) and bool(key) and KEY_SEPARATOR not in key
+    # No text has half of a surrogate pair, and Arrow takes none.
+    return is_key and not any("\ud800" <= letter <= "\udfff" for letter in str(key))
+
+
 def has_key(keys: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
     """Whether each text has `key` as one of its words."""
     padded = pc.binary_join_element_wise("", pc.fill_null(keys, ""), "", KEY_SEPARATOR)

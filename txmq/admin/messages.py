@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
-from txmq.admin.key_search import KeySearch, RowBudget, has_key, hits_of
+from txmq.admin.key_search import KeySearch, RowBudget, has_key, hits_of, is_one_key
 from txmq.columns import python_rows
 from txmq.errors import InvalidBodyError, InvalidNameError
 from txmq.lifecycle import DeliveryState, TransactionState
@@ -22,7 +22,6 @@ from txmq.message.ids import (
     message_address,
     transaction_time_ms,
 )
-from txmq.message.message import KEY_SEPARATOR
 from txmq.message.names import (
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
@@ -158,7 +157,7 @@ class MessageQuery:
     # --- by key ------------------------------------------------------------------------------
 
     def _searched(self, key: str, topic: str | None) -> list[str]:
-        if not key or KEY_SEPARATOR in key:
+        if not is_one_key(key):
             raise InvalidNameError("key", key, "pass one key, without a space")
         if topic is None:
             return [name for name in self._store.topics() if name != TRACE_TOPIC]

@@ -10,7 +10,7 @@ from txmq.delta.storage import Table
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.results import Plain
 from txmq.store.schema_steps import STEPS, Change, Step, TableShape, changes_of
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 
 # Each table has few writers; who is refused so often is told.
 ATTEMPTS = 20
@@ -72,6 +72,7 @@ def upgrade(store: Store, *, apply: bool = False) -> UpgradeResult:
         >>> upgrade(store).is_needed
         False
     """
+    check_store(store)
     return upgrade_by(STEPS, store, apply=apply)
 
 

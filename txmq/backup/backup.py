@@ -27,7 +27,7 @@ from txmq.delta.schemas import SCHEMA_VERSION_PROPERTY
 from txmq.errors import BackupError
 from txmq.results import Plain
 from txmq.store.config import Config
-from txmq.store.store import Store
+from txmq.store.store import Store, check_store
 from txmq.store.tables import StoreTables
 from txmq.version import __version__
 
@@ -96,6 +96,7 @@ def back_up(
         >>> back_up(store, "/backups/txmq").missing
         ()
     """
+    check_store(store)
     place = Place(target, storage_options)
     place.check_apart(store.location)
     return _Backup(store, place, clock or SystemClock(), on_progress or unseen).run()

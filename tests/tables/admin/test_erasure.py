@@ -445,9 +445,9 @@ def test_file_that_cannot_be_read_is_told_before_anything_is_written(world: Dead
 
 
 def test_bad_arguments_are_refused(world: DeadWorld) -> None:
-    for key in ("", "two keys"):
+    for key in ("", "two keys", "\ud800", 5, None, b"key"):
         with pytest.raises(InvalidMessageError, match="one key"):
-            Erasure(world.store, key)
+            Erasure(world.store, key)  # type: ignore[arg-type]
     with pytest.raises(InvalidReasonError):
         erasure(world).apply(reason=" ")
 

@@ -198,6 +198,12 @@ def test_messages_are_found_by_one_of_their_keys_newest_first(made: HandMadeStor
     assert [one.message_id for one in found] == [id_of(22), id_of(21)]
 
 
+@pytest.mark.parametrize("key", ["", "\ud800", 5, None, b"key"])
+def test_what_no_message_may_have_as_its_key_is_refused(made: HandMadeStore, key: Any) -> None:
+    with pytest.raises(InvalidNameError, match="one key"):
+        query(made).by_key(key)
+
+
 @pytest.mark.parametrize("key", ["customer", "9", "order-1 ", "%", "order-."])
 def test_a_part_of_a_key_is_no_key(made: HandMadeStore, key: str) -> None:
     with_keys(made, 21, "order-1 customer-9", 10)
