@@ -217,3 +217,8 @@ class SendForbiddenError(TxmqError):
 
 class NotAcceptedError(TxmqError):
     """The store does not take transactional messages now (`reject_transaction_message`, R25)."""
+
+    def __init__(self) -> None:
+        """Nothing was written."""
+        problem = "the store takes no transactions now (reject_transaction_message)"
+        super().__init__(f"{problem}; try later")

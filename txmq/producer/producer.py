@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from txmq.message.body_codec import BodyCodec
     from txmq.producer.routing import QueueSelector
 
-_REJECTED = "the store takes no transactions now (reject_transaction_message); try later"
-
 
 class TransactionProducer:
     """Sends messages that become visible if and only if a local transaction took place.
@@ -383,7 +381,7 @@ class TransactionProducer:
 
     def _check_accepts(self) -> None:
         if self.store.config.reject_transaction_message:
-            raise NotAcceptedError(_REJECTED)
+            raise NotAcceptedError
         self._commits.check_open()
 
     def _executing(self) -> Execute:
