@@ -19,7 +19,7 @@ FINGERPRINT_HEX_DIGITS = 15
 class ParkedTopic:
     """A topic that could not be written; it lacks messages after `from_version` of the op log.
 
-    `since_ms` is the clock of the publisher that parked it, for display only.
+    `since_ms` is the first attempt, by the clock of the publisher that made it: for display only.
     """
 
     from_version: int

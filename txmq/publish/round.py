@@ -308,7 +308,7 @@ class PublishRound:
             before.from_version if before else from_version,
             # An error of Arrow may quote a body; of that only its type is kept.
             problem_of(error),
-            now_ms,
+            before.since_ms if before else now_ms,
             before.attempts + 1 if before else 1,
         )
         logger.error("topic %s is parked: %s", name, parked.reason)
