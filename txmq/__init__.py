@@ -127,8 +127,8 @@ if TYPE_CHECKING:
     from txmq.consumer.awaitable import AsyncPullConsumer
     from txmq.consumer.handler import ConsumeStatus
     from txmq.consumer.lag import ConsumerLag
+    from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
     from txmq.consumer.pull import PullConsumer
-    from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
     from txmq.consumer.send_back import SendBack
     from txmq.consumer.stream import Consumer
     from txmq.hooks import (

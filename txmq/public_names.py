@@ -22,7 +22,7 @@ NAMES = {
     "txmq.consumer.awaitable": ("AsyncPullConsumer",),
     "txmq.consumer.pull": ("PullConsumer",),
     "txmq.consumer.handler": ("ConsumeStatus",),
-    "txmq.consumer.rules": ("ConsumeFromWhere", "ConsumeMode"),
+    "txmq.consumer.modes": ("ConsumeFromWhere", "ConsumeMode"),
     "txmq.consumer.send_back": ("SendBack",),
     "txmq.consumer.stream": ("Consumer",),
     "txmq.hooks": (

@@ -194,7 +194,8 @@ def _api_pages() -> dict[str, str]:
     parts = {**API, "More names": tuple(sorted(set(homes) - placed))}
     pages = {title: _reference(title, [f"{homes[name]}.{name}" for name in names])
              for title, names in parts.items()}  # fmt: skip
-    pages["Errors"] = "# Errors\n\nEach of them is a `TxmqError`.\n\n" + _directive("txmq.errors")
+    errors = _directive("txmq.errors") + "    options:\n      members_order: alphabetical\n"
+    pages["Errors"] = f"# Errors\n\nEach of them is a `TxmqError`.\n\n{errors}"
     return pages
 
 

@@ -28,7 +28,7 @@ from txmq.errors import (
 ALL_ERRORS = [
     kind
     for _, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, Exception) and kind.__module__ == errors.__name__
+    if issubclass(kind, Exception) and kind.__module__.startswith(errors.__name__)
 ]
 SAMPLES = [
     ConfigError(["a must be a number", "b is not a setting"]),

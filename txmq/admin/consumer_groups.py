@@ -10,8 +10,9 @@ from txmq.admin.group_deletion import GroupDeletion, delete_group
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import GroupLag, Unreadable, readable_groups
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.offsets import StartPoint
-from txmq.consumer.rules import SHARED, ConsumeFromWhere, ConsumeMode, GroupState, TopicQueue
+from txmq.consumer.rules import SHARED, GroupState, TopicQueue
 from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
 from txmq.message.names import (
     stored_group,

@@ -18,10 +18,11 @@ import typer
 from txmq.admin.found_message import body_values
 from txmq.cli.shared import Location, location_and
 from txmq.clock import timestamp
+from txmq.consumer.modes import ConsumeFromWhere
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ALL, ConsumeFromWhere
+from txmq.consumer.rules import ALL
 from txmq.errors import TopicNotFoundError
 from txmq.message.filter import MessageFilter, parse_filter
 from txmq.message.names import stored_topic

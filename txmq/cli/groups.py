@@ -27,7 +27,8 @@ from txmq.cli.shared import (
 from txmq.clock import SystemClock
 from txmq.consumer.group import group_names
 from txmq.consumer.lag import ConsumerLag, QueueLag, readable_lags
-from txmq.consumer.rules import ALL, ConsumeFromWhere
+from txmq.consumer.modes import ConsumeFromWhere
+from txmq.consumer.rules import ALL
 from txmq.errors import ConsumerGroupNotFoundError, TxmqError
 from txmq.message.names import shown_name, stored_name
 from txmq.store.opening import open_store

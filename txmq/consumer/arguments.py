@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.offsets import OffsetsByTopic, StartPoint
-from txmq.consumer.rules import ALL, ConsumeFromWhere, ConsumeMode, GroupSettings
+from txmq.consumer.rules import ALL, GroupSettings
 from txmq.errors import ConfigError, InvalidNameError, shown
 from txmq.message.filter import MessageFilter, parse_filter
 from txmq.message.names import (

@@ -17,9 +17,10 @@ from txmq.consumer.group_reader import CommitResult
 from txmq.consumer.handler import RunEndedError
 from txmq.consumer.handlers_by_topic import Function, HandlersByTopic
 from txmq.consumer.lag import QueueLag
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
 from txmq.consumer.push import ConsumerHandle
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.delta.forks import process_id
 from txmq.errors import ClosedError, ConcurrentUseError
 from txmq.message.received import ReceivedMessage

@@ -7,13 +7,8 @@ from typing import Any
 
 from txmq.consumer.followed import TopicCommit
 from txmq.consumer.leases import Membership, Sighting
-from txmq.consumer.rules import (
-    ConsumeMode,
-    GroupSettings,
-    GroupState,
-    Owner,
-    TopicQueue,
-)
+from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.rules import GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import Register, SharedValue

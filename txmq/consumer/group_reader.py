@@ -14,9 +14,11 @@ from txmq.consumer.arguments import Subscription, check_reads
 from txmq.consumer.followed import TopicCommit
 from txmq.consumer.group import group_in
 from txmq.consumer.member import Commits, GroupMember
+from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.pauses import Pauses
 from txmq.consumer.positions import QueueMessage, QueuePosition, QueuePositions
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import ConsumeMode, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.consumer.taking import KnowsSentBack, MessageTaking
 from txmq.errors import QueueNotOwnedError, StorageError
@@ -90,8 +92,7 @@ class GroupReader:
         self._look_interval_s = store.look_interval_s(LOOK_INTERVAL_S)
         self._full_look_s = store.look_interval_s(FULL_LOOK_S, is_idle=True)
         self._sends_back = sends_back or SendBack(store, name, clock)
-        self._paused: set[TopicQueue] = set()
-        self._paused_topics: set[str] = set()
+        self._paused = Pauses()
         self._positions = QueuePositions()
         self._looked_s = self._looked_closely_s = self._committed_s = time.monotonic()
         group = group_in(store, name)
@@ -281,7 +282,7 @@ class GroupReader:
         return [
             (queue, position)
             for queue, position in self._positions.in_turn()
-            if not (queue in surplus or self._is_paused(queue))
+            if not (queue in surplus or queue in self._paused)
         ]
 
     def end_offset(self, queue: TopicQueue, position: QueuePosition) -> int:
@@ -369,21 +370,11 @@ class GroupReader:
 
     def pause(self, topic: str, queue_id: int | None = None) -> None:
         """Hand out nothing of a topic, or of one of its queues, until `resume`; 0 commits."""
-        if queue_id is None:
-            self._paused_topics.add(topic)
-        else:
-            self._paused.add(TopicQueue(topic, queue_id))
+        self._paused.pause(topic, queue_id)
 
     def resume(self, topic: str, queue_id: int | None = None) -> None:
         """End the pauses of a topic and of all its queues, or of one queue; 0 commits."""
-        if queue_id is None:
-            self._paused_topics.discard(topic)
-            self._paused = {queue for queue in self._paused if queue.topic != topic}
-        else:
-            self._paused.discard(TopicQueue(topic, queue_id))
-
-    def _is_paused(self, queue: TopicQueue) -> bool:
-        return queue in self._paused or queue.topic in self._paused_topics
+        self._paused.resume(topic, queue_id)
 
     def seek(self, offsets: Mapping[TopicQueue, int]) -> None:
         """Go on at other offsets, for the whole group: one commit.

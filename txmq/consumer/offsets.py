@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import milliseconds, moment_problem, timestamp
 from txmq.columns import integers
-from txmq.consumer.rules import ConsumeFromWhere
+from txmq.consumer.modes import ConsumeFromWhere
 from txmq.delta.files import FilePart, FileRange
 from txmq.delta.storage import Table
 from txmq.errors import (

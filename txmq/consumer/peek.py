@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from txmq.consumer.modes import ConsumeFromWhere
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import ConsumeFromWhere
 from txmq.message.filter import MessageFilter
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store

@@ -15,12 +15,13 @@ from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
 from txmq.consumer.handler import ErrorHook, Handler, MessageHandler, checked_on_error
 from txmq.consumer.handlers_by_topic import Function, HandlersByTopic
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.moving import MovableMember
 from txmq.consumer.offsets import OffsetsByTopic
 from txmq.consumer.positions import first_offsets
 from txmq.consumer.process_watch import ProcessWatch
 from txmq.consumer.push import ConsumerHandle, MessagePush
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue, replay_of
+from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.hooks import Hook, Hooks
 from txmq.message.body_codec import BodyCodec

@@ -6,33 +6,18 @@ decide by different states of the group.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from txmq.consumer.followed import NO_COMMITS, Followed, TopicCommit, forgotten, noted
 from txmq.consumer.leases import Membership, Sighting, sightings
+from txmq.consumer.modes import ConsumeMode
 from txmq.errors import ConsumerGroupConflictError
 
 # The key of the offsets that all members share; in BROADCASTING each member has a key.
 SHARED = ""
 ALL = "*"
-
-
-class ConsumeMode(enum.StrEnum):
-    """Whether the members of a group share the messages, or each member reads all of them."""
-
-    CLUSTERING = "CLUSTERING"
-    BROADCASTING = "BROADCASTING"
-
-
-class ConsumeFromWhere(enum.Enum):
-    """Where a new group begins (R106); a group that has offsets goes on at its offsets."""
-
-    FIRST_OFFSET = "first"
-    LAST_OFFSET = "last"
-    TIMESTAMP = "timestamp"
 
 
 class TopicQueue(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from txmq.consumer.modes import ConsumeFromWhere
 from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
-from txmq.consumer.rules import ConsumeFromWhere, GroupState, TopicQueue
+from txmq.consumer.rules import GroupState, TopicQueue
 from txmq.errors import StorageError
 from txmq.store.store import Store
 

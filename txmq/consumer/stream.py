@@ -18,9 +18,9 @@ from txmq.consumer.arguments import (
 from txmq.consumer.frames import TopicFrames, united
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.handler import ErrorHook, check_function
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.offsets import OffsetsByTopic, StartPoint, moment_ms
 from txmq.consumer.ranges import RangeReader
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.spark_batches import BATCH_MESSAGES, BatchHandler, SparkBatches
 from txmq.errors import (
     CheckpointCorruptError,

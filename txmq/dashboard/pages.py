@@ -351,11 +351,7 @@ def group(seen: Seen, name: str) -> Content | None:
     queues = [queue for queue in seen.snapshot.lags if queue.group == name]
     ordered = sorted(queues, key=lambda queue: (-queue.lag, queue.topic, queue.queue_id))
     line, waiting = Line("messages", _lags(seen, name)), seen.snapshot.delayed
-    topics_read = [
-        shown_name(topic)
-        for topic in sorted({queue.topic for queue in queues})
-        if not is_system(topic)
-    ]
+    topics_read = sorted({queue.topic for queue in queues if not is_system(queue.topic)})
     return {
         "summary": summary,
         "page": paged(seen, f"/groups/{name}", ordered),
@@ -363,7 +359,7 @@ def group(seen: Seen, name: str) -> Content | None:
         "dead_letters": seen.snapshot.status.messages.get(DEAD_LETTER_PREFIX + name, 0),
         "retries": int(pc.sum(pc.equal(waiting["topic"], retry_topic(name))).as_py() or 0),
         "are_more": waiting.num_rows == DELAYED_MAX,
-        "commands": commands.of_group(seen.location, shown_name(name), topics_read),
+        "commands": commands.of_group(seen.location, shown_name(name), [*map(shown_name, topics_read)]),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Self
 
 from txmq.delta.actions import AddedFile, RemovedFile
@@ -35,6 +35,10 @@ class CommitLimits(NamedTuple):
         """Whether these commits passed a multiple of the interval."""
         interval = self.checkpoint_interval
         return bool(interval) and before // interval != after // interval
+
+    def swept(self, written_ms: Mapping[str, int], paths: Iterable[str]) -> list[str]:
+        """The files that may be gone: they are, or are as old as those that were removed."""
+        return [p for p in paths if written_ms.get(p, self.fenced_ms) <= self.fenced_ms]
 
 
 def added_file(file: NewFile, compacted_of_ms: int | None = None) -> AddedFile:

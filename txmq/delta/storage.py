@@ -386,12 +386,11 @@ class Table(ReadTable):
 
     def _check_kept(self, files: Sequence[NewFile]) -> None:
         """Raise FilesSweptError if maintenance may have removed a file that is not committed."""
-        fenced_ms, now_ms = self._limits().fenced_ms, elapsed_ms()
-        if fenced_ms < 0 and all(now_ms - file.made_ms < LOOK_AFTER_MS for file in files):
+        limits, now_ms = self._limits(), elapsed_ms()
+        if limits.fenced_ms < 0 and all(now_ms - file.made_ms < LOOK_AFTER_MS for file in files):
             return
-        written_ms = self.written_ms([file.path for file in files])
-        swept = [f for f in files if written_ms.get(f.path, fenced_ms) <= fenced_ms]
-        if swept:
+        paths = [file.path for file in files]
+        if swept := limits.swept(self.written_ms(paths), paths):
             problem = f"maintenance may have removed {len(swept)} files that waited for this commit"
             next_step = "nothing was committed; write the rows again"
             raise FilesSweptError(self.name, f"{problem}; {next_step}")

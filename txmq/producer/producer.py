@@ -9,7 +9,6 @@ from txmq.clock import Clock, SystemClock
 from txmq.delta.forks import refuse_fork
 from txmq.errors import InvalidMessageTypeError, ListenerError, NotAcceptedError
 from txmq.hooks import Hook, Hooks
-from txmq.lifecycle import ClaimKind
 from txmq.listeners.protocol import (
     CheckListener,
     ExecutingListener,
@@ -53,12 +52,6 @@ if TYPE_CHECKING:
 
     from txmq.message.body_codec import BodyCodec
     from txmq.producer.routing import QueueSelector
-
-_REJECTED = "the store takes no transactions now (reject_transaction_message); try later"
-_END_KINDS = {
-    LocalTransactionState.COMMIT: ClaimKind.COMMIT,
-    LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
-}
 
 
 class TransactionProducer:
@@ -272,10 +265,11 @@ class TransactionProducer:
         transaction.send(message)
         transaction.prepare()
         state = self._executed(executing, transaction.id, message, argument)
+        end = AskedEnd(transaction.id, state, [message], 1)
         if state is LocalTransactionState.UNKNOWN:
-            self._commits.hooks.ended(AskedEnd(transaction.id, state, [message], 1), None)
+            self._commits.hooks.ended(end, None)
         else:
-            transaction.end(_END_KINDS[state])
+            transaction.end(end.kind)
         return TransactionSendResult(transaction.id, message_id(transaction.id, 0), state)
 
     def begin_transaction(
@@ -387,7 +381,7 @@ class TransactionProducer:
 
     def _check_accepts(self) -> None:
         if self.store.config.reject_transaction_message:
-            raise NotAcceptedError(_REJECTED)
+            raise NotAcceptedError
         self._commits.check_open()
 
     def _executing(self) -> Execute:
@@ -399,7 +393,7 @@ class TransactionProducer:
     def _executed(
         self, listener: ExecutingListener, transaction_id: str, message: Message, argument: object
     ) -> LocalTransactionState:
-        group, now_ms = self._group_without_namespace, self.clock.now_ms()
-        half = half_message(transaction_id, group, message, now_ms)
+        group = self._group_without_namespace
+        half = half_message(transaction_id, group, message, self.clock.now_ms())
         with self._commits.hooks.local_transaction(transaction_id, message) as running:
             return local_state(listener, half, argument, running)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from txmq.delta.storage import Table
 from txmq.errors import SourceRestoredError
@@ -26,6 +26,13 @@ class ParkedTopic:
     reason: str
     since_ms: int
     attempts: int
+
+    @classmethod
+    def after(cls, before: Self | None, from_version: int, reason: str, now_ms: int) -> Self:
+        """Parked for one more reason; what it lacks, and since when, begins with the first one."""
+        if before is None:
+            return cls(from_version, reason, now_ms, 1)
+        return cls(before.from_version, reason, before.since_ms, before.attempts + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,13 +304,8 @@ class PublishRound:
         if not is_survivable(error):
             raise error
         before, now_ms = self._progress.parked.get(name), self._clock.now_ms()
-        parked = ParkedTopic(
-            before.from_version if before else from_version,
-            # An error of Arrow may quote a body; of that only its type is kept.
-            problem_of(error),
-            before.since_ms if before else now_ms,
-            before.attempts + 1 if before else 1,
-        )
+        # An error of Arrow may quote a body; of that only its type is kept.
+        parked = ParkedTopic.after(before, from_version, problem_of(error), now_ms)
         logger.error("topic %s is parked: %s", name, parked.reason)
         self._pauses.tried(name, now_ms)
         self._topics.forget(name)

@@ -25,6 +25,7 @@ from txmq.store.config_faults import (
     setting,
     unknown_key,
 )
+from txmq.store.config_pairs import faults_of_checks, faults_of_levels, faults_of_sizes
 from txmq.store.consume_settings import CONSUMER_GROUP_KEYS, ConsumeSettings
 from txmq.store.setting_values import UNREADABLE, frozen, loaded, plain
 
@@ -265,7 +266,7 @@ class Config:
         for name, spec in specs.items():
             if name not in _MAPPINGS:
                 faults += faults_of_value(spec, getattr(self, name))
-        faults += [] if faults else [*self._level_faults(), *self._pair_faults()]
+        faults += [] if faults else self._faults_between()
         if faults:
             raise ConfigError(faults)
         for name in _MAPPINGS:
@@ -389,41 +390,11 @@ class Config:
         """The delays of `message_delay_level`, level 1 first."""
         return level_seconds(self.message_delay_level)
 
-    def _level_faults(self) -> list[str]:
-        try:
-            level_seconds(self.message_delay_level)
-        except ValueError as error:
-            return [f"message_delay_level {error}"]
-        return []
-
-    def _pair_faults(self) -> list[str]:
-        faults = self._check_faults(self.of_group(""))
-        if self.max_transaction_size_bytes < self.max_message_size_bytes:
-            faults.append(
-                f"max_transaction_size_bytes ({self.max_transaction_size_bytes:,}) is below "
-                f"max_message_size_bytes ({self.max_message_size_bytes:,})"
-            )
-        for group in self.groups:
-            # A fault that the group inherits from the store is in the list already.
-            of_group = self._check_faults(self.of_group(group))
-            faults += [f"groups: {group}: {fault}" for fault in of_group if fault not in faults]
-        return faults
-
-    def _check_faults(self, settings: CheckSettings) -> list[str]:
-        reserved_s = self.file_reserved_time_h * 3600
-        faults = []
-        if settings.checks_s > reserved_s:
-            faults.append(
-                f"transaction_timeout_s and transaction_check_max x transaction_check_interval_s "
-                f"are {settings.checks_s:,.0f} s, longer than file_reserved_time_h "
-                f"({reserved_s:,.0f} s)"
-            )
-        if self.check_lease_s <= settings.listener_timeout_s:
-            faults.append(
-                f"check_lease_s ({self.check_lease_s:g}) must be above "
-                f"listener_timeout_s ({settings.listener_timeout_s:g})"
-            )
-        return faults
+    def _faults_between(self) -> list[str]:
+        faults = faults_of_levels(self.message_delay_level)
+        faults += faults_of_sizes(self.max_message_size_bytes, self.max_transaction_size_bytes)
+        checks = self.check_settings()
+        return faults + faults_of_checks(checks, self.file_reserved_time_h, self.check_lease_s)
 
 
 _MAPPINGS = ("listeners", "claim_keys", "groups", "consumer_groups")

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from txmq.consumer.group import state_of, value_of
 from txmq.consumer.leases import LeaseWatch, OwnLease
-from txmq.consumer.rules import SHARED, ConsumeMode, GroupSettings, GroupState, Owner, TopicQueue
+from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.rules import SHARED, GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupConflictError
 from txmq.testing import ManualClock
 

@@ -14,7 +14,8 @@ from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, dra
 from tests.kit.delay_world import TOPIC
 from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.consumer.lag import ConsumerLag, lag_of_group
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.rules import TopicQueue
 from txmq.errors import (
     ConfigError,
     ConsumerGroupInUseError,

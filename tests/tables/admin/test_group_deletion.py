@@ -14,7 +14,7 @@ from txmq import ConsumerGroups, ConsumeStatus, PullConsumer
 from txmq.admin.dead_letters import DeadLetters
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import ConsumerLag, readable_groups
-from txmq.consumer.rules import ConsumeFromWhere
+from txmq.consumer.modes import ConsumeFromWhere
 from txmq.consumer.send_back import SendBack
 from txmq.errors import (
     ConsumerGroupInUseError,

@@ -13,7 +13,8 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, of
 from tests.kit.delay_world import TOPIC
 from txmq.cli.app import app
 from txmq.columns import integers
-from txmq.consumer.rules import ConsumeMode, TopicQueue
+from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.rules import TopicQueue
 from txmq.delta.parquet import write_file
 from txmq.errors import TopicNotRebuiltError
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
 from txmq.cli.app import app
+from txmq.consumer.modes import ConsumeFromWhere
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeFromWhere
 from txmq.message.message import Message
 
 GROUP = "billing"

@@ -13,9 +13,10 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, of
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.ranges import RangeReader
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.errors import StoreFullError
 from txmq.testing import failing_commits
 

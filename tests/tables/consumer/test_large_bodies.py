@@ -12,9 +12,9 @@ from tests.kit.delay_world import TOPIC
 from txmq.consumer import part_rows, taking
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.ranges import RangeReader, count_messages
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
 from txmq.delta.parquet import write_file
 
 KIB = 1024

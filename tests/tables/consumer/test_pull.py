@@ -27,8 +27,9 @@ from txmq.clock import SystemClock
 from txmq.consumer.group import group_in
 from txmq.consumer.handler import ConsumeStatus
 from txmq.consumer.member import GroupMember, LeaseRenewal
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
 from txmq.message.message import Message

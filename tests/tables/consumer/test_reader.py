@@ -21,9 +21,10 @@ from tests.kit.consumer_world import (
     wake,
 )
 from tests.kit.delay_world import TOPIC
+from txmq.consumer.modes import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import ConsumeFromWhere, TopicQueue
+from txmq.consumer.rules import TopicQueue
 from txmq.delta.schemas import TOPIC as SCHEMA
 from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError
 from txmq.maintenance.service import Maintenance

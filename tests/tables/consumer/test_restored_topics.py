@@ -13,9 +13,9 @@ from tests.kit.delay_world import TOPIC
 from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
+from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.ranges import RangeReader
-from txmq.consumer.rules import ConsumeFromWhere, ConsumeMode
 from txmq.errors import OffsetOutOfRangeError, TopicRestoredError
 from txmq.maintenance.service import Maintenance
 from txmq.publish.publisher import Publisher

@@ -19,8 +19,8 @@ from txmq.admin.topics import Topics
 from txmq.broker import Broker
 from txmq.clock import Clock
 from txmq.consumer.group import group_in, state_of
+from txmq.consumer.modes import ConsumeMode
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.rules import ConsumeMode
 from txmq.errors import ConsumerGroupFullError, StoreFormatError, TxmqError
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
