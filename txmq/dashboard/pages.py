@@ -359,7 +359,9 @@ def group(seen: Seen, name: str) -> Content | None:
         "dead_letters": seen.snapshot.status.messages.get(DEAD_LETTER_PREFIX + name, 0),
         "retries": int(pc.sum(pc.equal(waiting["topic"], retry_topic(name))).as_py() or 0),
         "are_more": waiting.num_rows == DELAYED_MAX,
-        "commands": commands.of_group(seen.location, shown_name(name), [*map(shown_name, topics_read)]),
+        "commands": commands.of_group(
+            seen.location, shown_name(name), [*map(shown_name, topics_read)]
+        ),
     }
 
 
