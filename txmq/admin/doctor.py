@@ -9,6 +9,7 @@ from txmq.admin.findings import Diagnosis, Finding, told
 from txmq.admin.machine_findings import findings_of_probes, findings_of_programs
 from txmq.admin.store_findings import (
     findings_of_brokers,
+    findings_of_listeners,
     findings_of_order,
     findings_of_progress,
     findings_of_readers,
@@ -53,7 +54,8 @@ class Doctor:
         Raises: StorageError if the folder of the store cannot be listed.
         """
         store = self._store
-        now_ms = (self._clock or SystemClock()).now_ms()
+        clock = self._clock or SystemClock()
+        now_ms = clock.now_ms()
         paths = store.tables.table_paths()
         findings = [
             *told("settings", partial(findings_of_settings, store)),
@@ -61,6 +63,7 @@ class Doctor:
             *findings_of_strange_paths(store),
             *findings_of_order(store),
             *findings_of_progress(store, now_ms),
+            *told("op", partial(findings_of_listeners, store, clock)),
             *told("state/brokers", partial(findings_of_brokers, store, now_ms)),
             *told("consumer groups", partial(findings_of_readers, store)),
             *findings_of_programs(store),

@@ -15,10 +15,13 @@ from txmq.errors import (
     TxmqError,
     UnsupportedTableError,
 )
+from txmq.message.names import shown_name
 from txmq.results import Plain
+from txmq.store.tables import CONSUMER_GROUP, STATE
 
 GRANT = "grant it to who runs a broker (docs/security.md)"
 RESTORE = "restore it from a backup; run txmq verify"
+_GROUPS = STATE + CONSUMER_GROUP
 _LATER = "look again later; nothing shows that it is damaged"
 _CURES: dict[type[TxmqError], str] = {
     IncompatibleVersionError: "use the txmq that wrote it, or a newer one",
@@ -64,6 +67,14 @@ class Diagnosis(Plain):
     ignored_settings: str
 
 
+def restore_of(path: str) -> str:
+    """What to do about a damaged table."""
+    if not path.startswith(_GROUPS):
+        return RESTORE
+    group = shown_name(path.removeprefix(_GROUPS))
+    return f"{RESTORE}; or give its offsets up: txmq groups delete LOCATION {group}"
+
+
 def cure_of(error: TxmqError, otherwise: str = RESTORE) -> str:
     """What to do about an error: only what may be damaged is restored."""
     return _CURES.get(type(error), _LATER if error.retryable else otherwise)
@@ -74,4 +85,4 @@ def told(where: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]
     try:
         yield from look()
     except TxmqError as error:
-        yield Finding(where, str(error), cure_of(error))
+        yield Finding(where, str(error), cure_of(error, restore_of(where)))

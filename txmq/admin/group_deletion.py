@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from txmq.admin.topic_deletion import delete_topic
 from txmq.clock import Clock
 from txmq.consumer.group import ConsumerGroup, group_in
-from txmq.consumer.rules import GroupState
-from txmq.errors import ConsumerGroupInUseError, ConsumerGroupNotFoundError
+from txmq.consumer.rules import EVERY_QUEUE, GroupState, replay_of
+from txmq.errors import (
+    CommitConflictError,
+    ConsumerGroupInUseError,
+    ConsumerGroupNotFoundError,
+    StorageError,
+    StoreFormatError,
+    UnreadableFileError,
+)
 from txmq.message.names import dead_letter_topic, retry_topic
 from txmq.results import Plain
 from txmq.store.store import Store
+
+# What damage raises; all other errors of a storage have a type of their own, and may pass.
+_DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,8 @@ class GroupDeletion(Plain):
         retries: messages in its retry topic, which go.
         dead_letters: its dead letters, which stay: nobody has handled them.
         is_written: false in a dry run.
+        problem: why the offsets cannot be read, and so what it reads and whether members live is
+            not known; None where they can.
     """
 
     group: str
@@ -32,29 +44,63 @@ class GroupDeletion(Plain):
     retries: int
     dead_letters: int
     is_written: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A group as it is, or why it cannot be read; the version is that of its table before."""
+
+    state: GroupState
+    version: int
+    problem: str | None = None
 
 
 def delete_group(store: Store, name: str, clock: Clock, *, apply: bool) -> GroupDeletion:
     """Remove the offsets and the retries of a group; see `ConsumerGroups.delete`."""
     group = group_in(store, name)
-    state = group.read() if group.exists else GroupState()
-    if state.is_gone and not _rows(store, retry_topic(name)):
+    seen = _seen(group)
+    if seen.problem is None and seen.state.is_gone and not _rows(store, retry_topic(name)):
         raise ConsumerGroupNotFoundError(name)
-    _check_without_members(name, state, clock)
+    _check_without_members(name, seen.state, clock)
     # Refused before anything is written, where retries wait for their time.
     retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
     if apply:
         _apply(store, group, clock)
     letters = _rows(store, dead_letter_topic(name))
-    return GroupDeletion(name, dict(state.settings.subscription), retries, letters, apply)
+    reads = dict(seen.state.settings.subscription)
+    return GroupDeletion(name, reads, retries, letters, apply, seen.problem)
+
+
+def _seen(group: ConsumerGroup) -> _Seen:
+    # Looked at first: damage of this version is what a new beginning is put behind.
+    version = group.newest_version()
+    try:
+        return _Seen(group.read() if group.exists else GroupState(), version)
+    except StorageError as error:
+        if type(error) not in _DAMAGE:
+            raise
+        return _Seen(GroupState(), version, str(error))
 
 
 def _apply(store: Store, group: ConsumerGroup, clock: Clock) -> None:
     """The group first: a member that joins meanwhile is refused or begins anew."""
-    if group.exists:
-        group.change(lambda now: _emptied(group.name, now, clock), clock.now_ms())
+    _empty(group, clock, store.config.checkpoint_interval, store.config.commit_attempts)
     if store.tables.table_at(f"topics/{group.retry_topic}").exists():
         delete_topic(store, group.retry_topic, clock, apply=True)
+
+
+def _empty(group: ConsumerGroup, clock: Clock, checkpoint_interval: int, attempts: int) -> None:
+    for _ in range(attempts):
+        seen, now_ms = _seen(group), clock.now_ms()
+        if seen.problem is None:
+            if group.exists:
+                group.change(lambda now: _emptied(group.name, now, clock), now_ms)
+            return
+        state = anew(seen.version, now_ms)
+        if group.begin_anew(state, seen.version, now_ms, checkpoint_interval):
+            return
+    raise CommitConflictError(group.name, "other writers won every try to delete it; try again")
 
 
 def _emptied(name: str, state: GroupState, clock: Clock) -> GroupState:
@@ -69,8 +115,23 @@ def emptied(state: GroupState) -> GroupState:
     fails again is sent back again.
     """
     queues = {queue for offsets in state.offsets.values() for queue in offsets}
-    more = {queue: state.replays.get(queue, 0) + 1 for queue in queues}
+    more = {queue: replay_of(state.replays, queue) + 1 for queue in queues}
     return GroupState(replays={**state.replays, **more}, epoch=state.epoch + 1)
+
+
+def anew(version: int, now_ms: int) -> GroupState:
+    """The state of a deleted group whose state before cannot be read.
+
+    Epochs and replays count changes of the group, each a commit; so milliseconds since 1970 are
+    above those of every old member. Where this clock is wrong, a multiple of the version is: one
+    commit raises an epoch by a few.
+
+    Args:
+        version: the newest version of its table.
+        now_ms: the time.
+    """
+    above = max(now_ms, 1_000 * (version + 1))
+    return GroupState(replays={EVERY_QUEUE: above}, epoch=above)
 
 
 def _check_without_members(name: str, state: GroupState, clock: Clock) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+
+import pyarrow.compute as pc
 
 from txmq.admin.counting import lag_of
 from txmq.admin.findings import Finding, told
 from txmq.backup.order import order_faults
 from txmq.backup.sight import sight_of
-from txmq.clock import timestamp
+from txmq.check.open_transactions import open_transactions
+from txmq.clock import Clock, timestamp
 from txmq.consumer.group import group_names
 from txmq.consumer.lag import ConsumerLag, QueueLag
 from txmq.consumer.offsets import TopicOffsets
-from txmq.errors import TxmqError
+from txmq.errors import TopicBehindError, TxmqError
+from txmq.listeners.outcomes import Reason
 from txmq.message.names import shown_name
 from txmq.printable import printable
 from txmq.store.config import Config
@@ -79,8 +84,8 @@ def _of_publisher(store: Store, now_ms: int) -> Iterator[Finding]:
     value = store.tables.register("publisher").read().value
     parked = value.get("parked")
     for topic, entry in sorted(parked.items()) if isinstance(parked, dict) else ():
-        step = "mend the cause; the publisher tries again by itself"
-        yield Finding(f"topics/{topic}", f"is parked: {_reason(entry)}", step)
+        reason = _reason(entry)
+        yield Finding(f"topics/{topic}", f"is parked: {reason}", _unparked(topic, reason))
     yield from told("op", partial(_of_lag, store, value.get("low_water_version", NOTHING), now_ms))
 
 
@@ -148,6 +153,22 @@ def _lost(store: Store, topic: str, queues: list[QueueLag]) -> int:
     """How many messages retention removed unread; one look at the topic."""
     first = TopicOffsets(store, topic).first({queue.queue_id for queue in queues})
     return sum(max(0, first[queue.queue_id] - queue.next_offset) for queue in queues)
+
+
+def findings_of_listeners(store: Store, clock: Clock) -> Iterator[Finding]:
+    """Producer groups with open transactions that nobody answers for."""
+    rows = open_transactions(store, clock=clock)
+    silent = rows.filter(pc.equal(rows["reason"], Reason.NO_LISTENER.value))
+    for group, count in sorted(Counter(silent["producer_group"].to_pylist()).items()):
+        problem = f"{count:,} of its transactions are open, and nobody answers for it"
+        step = "set its listener in the broker's settings file, or decide: txmq open, txmq resolve"
+        yield Finding(f"producer group {shown_name(group)}", problem, step)
+
+
+def _unparked(topic: str, reason: str) -> str:
+    if reason.startswith(TopicBehindError.__name__):
+        return f"txmq rebuild-topic LOCATION {shown_name(topic)} shows what it lacks"
+    return "mend the cause; the publisher tries again by itself, at once where it is started anew"
 
 
 def _reason(entry: Any) -> str:

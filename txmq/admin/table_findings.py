@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from txmq.admin.findings import Finding, cure_of
+from txmq.admin.findings import Finding, cure_of, restore_of
 from txmq.delta.log import log_files
 from txmq.delta.rooted import inside
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
@@ -28,7 +28,7 @@ def findings_of_table(path: str, table: Table, checkpoint_interval: int) -> Iter
         properties = table.properties()
         missed = log_files(table).since_checkpoint(table.version)
     except TxmqError as error:
-        yield Finding(path, str(error), cure_of(error))
+        yield Finding(path, str(error), cure_of(error, restore_of(path)))
         return
     version = int(properties[SCHEMA_VERSION_PROPERTY])
     if version < SCHEMA_VERSION:

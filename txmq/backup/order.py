@@ -20,7 +20,10 @@ COPY_AGAIN = (
     "start no service on it; copy the store again with txmq backup, which copies in the right order"
 )
 REBUILD = "txmq rebuild-topic writes what it lacks, if half and settled still have it"
-SEEK = "txmq offsets reset says where the group goes on"
+SEEK = (
+    "rebuild or restore the topic, and it is well; where its messages are gone for good, "
+    "txmq offsets reset says where the group goes on"
+)
 
 
 @dataclass(frozen=True, slots=True)

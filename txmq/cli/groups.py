@@ -223,9 +223,13 @@ def _lag_view(queues: Sequence[QueueLag], total: int) -> RenderableType:
 
 def _deletion_view(result: GroupDeletion) -> RenderableType:
     topics = ", ".join(map(shown_name, sorted(result.subscription))) or "nothing any more"
+    unknown = {
+        "offsets": f"cannot be read: {result.problem}",
+        "members": "cannot be told; those that run join again, and begin as a new group does",
+    }
     lines = {
         "group": shown_name(result.group),
-        "reads": topics,
+        **({"reads": topics} if result.problem is None else unknown),
         "retries that go": f"{result.retries:,}",
         "dead letters that stay": f"{result.dead_letters:,}",
         "": "deleted" if result.is_written else "dry run: add --apply to delete it",

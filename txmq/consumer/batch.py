@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from txmq.consumer.positions import QueueMessage, first_offsets
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
 from txmq.message.received import ReceivedMessage
 from txmq.results import Sum
@@ -82,7 +82,7 @@ class Batch:
         if failure is not None and not is_owned(queue):
             self._left.setdefault(queue, message)
         elif failure is not None:
-            replay = self._replays.get(queue, 0)
+            replay = replay_of(self._replays, queue)
             self._failed.append((queue, FailedMessage(message, failure, replay=replay)))
 
     def send_back(self, send: Send) -> None:

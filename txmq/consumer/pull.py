@@ -21,7 +21,7 @@ from txmq.consumer.offsets import OffsetsByTopic
 from txmq.consumer.positions import first_offsets
 from txmq.consumer.process_watch import ProcessWatch
 from txmq.consumer.push import ConsumerHandle, MessagePush
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.hooks import Hook, Hooks
 from txmq.message.body_codec import BodyCodec
@@ -231,7 +231,7 @@ class PullConsumer(MovableMember):
         """
         with self._use:
             queue = TopicQueue(self._stored(message.topic), message.queue_id)
-            replay = self._reader.replays.get(queue, 0)
+            replay = replay_of(self._reader.replays, queue)
             self._reader.send_back([FailedMessage(message, reason, delay_level, replay)])
 
     # --- pushing ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from txmq.consumer.group_reader import GroupReader
 from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.positions import QueuePosition
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
 from txmq.errors import StorageUnavailableError
 
@@ -144,7 +144,7 @@ class RangeReader:
         message = self._reader.message_at(offsets.queue, offsets.start)
         if message is None:
             return None
-        replay = self._reader.replays.get(offsets.queue, 0)
+        replay = replay_of(self._reader.replays, offsets.queue)
         return FailedMessage(message, reason, replay=replay)
 
     def send_back(self, failed: Sequence[FailedMessage]) -> int:

@@ -40,6 +40,8 @@ class Owner(NamedTuple):
 
 
 Offsets = Mapping[TopicQueue, int]
+# The key of the replays of every queue that has none of its own: no topic has this name.
+EVERY_QUEUE = TopicQueue("", 0)
 _NO_OFFSETS: Offsets = {}
 
 
@@ -89,7 +91,7 @@ class GroupState:
         members: the members by name.
         seen: since when the members that joiners met have shown no renewal.
         owners: the member that has each queue; empty in BROADCASTING.
-        replays: how often the group went back in a queue on purpose.
+        replays: how often the group went back in a queue on purpose, see `replay_of`.
         followed: which commit of its topic each offset is of, by the keys of `offsets`.
         epoch: grows when a member joins or a queue changes hands, so that an old owner never
             equals a new one.
@@ -350,7 +352,7 @@ class GroupState:
         back = [queue for queue, offset in after.items() if offset < before.get(queue, 0)]
         if not back:
             return self
-        more = {queue: self.replays.get(queue, 0) + 1 for queue in back}
+        more = {queue: replay_of(self.replays, queue) + 1 for queue in back}
         return replace(self, replays={**self.replays, **more})
 
     def _with_offsets(self, reader: str, offsets: Offsets) -> GroupState:
@@ -383,6 +385,11 @@ class GroupState:
         result = self.committed(me, commits or {}, followed=followed)
         after = result.state.renewed(me, lease_end_ms).without_gone(gone)
         return SwapResult(after.shared_out(me, busy), result.refused)
+
+
+def replay_of(replays: Mapping[TopicQueue, int], queue: TopicQueue) -> int:
+    """How often the group went back in this queue: what it sends back is named by it."""
+    return replays.get(queue, replays.get(EVERY_QUEUE, 0))
 
 
 def _by_queue(queue: TopicQueue) -> tuple[int, str]:

@@ -18,13 +18,13 @@ from txmq.consumer.positions import (
     QueuePositions,
     first_offsets,
 )
+from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import PlacedMessage
 from txmq.errors import StorageUnavailableError
 
 if TYPE_CHECKING:
     from txmq.consumer.member import GroupMember
     from txmq.consumer.reader import TopicReader
-    from txmq.consumer.rules import TopicQueue
 
 # What was read ahead of several queues is dropped beyond this.
 READ_AHEAD_BYTES = 64 * 1024 * 1024
@@ -170,7 +170,7 @@ class MessageTaking:
         if not sent_back.have_any():
             return set()
         replays = self._member.held.replays
-        placed = [PlacedMessage.of(message, replays.get(q, 0)) for q, message in doubted]
+        placed = [PlacedMessage.of(message, replay_of(replays, q)) for q, message in doubted]
         were_sent = sent_back.are_sent_back(placed)
         return {
             (queue, message.queue_offset)
@@ -216,7 +216,7 @@ class MessageTaking:
         # Most groups have never sent anything back; then no topic is read for it.
         if self._sent_back is None or not self._sent_back.have_any():
             return []
-        reader, replay = self._readers[queue.topic], self._member.held.replays.get(queue, 0)
+        reader, replay = self._readers[queue.topic], replay_of(self._member.held.replays, queue)
         placed = [
             PlacedMessage(*place, replay) for place in reader.places(queue.queue_id, start, end)
         ]

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from txmq.dashboard.commands import Command, txmq
+import pyarrow.compute as pc
+
+from txmq.dashboard.commands import Command, of_topic, recheck, txmq
 from txmq.dashboard.words import counted, duration
 from txmq.lifecycle import TransactionState
 from txmq.message.names import shown_name
@@ -21,6 +23,7 @@ PUBLISH_LAG_S = 60.0
 DELAY_LAG_S = 60.0
 OPEN_AGE_S = 3_600.0
 FILES_MAX = 10_000
+STILL_S = 300.0
 SHOWN_MAX = 5
 
 
@@ -53,7 +56,8 @@ def needs(snapshot: Snapshot) -> list[Need]:
     """All needs, those first that cannot wait."""
     status = snapshot.status
     found = [*_stopped(status), *_parked(status), *_broken(status), *_waiting(status)]
-    found += [*_unasked(status), *_unread(snapshot), *_untidy(status)]
+    found += [*_unasked(snapshot), *_damaged(snapshot), *_unread(snapshot), *_still(snapshot)]
+    found += _untidy(status)
     return sorted(found, key=lambda need: need.urgency is not Urgency.NOW)
 
 
@@ -77,12 +81,12 @@ def _stopped(status: Status) -> Iterator[Need]:
 def _parked(status: Status) -> Iterator[Need]:
     for topic in status.parked[:SHOWN_MAX]:
         name, since_s = shown_name(topic.topic), (status.at - topic.since).total_seconds()
+        look = of_topic(status.location, name, parked=topic.reason)[0]
         yield Need(
             Urgency.NOW, "TxmqTopicParked", f"Topic {name} is parked",
             f"It could not be written for {duration(since_s)}, "
             f"{counted(topic.attempts, 'attempt')}: {topic.reason}",
-            f"/topics/{topic.topic}",
-            txmq("Compare it with half and settled", "rebuild-topic", status.location, name),
+            f"/topics/{topic.topic}", look,
         )  # fmt: skip
     if len(status.parked) > SHOWN_MAX:
         more = len(status.parked) - SHOWN_MAX
@@ -125,7 +129,7 @@ def _waiting(status: Status) -> Iterator[Need]:
         yield Need(
             Urgency.NOW, "TxmqOpenTooLong", f"{older} open for more than an hour",
             f"The oldest is {duration(oldest_s)} old. Its change may be done, its message waits.",
-            "/transactions", txmq("Ask all due listeners now", "recheck", status.location),
+            "/transactions", recheck(status.location),
         )  # fmt: skip
     if status.discarded:
         yield Need(
@@ -136,13 +140,45 @@ def _waiting(status: Status) -> Iterator[Need]:
         )  # fmt: skip
 
 
-def _unasked(status: Status) -> Iterator[Need]:
+def _unasked(snapshot: Snapshot) -> Iterator[Need]:
+    status = snapshot.status
     silent = status.unasked.get("NO_LISTENER", 0)
     if silent:
+        rows = snapshot.open_rows
+        groups = rows.filter(pc.equal(rows["reason"], "NO_LISTENER"))["producer_group"]
+        names = ", ".join(shown_name(one) for one in sorted(set(groups.to_pylist()))[:SHOWN_MAX])
         yield Need(
             Urgency.SOON, "TxmqNobodyToAsk", f"{counted(silent, 'transaction')} without a listener",
-            "The broker has no listener for their producer group, and no live producer answers.",
-            "/transactions", txmq("Which groups", "open", status.location),
+            f"Of {names or 'a producer group'}: the broker has no listener for it, and no live "
+            "producer answers.",
+            "/transactions", txmq("Which ones", "open", status.location),
+        )  # fmt: skip
+
+
+def _damaged(snapshot: Snapshot) -> Iterator[Need]:
+    for group, problem in sorted(snapshot.damaged.items())[:SHOWN_MAX]:
+        name = shown_name(group)
+        yield Need(
+            Urgency.SOON, "TxmqNobodyConsumes", f"Group {name} cannot be read",
+            f"Its members can neither read nor commit: {problem}", "/groups",
+            txmq("What deleting it would do", "groups", "delete", snapshot.status.location, name),
+        )  # fmt: skip
+
+
+def _still(snapshot: Snapshot) -> Iterator[Need]:
+    queues: dict[str, list[float]] = {}
+    for key, still_s in snapshot.still_s.items():
+        if still_s >= STILL_S:
+            queues.setdefault(key.group, []).append(still_s)
+    for group, times_s in sorted(queues.items())[:SHOWN_MAX]:
+        name = shown_name(group)
+        yield Need(
+            Urgency.SOON, "TxmqGroupFallsBehind", f"{counted(len(times_s), 'queue')} of {name} "
+            f"{'stands' if len(times_s) == 1 else 'stand'} still",
+            f"A member lives, messages wait, and for {duration(min(times_s))} no offset has moved: "
+            "its handler hangs, or takes as long.",
+            f"/groups/{group}",
+            txmq("Whose queues", "lag", snapshot.status.location, "--group", name),
         )  # fmt: skip
 
 

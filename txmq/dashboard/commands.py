@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from txmq.errors import TopicBehindError
 from txmq.lifecycle import TransactionState
 from txmq.message.names import namespace_of, unwrapped
 from txmq.printable import printable
@@ -62,7 +63,7 @@ def of_transaction(
     resume = txmq("Ask its listener again", "resume", *named, is_changing=True)
     of_state = {
         TransactionState.PENDING: [
-            txmq("Ask all due listeners now", "recheck", location), commit, rollback,
+            recheck(location), commit, rollback,
         ],
         TransactionState.DISCARDED: [resume],
         TransactionState.INCOMPLETE: [resume, rollback],
@@ -79,12 +80,23 @@ def of_delayed(location: str, message_id: str, stored_group: str) -> list[Comman
     return [txmq(purpose, "recall", location, message_id, "--group", group, *within, "--dry-run")]
 
 
-def of_topic(location: str, topic: str, *, is_parked: bool) -> list[Command]:
-    """What can be done about a topic."""
+def recheck(location: str) -> Command:
+    """Ask the listeners, which without a settings file are live producers alone."""
+    purpose = "Ask all due listeners now; --config FILE names those of a broker's settings file"
+    return txmq(purpose, "recheck", location)
+
+
+def of_topic(location: str, topic: str, *, parked: str | None) -> list[Command]:
+    """What can be done about a topic; `parked` is why it is, if it is."""
     read = txmq("Read it", "consume", location, topic, "--follow")
     settings = txmq("Its settings", "topics", "describe", location, topic)
     rebuild = txmq("Compare it with half and settled", "rebuild-topic", location, topic)
-    return [rebuild, settings] if is_parked else [read, settings, rebuild]
+    if parked is None:
+        return [read, settings, rebuild]
+    if parked.startswith(TopicBehindError.__name__):
+        return [rebuild, settings]
+    # Its rows are all there: what keeps it from being written is elsewhere.
+    return [txmq("Look for what ails it", "doctor", location), rebuild, settings]
 
 
 def of_group(location: str, group: str, topics: list[str]) -> list[Command]:

@@ -16,6 +16,7 @@ from txmq.dashboard import commands
 from txmq.dashboard.attention import needs
 from txmq.dashboard.charts import Line, Point, chart, sparkline
 from txmq.dashboard.history import Sample, Value, named, rates, topic_rate, values
+from txmq.dashboard.snapshot import DELAYED_MAX
 from txmq.dashboard.words import count, counted, duration, rate
 from txmq.errors import InvalidNameError
 from txmq.lifecycle import TransactionState
@@ -23,6 +24,7 @@ from txmq.message.names import (
     DEAD_LETTER_PREFIX,
     check_stored_topic,
     is_group_topic,
+    retry_topic,
     shown_name,
 )
 
@@ -264,7 +266,7 @@ def topic(seen: Seen, name: str) -> Content:
         "chart": _chart("Messages", "that became visible, a second", [line], rate),
         "readers": _readers(seen, name),
         "commands": commands.of_topic(
-            seen.location, shown_name(name), is_parked=parked is not None
+            seen.location, shown_name(name), parked=parked.reason if parked else None
         ),
     }
 
@@ -348,18 +350,18 @@ def group(seen: Seen, name: str) -> Content | None:
         return None
     queues = [queue for queue in seen.snapshot.lags if queue.group == name]
     ordered = sorted(queues, key=lambda queue: (-queue.lag, queue.topic, queue.queue_id))
-    line = Line("messages", _lags(seen, name))
-    topics_read = [
-        shown_name(topic)
-        for topic in sorted({queue.topic for queue in queues})
-        if not is_system(topic)
-    ]
+    line, waiting = Line("messages", _lags(seen, name)), seen.snapshot.delayed
+    topics_read = sorted({queue.topic for queue in queues if not is_system(queue.topic)})
     return {
         "summary": summary,
         "page": paged(seen, f"/groups/{name}", ordered),
         "chart": _chart("Lag", "messages that are not consumed", [line], _whole),
         "dead_letters": seen.snapshot.status.messages.get(DEAD_LETTER_PREFIX + name, 0),
-        "commands": commands.of_group(seen.location, shown_name(name), topics_read),
+        "retries": int(pc.sum(pc.equal(waiting["topic"], retry_topic(name))).as_py() or 0),
+        "are_more": waiting.num_rows == DELAYED_MAX,
+        "commands": commands.of_group(
+            seen.location, shown_name(name), [*map(shown_name, topics_read)]
+        ),
     }
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,12 +19,14 @@ from txmq.clock import Clock, SystemClock
 from txmq.columns import times_ms
 from txmq.consumer.lag import DamagedGroups, QueueLag, readable_groups
 from txmq.dashboard.history import History, Sample
+from txmq.dashboard.still import QueueKey, StillQueues
 from txmq.histogram import NO_DURATIONS, Histogram
 from txmq.publish.deliveries import are_ended
 from txmq.publish.latencies import end_latency
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
+    from txmq.errors import TxmqError
     from txmq.store.store import Store
     from txmq.store.topic_settings import RegisteredTopics
 
@@ -43,6 +45,8 @@ class Snapshot:
         open_rows: the oldest OPEN_MAX transactions without a final end.
         states: how many there are in all, by their state.
         delayed: DELAYED_COLUMNS of the messages that are due first.
+        damaged: why a consumer group cannot be read, by its name.
+        still_s: how long each queue with messages has had a member and the same next offset.
         took_s: how long the count took.
     """
 
@@ -54,6 +58,8 @@ class Snapshot:
     states: Mapping[str, int]
     delayed: pa.Table
     took_s: float
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    still_s: Mapping[QueueKey, float] = field(default_factory=dict)
 
 
 class Counting:
@@ -72,6 +78,7 @@ class Counting:
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._damaged = DamagedGroups()
+        self._still = StillQueues()
         self._settled: int | None = None
         self.history = History()
         self._last: Snapshot | None = None
@@ -108,17 +115,26 @@ class Counting:
 
     def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
         status = Admin(self._store, clock=self._clock).status()
-        groups = readable_groups(self._store, self._clock, self._damaged)
+        damaged: dict[str, str] = {}
+
+        def note(group: str, error: TxmqError) -> None:
+            self._damaged(group, error)
+            damaged[group] = str(error)
+
+        groups = readable_groups(self._store, self._clock, note)
+        lags = tuple(lag for group in groups for lag in group.queues)
         rows = open_transactions(self._store, clock=self._clock)
         snapshot = Snapshot(
             status,
-            tuple(lag for group in groups for lag in group.queues),
+            lags,
             tuple(summary_of(group, self._clock) for group in groups),
             self._store.tables.topic_register().read(),
             rows.slice(0, OPEN_MAX).combine_chunks(),
             counts_of(rows["state"]),
             self._delayed(),
             time.monotonic() - begun_s,
+            damaged,
+            self._still.seen(lags, status.at.timestamp()),
         )
         return snapshot, _sample(snapshot, *self._latencies())
 

@@ -143,8 +143,18 @@ def write_checkpoint(table: TableFolder, version: int, *, least_commits: int = 1
         rows = _rows(table, last, news)
     except pa.ArrowException as error:
         raise OtherCheckpointError("values of other types") from error
-    _put(table, version, rows)
+    fields = _put(table, version, rows)
+    last = _last(table)
+    if last is None or last["version"] < version:
+        _point_to(table, fields)
     return True
+
+
+def write_first_checkpoint(table: TableFolder, version: int, content: bytes) -> None:
+    """Write the checkpoint of a commit that defines the whole table, whatever was before it."""
+    news = _News()
+    news.take(content)
+    _point_to(table, _put(table, version, _rows(table, None, news)))
 
 
 def _last(table: TableFolder) -> Mapping[str, Any] | None:
@@ -238,18 +248,20 @@ def _as(values: pa.Array, kind: pa.StructType) -> pa.Array:
     return pa.StructArray.from_arrays(columns, fields=list(kind))
 
 
-def _put(table: TableFolder, version: int, rows: pa.Table) -> None:
+def _put(table: TableFolder, version: int, rows: pa.Table) -> dict[str, int]:
+    """Write the file; what the pointer to it says."""
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="snappy", write_statistics=False)
     content = sink.getvalue().to_pybytes()
     table.objects.put(checkpoint_path(version), content)
-    last = _last(table)
-    if last is None or last["version"] < version:
-        fields = {
-            "version": version, "size": rows.num_rows, "sizeInBytes": len(content),
-            "numOfAddFiles": rows.num_rows - rows["add"].null_count,
-        }  # fmt: skip
-        table.objects.put(LAST_CHECKPOINT, json.dumps(fields).encode())
+    return {
+        "version": version, "size": rows.num_rows, "sizeInBytes": len(content),
+        "numOfAddFiles": rows.num_rows - rows["add"].null_count,
+    }  # fmt: skip
+
+
+def _point_to(table: TableFolder, fields: Mapping[str, int]) -> None:
+    table.objects.put(LAST_CHECKPOINT, json.dumps(fields).encode())
 
 
 def checkpoint_path(version: int) -> str:

@@ -103,6 +103,13 @@ _KINDS = (
         "cannot be {verb}: the storage refuses the credentials or their rights; check them",
     ),
     _kind(
+        r"an error occurred while loading credentials|failed to load IMDS session token"
+        r"|no providers in chain provided credentials|account must be specified",
+        AccessDeniedError,
+        "cannot be {verb}: no credentials for this storage were found, or no account; "
+        "set the variables of its provider (docs/places.md)",
+    ),
+    _kind(
         r"error sending request|connection (refused|reset|closed|error)|connect error|dns error"
         r"|network is unreachable|no route to host|operation timed out|deadline has elapsed",
         StorageUnavailableError,

@@ -20,7 +20,12 @@ from txmq.delta.forks import begin_use, refuse_panic
 from txmq.delta.kept_log import KeptLog, kept_log
 from txmq.delta.replay import follow, parsed_commit, replayed
 from txmq.delta.retries import MISSING, read_again
-from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
+from txmq.delta.schemas import (
+    SCHEMA_VERSION,
+    SCHEMA_VERSION_PROPERTY,
+    TableSchema,
+    name_in_errors,
+)
 from txmq.delta.snapshot import Definition, LiveFile, Snapshot
 from txmq.errors import IncompatibleVersionError, StoreFormatError, UnsupportedTableError
 
@@ -43,7 +48,7 @@ class FollowedTable(TableFolder):
         self, location: str, schema: TableSchema, storage_options: Mapping[str, str] | None = None
     ) -> None:
         """Open nothing yet; the first use does."""
-        super().__init__(schema.name, location, storage_options)
+        super().__init__(name_in_errors(schema, location), location, storage_options)
         self.schema = schema
         self._snapshot: Snapshot | None = None
         self._listed_s = self._missed_s = -math.inf

@@ -177,3 +177,11 @@ REGISTER = TableSchema(
         ]
     ),
 )
+
+# A store has many tables of these, so errors name them by their place.
+_MANY = frozenset({TOPIC.name, REGISTER.name})
+
+
+def name_in_errors(schema: TableSchema, location: str) -> str:
+    """What an error calls a table: `half`, `topics/orders`, `state/group_billing`."""
+    return "/".join(location.rsplit("/", 2)[-2:]) if schema.name in _MANY else schema.name

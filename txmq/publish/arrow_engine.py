@@ -53,7 +53,7 @@ class ArrowEngine:
         try:
             return _written(_joined(tables, self._batch_bytes), topic, columns)
         except OSError as error:
-            full_or_read_only = disk_error(topic.schema.name, error)
+            full_or_read_only = disk_error(topic.name, error)
             if full_or_read_only is None:
                 raise
             raise full_or_read_only from error

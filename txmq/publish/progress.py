@@ -19,7 +19,7 @@ FINGERPRINT_HEX_DIGITS = 15
 class ParkedTopic:
     """A topic that could not be written; it lacks messages after `from_version` of the op log.
 
-    `since_ms` is the clock of the publisher that parked it, for display only.
+    `since_ms` is the first attempt, by the clock of the publisher that made it: for display only.
     """
 
     from_version: int
@@ -29,10 +29,10 @@ class ParkedTopic:
 
     @classmethod
     def after(cls, before: Self | None, from_version: int, reason: str, now_ms: int) -> Self:
-        """Parked for one more reason; what it lacks begins where it was parked first."""
+        """Parked for one more reason; what it lacks, and since when, begins with the first one."""
         if before is None:
             return cls(from_version, reason, now_ms, 1)
-        return cls(before.from_version, reason, now_ms, before.attempts + 1)
+        return cls(before.from_version, reason, before.since_ms, before.attempts + 1)
 
 
 @dataclass(frozen=True, slots=True)

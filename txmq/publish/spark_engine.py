@@ -61,7 +61,7 @@ class SparkEngine:
         written = sum(file.num_records for file in files)
         if written != numbered.num_rows:
             problem = f"Spark wrote {written:,} of {numbered.num_rows:,} messages; trying again"
-            raise PayloadMissingError(topic.schema.name, problem)
+            raise PayloadMissingError(topic.name, problem)
         return files
 
     def _run(self, half: Table, topic: Table, job: _SparkJob, now_ms: int) -> list[NewFile]:
@@ -69,7 +69,7 @@ class SparkEngine:
         writer = spark_writer(self._copied(half, job, now_ms))
         # Java needs the memory that planning used; Arrow returns it only on request.
         pa.default_memory_pool().release_unused()
-        with _as_storage_error(topic.schema.name):
+        with _as_storage_error(topic.name):
             writer.parquet(f"{spark_location(topic.location)}/{folder}")
         return written_by_spark(folder, topic.filesystem, TOPIC.statistics_columns, {})
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from txmq.clock import timestamp
 from txmq.delta.files import DataFile
+from txmq.delta.new_beginning import begin_anew, newest_version
 from txmq.delta.retries import pause
 from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
@@ -83,6 +84,18 @@ class Register:
         self.table.refresh()
         return Registered(self.table.mark(REVISION_MARK) or 0, {})
 
+    def newest_version(self) -> int:
+        """The newest version of its table, also of one that cannot be read; StorageError."""
+        return newest_version(self.table)
+
+    def begin_anew(self, value: dict[str, Any], after: int, now_ms: int, interval: int) -> bool:
+        """Put a value in the place of all that cannot be read; see `begin_anew` of the table.
+
+        Each swap is a commit, so the version is above all revisions before it.
+        """
+        rows = _row(after + 1, json.dumps(value, sort_keys=True), now_ms)
+        return begin_anew(self.table, rows, {REVISION_MARK: after + 1}, after, interval)
+
     def _check_size(self, files: Sequence[DataFile]) -> None:
         sizes = [self.table.footer_sizes(file, ("value",)) for file in files]
         # A repeated value may be stored once.
@@ -108,7 +121,7 @@ class Register:
 
     @property
     def _place(self) -> str:
-        return "/".join(self.table.location.rsplit("/", 2)[-2:])
+        return self.table.name
 
     def swap(self, seen: Registered, value: dict[str, Any], now_ms: int) -> Registered:
         """Replace `seen` by `value` in one commit.
@@ -118,7 +131,7 @@ class Register:
         """
         if (self.table.mark(REVISION_MARK) or 0) != seen.revision:
             problem = "was changed by another process; read it again"
-            raise CommitRefusedError(self.table.schema.name, problem)
+            raise CommitRefusedError(self._place, problem)
         revision = seen.revision + 1
         text = json.dumps(value, sort_keys=True)
         if len(text) > VALUE_BYTES_MAX:
@@ -129,14 +142,14 @@ class Register:
             # Who reads it would refuse it, for ever.
             problem = f"would be strange: {printable(strange)}; nothing was written"
             raise StorageError(self._place, problem)
-        row = {
-            "revision": [revision],
-            "value": [text],
-            "updated_timestamp": [timestamp(now_ms)],
-        }
-        self.table.replace(pa.table(row, schema=REGISTER.columns), {REVISION_MARK: revision})
+        self.table.replace(_row(revision, text, now_ms), {REVISION_MARK: revision})
         reached(FailPoint.REGISTER_SWAPPED)
         return Registered(revision, value)
+
+
+def _row(revision: int, text: str, now_ms: int) -> pa.Table:
+    row = {"revision": [revision], "value": [text], "updated_timestamp": [timestamp(now_ms)]}
+    return pa.table(row, schema=REGISTER.columns)
 
 
 class SharedValue(Generic[Value]):
@@ -207,6 +220,14 @@ class SharedValue(Generic[Value]):
             return after
         problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
         raise CommitRefusedError(self._name, problem)
+
+    def newest_version(self) -> int:
+        """As that of the register."""
+        return self._register.newest_version()
+
+    def begin_anew(self, after: Value, version: int, now_ms: int, interval: int) -> bool:
+        """Put this in the place of all that cannot be read, unless another writer was faster."""
+        return self._register.begin_anew(self._to_value(after), version, now_ms, interval)
 
     def _seen(self, unreadable: Callable[[StorageError], None] | None) -> tuple[Registered, Value]:
         try:

@@ -150,6 +150,9 @@ class Store:
         store = cls(plain_location(location), Config(), storage_options=storage_options)
         settings = store.tables.register("config")
         if not settings.exists:
+            if not store.is_remote:
+                # delta-rs finds no table in a folder that this process may not enter.
+                settings.table.has_commit(0)
             raise StoreNotFoundError(store.location, "holds no store; make one with txmq init")
         seen = settings.read()
         if not seen.revision:

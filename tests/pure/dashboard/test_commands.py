@@ -57,7 +57,8 @@ def test_nothing_is_written_by_a_command_as_it_is_copied() -> None:
     acts = [
         *(act for state in TransactionState for act in
           commands.of_transaction("/s", "id", state, is_set_aside=False)),
-        *commands.of_topic("/s", "t", is_parked=True),
+        *commands.of_topic("/s", "t", parked="TopicBehindError: t: it had 5 messages"),
+        *commands.of_topic("/s", "t", parked="ReadOnlyStoreError: topics/t: cannot be written"),
         *commands.of_group("/s", "g", ["t"]),
         *commands.of_dead_letters("/s", "g"),
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from txmq.admin.doctor import Doctor
 from txmq.backup.backup import back_up
 from txmq.backup.copying import Progress
 from txmq.backup.manifest import MANIFEST
+from txmq.backup.order import SEEK
 from txmq.backup.place import STORE_FOLDER
 from txmq.backup.restore import restore
 from txmq.cli.app import app
@@ -241,7 +242,7 @@ def test_a_group_that_was_copied_last_is_told_by_the_doctor(tmp_path: Path) -> N
     findings = Doctor(Store.open(tmp_path / "copy"), clock=life.clock).examine().findings
 
     assert [(f.where, f.next_step) for f in findings if "is newer than" in f.problem] == [
-        ("state/group_billing", "txmq offsets reset says where the group goes on")
+        ("state/group_billing", SEEK)
     ]
 
 

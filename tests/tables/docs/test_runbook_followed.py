@@ -1,4 +1,4 @@
-"""Three parts of docs/runbook.md, done by their own commands as a new operator would."""
+"""Parts of docs/runbook.md, done by their own commands as a new operator would."""
 
 from __future__ import annotations
 
@@ -145,13 +145,56 @@ def lagging_group(store: Store, _: Path) -> None:
     assert "0 dead letters" in operator.follow("dead-letters", GROUP="billing").stdout
 
 
+def group_that_falls_behind(store: Store, _: Path) -> None:
+    operator = Operator(store, "TxmqGroupFallsBehind")
+    send(store, b"1", b"2")
+    with PullConsumer(store, consumer_group="billing", topics="stock", member_id="slow") as slow:
+        slow.poll(1, timeout_s=0)
+        first, second = (
+            [(one["owner"], one["next_offset"]) for one in found["queues"] if one["lag"]]
+            for found in (operator.told("lag", GROUP="billing") for _ in range(2))
+        )
+        assert first == second
+        assert {owner for owner, _ in first} == {"slow"}
+    # It was ended, and another one takes its queues.
+    with PullConsumer(store, consumer_group="billing", topics="stock") as other:
+        other.run_once(lambda _: None)
+    assert operator.told("lag", GROUP="billing")["lag"] == 0
+
+
+def group_that_cannot_be_read(store: Store, _: Path) -> None:
+    operator = Operator(store, "What the doctor finds")
+    send(store, b"1", b"2")
+    with PullConsumer(store, consumer_group="billing", topics="stock") as consumer:
+        consumer.poll(1, timeout_s=0)
+        consumer.commit()
+    newest = max(Path(store.location, "state", "group_billing", "_delta_log").glob("*.json"))
+    newest.write_bytes(b"")
+    found = operator.follow("doctor")
+    assert found.exit_code == 1
+    assert "txmq groups delete LOCATION billing" in " ".join(found.stdout.split())
+
+    dry = operator.follow("groups delete LOCATION GROUP", GROUP="billing")
+    assert "cannot be read" in dry.stdout
+    assert newest.read_bytes() == b""
+    command = "groups delete LOCATION GROUP --apply"
+    assert operator.follow(command, GROUP="billing").exit_code == 0
+    assert operator.follow("doctor").exit_code == 0
+    with PullConsumer(store, consumer_group="billing", topics="stock") as consumer:
+        assert len(consumer.poll(9, timeout_s=0)) == 2
+
+
 def fail_on_the_last(message: Any) -> None:
     if message.body == b"5":
         raise ValueError
 
 
-@pytest.mark.parametrize(
-    "story", [stuck_transactions, parked_topics, lagging_group], ids=lambda story: story.__name__
-)
+STORIES = (
+    stuck_transactions, parked_topics, lagging_group, group_that_falls_behind,
+    group_that_cannot_be_read,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_runbook_is_followed(tmp_path: Path, story: Callable[[Store, Path], None]) -> None:
     story(fresh_store(tmp_path / "store"), tmp_path)

@@ -122,3 +122,17 @@ def test_an_error_that_no_transaction_explains_parks_the_topic_without_its_text(
     assert result.parked == 2
     assert {str(entry["reason"]) for entry in parked(store).values()} == {"SystemError"}
     assert "by accident" not in caplog.text
+
+
+def test_a_topic_is_parked_since_its_first_attempt(store: Store) -> None:
+    """The alert asks how long it got no messages, and each attempt in vain is no new beginning."""
+    clock = ManualClock()
+    publisher = Publisher(store, clock=clock)
+    send(store, b"1")
+    with failing_commits(99, error=BROKEN, table="a"):
+        publisher.run_once()
+        began_ms = parked(store)["a"]["since_ms"]
+        clock.advance(3600)
+        publisher.run_once()
+
+    assert (parked(store)["a"]["since_ms"], parked(store)["a"]["attempts"]) == (began_ms, 2)

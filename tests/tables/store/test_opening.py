@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.kit.stores import fresh_store
-from txmq.errors import ConfigError
+from txmq.delta.folder import TableFolder
+from txmq.errors import ConfigError, ReadOnlyStoreError
 from txmq.job import run_batch_job
 from txmq.store.config import Config
 from txmq.store.opening import create_store, open_store
@@ -106,3 +109,19 @@ def test_job_takes_settings_from_variables(store: Store, monkeypatch: pytest.Mon
 
     assert run_batch_job("seeing", Seeing, [store.location]) == 0
     assert seen == [2]
+
+
+def test_a_store_that_may_not_be_looked_into_is_not_said_to_be_none(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who believes that there is none makes one."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    # So delta-rs answers in a folder that this process may not enter.
+    monkeypatch.setattr(DeltaTable, "is_deltatable", lambda *_: False)
+    monkeypatch.setattr(TableFolder, "_commit_files", refuse)
+
+    with pytest.raises(ReadOnlyStoreError, match="state/config: cannot be read; check its rights"):
+        Store.open(store.location)
