@@ -183,8 +183,9 @@ class LocalTransactionMissingError(LocalTransactionError):
         """Say what may have happened."""
         problem = (
             "no write with the marker of this transaction is there; was it run and committed, "
-            "here? Without it, roll back. A write without the marker (delta_options(), delta_sql(), "
-            "delta_rs(), database() put it there) stays, and its message will not be shown"
+            "here? Without it, roll back. A write without the marker (delta_options(), "
+            "delta_sql(), delta_rs(), database() put it there) stays, and its message will not "
+            "be shown"
         )
         super().__init__(transaction_id, where, problem)
 
