@@ -78,6 +78,14 @@ class ExecutingListener(Protocol):
         ...
 
 
+class AnsweringListener(Protocol):
+    """The listener that a check needs; one question is about one transaction."""
+
+    def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
+        """Say whether the local transaction took place; see TransactionListener."""
+        ...
+
+
 @runtime_checkable
 class TransactionListener(Protocol):
     """RocketMQ's TransactionListener: one question is about one transaction (R1, R81).
@@ -173,7 +181,7 @@ class ArrowSetListener(Protocol):
         ...
 
 
-CheckListener = TransactionListener | SetListener | ArrowSetListener
+CheckListener = AnsweringListener | SetListener | ArrowSetListener
 
 
 def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
@@ -198,8 +206,8 @@ def check_listener(group: str, listener: Kind) -> Kind:
         name = getattr(listener, "__name__", "an object")
         hint = f"; this is a class: pass {name}(…)" if isinstance(listener, type) else ""
         problem = (
-            f"for group {group} must be an object with the methods {EXECUTE} and {CHECK}, or with "
-            f"{CHECK_SET} or {CHECK_ARROW_SET}, none of them async{hint}"
+            f"for group {group} must be an object with the method {CHECK}, {CHECK_SET} or "
+            f"{CHECK_ARROW_SET}, none of them async{hint}"
         )
         raise ListenerError(type(listener).__name__, problem)
     head_columns(listener)
@@ -219,7 +227,7 @@ def executing_listener(group: str, listener: object) -> ExecutingListener:
 
 def answers_rows(listener: object) -> bool:
     """Whether the listener answers one question at a time."""
-    return _has(listener, EXECUTE) and _has(listener, CHECK)
+    return _has(listener, CHECK)
 
 
 def answers_sets(listener: object, *, with_spark: bool) -> bool:
