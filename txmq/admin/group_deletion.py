@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from txmq.admin.living_members import LivingMembers
 from txmq.admin.topic_deletion import delete_topic
 from txmq.clock import Clock
 from txmq.consumer.group import ConsumerGroup, group_in
 from txmq.consumer.rules import EVERY_QUEUE, GroupState, replay_of
 from txmq.errors import (
     CommitConflictError,
-    ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
     StorageError,
     StoreFormatError,
@@ -57,7 +57,9 @@ class _Seen:
     problem: str | None = None
 
 
-def delete_group(store: Store, name: str, clock: Clock, *, apply: bool) -> GroupDeletion:
+def delete_group(
+    store: Store, name: str, clock: Clock, living: LivingMembers, *, apply: bool
+) -> GroupDeletion:
     """Remove the offsets and the retries of a group; see `ConsumerGroups.delete`."""
     group = group_in(store, name)
     seen, letters = _seen(group), _rows(store, dead_letter_topic(name))
@@ -68,11 +70,11 @@ def delete_group(store: Store, name: str, clock: Clock, *, apply: bool) -> Group
         return GroupDeletion(name, {}, retries, letters, apply, seen.problem)
     if seen.state.is_gone and not _rows(store, retry_topic(name)):
         raise ConsumerGroupNotFoundError(name)
-    _check_without_members(name, seen.state, clock)
+    living.check_none(group, seen.state, can_be_forced=False)
     # Refused before anything is written, where retries wait for their time.
     retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
     if apply:
-        _apply(store, group, clock)
+        _apply(store, group, clock, living)
     return GroupDeletion(name, dict(seen.state.settings.subscription), retries, letters, apply)
 
 
@@ -87,10 +89,10 @@ def _seen(group: ConsumerGroup) -> _Seen:
         return _Seen(GroupState(), version, str(error))
 
 
-def _apply(store: Store, group: ConsumerGroup, clock: Clock) -> None:
+def _apply(store: Store, group: ConsumerGroup, clock: Clock, living: LivingMembers) -> None:
     """The group first: a member that joins meanwhile is refused or begins anew."""
     if group.exists:
-        group.change(lambda now: _emptied(group.name, now, clock), clock.now_ms())
+        group.change(lambda now: _emptied(group, now, living), clock.now_ms())
     if store.tables.table_at(f"topics/{group.retry_topic}").exists():
         delete_topic(store, group.retry_topic, clock, apply=True)
 
@@ -103,8 +105,8 @@ def _begin_anew(store: Store, group: ConsumerGroup, version: int, now_ms: int) -
         raise CommitConflictError(f"state/{CONSUMER_GROUP}{group.name}", problem)
 
 
-def _emptied(name: str, state: GroupState, clock: Clock) -> GroupState:
-    _check_without_members(name, state, clock)
+def _emptied(group: ConsumerGroup, state: GroupState, living: LivingMembers) -> GroupState:
+    living.check_none(group, state, can_be_forced=False)
     return state if state.is_gone else emptied(state)
 
 
@@ -132,11 +134,6 @@ def anew(version: int, now_ms: int) -> GroupState:
     """
     above = max(now_ms, 1_000 * (version + 1))
     return GroupState(replays={EVERY_QUEUE: above}, epoch=above)
-
-
-def _check_without_members(name: str, state: GroupState, clock: Clock) -> None:
-    if living := state.living(clock.now_ms()):
-        raise ConsumerGroupInUseError(name, living, can_be_forced=False)
 
 
 def _rows(store: Store, topic: str) -> int:

@@ -16,7 +16,7 @@ from txmq.message.received import ReceivedMessage
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[DashboardWorld]:
-    made = DashboardWorld(tmp_path, queues=2)
+    made = DashboardWorld(tmp_path, queues=2, consumer_lease_s=600.0)
     yield made
     made.close()
 
@@ -39,8 +39,7 @@ def test_a_group_that_cannot_be_read_is_named_with_its_problem(world: DashboardW
 
 def test_a_queue_that_a_member_holds_and_does_not_read_stands_still(world: DashboardWorld) -> None:
     world.send_to(0, "a", "b")
-    member = world.consumer(consumer_lease_s=10_000.0)
-    member.poll(1, 0)
+    world.consumer().poll(1, 0)
     world.count()
     assert "still" not in world.page("/").words
     world.clock.advance(301)
