@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from txmq.clock import Clock
-from txmq.errors import ListenerError
+from txmq.errors import ListenerError, TxmqError
 from txmq.message.message import LocalTransactionState
 from txmq.store.config_faults import LISTENER_CLASS, nearest_name
 
@@ -267,9 +267,18 @@ def _load(group: str, setting: str | Mapping[str, Any]) -> CheckListener:
     except ListenerError:
         raise
     except Exception as error:
-        problem = f"cannot be made ({type(error).__name__}: {error}); check the module and class"
+        problem = f"cannot be made ({type(error).__name__}: {error}){_step_after(error)}"
         raise ListenerError(reference, problem) from error
     return check_listener(group, listener)
+
+
+def _step_after(error: Exception) -> str:
+    """What to do about a listener that cannot be made; an error of txmq says it itself."""
+    if isinstance(error, TxmqError):
+        return ""
+    if isinstance(error, ModuleNotFoundError):
+        return "; install it, or put the folder that it is in into PYTHONPATH"
+    return "; check the module and class"
 
 
 def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) -> None:
@@ -279,7 +288,8 @@ def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) ->
         return
     for name in arguments:
         if name not in parameters:
-            hint = nearest_name(name, parameters)
+            known = f"; it takes {', '.join(parameters) or 'none'}"
+            hint = nearest_name(name, parameters) or known
             raise ListenerError(reference, f"takes no argument {name!r}{hint}")
 
 

@@ -1,13 +1,14 @@
 # ruff: noqa: ARG002, ARG005
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 
 import pytest
 
 from tests.kit.builders import kind_of
-from txmq.errors import ConfigError, ListenerError
+from txmq.errors import ConfigError, EnvironmentProblemError, ListenerError
 from txmq.listeners.delta import DeltaListener
 from txmq.listeners.protocol import (
     DEFAULT_HEAD_COLUMNS,
@@ -103,6 +104,27 @@ def test_listeners_are_made_from_their_names() -> None:
 def test_listener_that_cannot_be_made_is_named(reference: str) -> None:
     with pytest.raises(ListenerError):
         load_listeners({"orders": reference})
+
+
+class WithoutItsVariable(Answering):
+    def __init__(self) -> None:
+        raise EnvironmentProblemError("the environment variable DSN is not set", "Set it")
+
+
+@pytest.mark.parametrize(
+    ("setting", "step"),
+    [
+        ("no_such_module:Class", "PYTHONPATH"),
+        (f"{__name__}:NoSuchClass", "check the module and class"),
+        ({"class": f"{__name__}:NeedsArguments", "url": "x"}, "argument 'url'; it takes dsn"),
+        (f"{__name__}:WithoutItsVariable", "DSN is not set. Set it)"),
+    ],
+)
+def test_listener_that_cannot_be_made_says_the_next_step(setting: object, step: str) -> None:
+    with pytest.raises(ListenerError, match=re.escape(step)) as refused:
+        load_listeners({"orders": setting})  # type: ignore[dict-item]
+
+    assert ("check the module" in str(refused.value)) == ("check the module" in step)
 
 
 # --- the set form ------------------------------------------------------------------------------

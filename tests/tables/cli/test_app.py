@@ -367,6 +367,18 @@ def test_serve_without_spark_starts_none(store: Store, broker: list[Any]) -> Non
     assert [made.metrics for made in FakeBroker.made] == [None, None]
 
 
+def test_serve_where_spark_is_not_installed_takes_threads_unless_spark_is_asked_for(
+    store: Store, broker: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.cli.serve.find_spec", lambda _name: None)
+    said = run("serve", store.location)
+    run("serve", store.location, "--spark")
+
+    assert "without Spark" in said.output
+    assert broker == ["handle", "handle"]
+    assert [made.spark for made in FakeBroker.made] == [None, "session txmq-broker"]
+
+
 def test_serve_gives_its_broker_to_opentelemetry(
     store: Store, broker: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
