@@ -135,6 +135,9 @@ class ConsumerGroups:
         Its dead letters stay, because nobody has handled them: `DeadLetters.purge` hides them. A
         member that joins a group of this name later begins where a new group does.
 
+        Where its state cannot be read, a new one takes its place, above all that old members know:
+        those that live are refused and join again. Then its retries stay.
+
         Args:
             consumer_group: the stored name, or as RocketMQ shows it.
             apply: delete it; without it only the counts are read.
@@ -147,6 +150,7 @@ class ConsumerGroups:
         Raises:
             ConsumerGroupNotFoundError: there is no such group.
             ConsumerGroupInUseError: members live.
+            CommitConflictError: another process wrote a state that could not be read; look again.
             TopicInUseError: retries of the group wait for their time, or are not published.
             InvalidNameError: the name is not allowed.
             StorageError: a table cannot be read or written.

@@ -20,6 +20,7 @@ from txmq.errors import (
 from txmq.message.names import dead_letter_topic, retry_topic
 from txmq.results import Plain
 from txmq.store.store import Store
+from txmq.store.tables import CONSUMER_GROUP
 
 # What damage raises; all other errors of a storage have a type of their own, and may pass.
 _DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
@@ -32,7 +33,7 @@ class GroupDeletion(Plain):
     Attributes:
         group: the stored name.
         subscription: the topics that it read, with their filters.
-        retries: messages in its retry topic, which go.
+        retries: messages in its retry topic, which go; with a `problem` they stay.
         dead_letters: its dead letters, which stay: nobody has handled them.
         is_written: false in a dry run.
         problem: why the offsets cannot be read, and so what it reads and whether members live is
@@ -61,17 +62,20 @@ def delete_group(
 ) -> GroupDeletion:
     """Remove the offsets and the retries of a group; see `ConsumerGroups.delete`."""
     group = group_in(store, name)
-    seen = _seen(group)
-    if seen.problem is None and seen.state.is_gone and not _rows(store, retry_topic(name)):
+    seen, letters = _seen(group), _rows(store, dead_letter_topic(name))
+    if seen.problem is not None:
+        if apply:
+            _begin_anew(store, group, seen.version, clock.now_ms())
+        retries = _rows(store, retry_topic(name))
+        return GroupDeletion(name, {}, retries, letters, apply, seen.problem)
+    if seen.state.is_gone and not _rows(store, retry_topic(name)):
         raise ConsumerGroupNotFoundError(name)
     living.check_none(group, seen.state, can_be_forced=False)
     # Refused before anything is written, where retries wait for their time.
     retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
     if apply:
         _apply(store, group, clock, living)
-    letters = _rows(store, dead_letter_topic(name))
-    reads = dict(seen.state.settings.subscription)
-    return GroupDeletion(name, reads, retries, letters, apply, seen.problem)
+    return GroupDeletion(name, dict(seen.state.settings.subscription), retries, letters, apply)
 
 
 def _seen(group: ConsumerGroup) -> _Seen:
@@ -87,22 +91,18 @@ def _seen(group: ConsumerGroup) -> _Seen:
 
 def _apply(store: Store, group: ConsumerGroup, clock: Clock, living: LivingMembers) -> None:
     """The group first: a member that joins meanwhile is refused or begins anew."""
-    _empty(store, group, clock, living)
+    if group.exists:
+        group.change(lambda now: _emptied(group, now, living), clock.now_ms())
     if store.tables.table_at(f"topics/{group.retry_topic}").exists():
         delete_topic(store, group.retry_topic, clock, apply=True)
 
 
-def _empty(store: Store, group: ConsumerGroup, clock: Clock, living: LivingMembers) -> None:
-    for _ in range(store.config.commit_attempts):
-        seen, now_ms = _seen(group), clock.now_ms()
-        if seen.problem is None:
-            if group.exists:
-                group.change(lambda now: _emptied(group, now, living), now_ms)
-            return
-        state = anew(seen.version, now_ms)
-        if group.begin_anew(state, seen.version, now_ms, store.config.checkpoint_interval):
-            return
-    raise CommitConflictError(group.name, "other writers won every try to delete it; try again")
+def _begin_anew(store: Store, group: ConsumerGroup, version: int, now_ms: int) -> None:
+    """Its retries stay: no member could read them, and nobody may wait for those to come."""
+    state, interval = anew(version, now_ms), store.config.checkpoint_interval
+    if not group.begin_anew(state, version, now_ms, interval):
+        problem = "was written by another process meanwhile, and may be whole; look again"
+        raise CommitConflictError(f"state/{CONSUMER_GROUP}{group.name}", problem)
 
 
 def _emptied(group: ConsumerGroup, state: GroupState, living: LivingMembers) -> GroupState:

@@ -305,6 +305,7 @@ def test_verify_of_a_broken_store(made: HandMadeStore) -> None:
     result = run("verify", made.location, COLUMNS="200")
 
     assert result.exit_code == 1
+    assert "if a broker or a producer runs, look again" in " ".join(result.stdout.split())
     assert result.stdout.strip().splitlines()[-1] == "2 violations"
     assert f"orders/0/4 {transaction_id(2)}:0" in result.stdout
 
