@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from txmq.backup.copying import Counter, OnProgress, each, unseen
 from txmq.backup.manifest import CopiedFile, Manifest
+from txmq.backup.manifests import manifest_of
 from txmq.backup.order import OrderFault, order_faults
 from txmq.backup.place import (
     STORE_FOLDER,
@@ -21,7 +22,6 @@ from txmq.backup.place import (
     copied,
     hashed,
     looks_like_a_store,
-    manifest_of,
     said,
 )
 from txmq.backup.sight import sight_of

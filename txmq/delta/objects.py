@@ -60,6 +60,11 @@ class Objects:
         objects = obstore.list(self._opened(), prefix=inside(folder)).collect()
         return [str(meta["path"]).rpartition("/")[2] for meta in objects]
 
+    def root_names(self) -> list[str]:
+        """The names of the objects that lie in no folder, listed once."""
+        found = obstore.list_with_delimiter(self._opened())
+        return [str(meta["path"]) for meta in found["objects"]]
+
     def sizes(self) -> dict[str, int]:
         """All objects, of all folders, each with its size."""
         return {str(meta["path"]): int(meta["size"]) for meta in self._all()}

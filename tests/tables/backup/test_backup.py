@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.backup_world import TOPIC, Life, check_restored, consumed
+from tests.kit.backup_world import TOPIC, KilledError, Life, check_restored, consumed, kill_at
 from tests.kit.reading import topic_rows
 from txmq.admin.topics import Topics
 from txmq.backup import backup, pins
@@ -232,18 +232,6 @@ def test_the_next_one_copies_what_is_new_alone(life: Life, tmp_path: Path) -> No
     assert len(held) == again.files
 
 
-class KilledError(Exception):
-    pass
-
-
-def kill_at(number: int) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
-        if progress.files >= min(number, progress.all_files):
-            raise KilledError
-
-    return tell
-
-
 @pytest.mark.parametrize("number", [1, 20, 1_000])
 def test_one_that_is_killed_leaves_the_one_before(life: Life, tmp_path: Path, number: int) -> None:
     place = str(tmp_path / "backup")
@@ -268,21 +256,6 @@ def test_the_first_that_is_killed_is_no_backup_and_goes_on(life: Life, tmp_path:
     result = back_up(life.store, place)
 
     assert result.copied_files < result.files
-    restore(place, str(tmp_path / "restored"))
-    check_restored(tmp_path / "restored", life.clock, life.acknowledged)
-
-
-def test_of_two_at_once_the_first_is_told(life: Life, tmp_path: Path) -> None:
-    place, begun = str(tmp_path / "backup"), []
-
-    def begin_another(_: Progress) -> None:
-        if not begun:
-            begun.append(True)
-            back_up(life.store, place)
-
-    with pytest.raises(BackupError, match="began meanwhile"):
-        back_up(life.store, place, on_progress=begin_another)
-
     restore(place, str(tmp_path / "restored"))
     check_restored(tmp_path / "restored", life.clock, life.acknowledged)
 
