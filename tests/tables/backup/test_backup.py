@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.kit.backup_world import TOPIC, KilledError, Life, check_restored, consumed, kill_at
 from tests.kit.reading import topic_rows
+from txmq.admin.store_findings import findings_of_order
 from txmq.admin.topics import Topics
 from txmq.backup import backup, pins
 from txmq.backup.backup import back_up
@@ -144,6 +146,25 @@ def test_a_file_that_the_store_itself_lacks_is_named_and_the_rest_is_there(
     restored = restore(result.location, str(tmp_path / "restored"))
     assert restored.missing == result.missing
     Publisher(Store.open(tmp_path / "restored"), clock=life.clock).run_once()
+
+
+def test_claims_that_are_lost_and_not_settled_are_no_end_of_backup_restore_and_doctor(
+    life: Life, tmp_path: Path
+) -> None:
+    life.send()
+    op, half = (life.store.tables.table_at(path) for path in ("op", "half"))
+    lost = max((Path(op.location, file.path) for file in op.files()), key=os.path.getmtime)
+    lost.unlink()
+
+    result = back_up(life.store, str(tmp_path / "backup"))
+
+    assert (result.missing, result.faults) == ((f"op/{lost.name}",), ())
+    restored = restore(result.location, str(tmp_path / "restored"))
+    assert restored.missing == result.missing
+    # What the other claims show is still told.
+    half.remove(half.files())
+    (finding,) = findings_of_order(life.store)
+    assert (finding.where, "ends are claimed" in finding.problem) == ("op", True)
 
 
 def test_a_store_that_stands_still_never_is_told_so(
