@@ -6,6 +6,7 @@ of killed processes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,6 +24,7 @@ from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import read_errors
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.log import log_files, named_by
+from txmq.delta.objects import UNFINISHED
 from txmq.delta.storage import Table
 from txmq.message.names import (
     DEAD_LETTER_ORIGIN_TOPIC,
@@ -35,6 +37,8 @@ from txmq.store.store import Store
 HALF, TOPICS = "half", "topics/"
 _BATCH_ROWS = 65_536
 _ID_CHARACTERS = 36
+# Also those that a killed process had not finished: of object_store, and of a restore.
+_DATA_NAME = re.compile(rf"\.parquet(#\d+|\.[^/]*{re.escape(UNFINISHED)})?$", re.ASCII)
 _ORIGINS = (ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_TOPIC)
 
 
@@ -200,7 +204,7 @@ def _rows(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.T
 
 
 def _is_data(info: pa_fs.FileInfo) -> bool:
-    is_file = info.type is pa_fs.FileType.File and info.path.endswith(".parquet")
+    is_file = info.type is pa_fs.FileType.File and _DATA_NAME.search(info.path) is not None
     return bool(is_file) and not info.path.startswith(f"{LOG_FOLDER}/")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,6 +21,7 @@ from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topics import Topics
 from txmq.cli.app import app
 from txmq.consumer.pull import PullConsumer
+from txmq.delta.objects import UNFINISHED
 from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
@@ -417,11 +419,15 @@ def test_leftovers_of_a_killed_sender_are_told_and_swept(world: DeadWorld) -> No
         half = world.store.tables.table_at("half")
         half.append(halves(1, [Message(TOPIC, SECRET.encode(), keys=KEY)]), app_id="a", number=1)
     disarm()
-    torn = Path(world.store.location, "half", "torn.parquet")
-    torn.write_bytes(b"torn")
+    folder = Path(world.store.location, "half")
+    for name in ("torn.parquet", "torn.parquet#2", f"torn.parquet.0a{UNFINISHED}"):
+        (folder / name).write_bytes(b"torn")
+    (left,) = (path for path in folder.iterdir() if path.name.startswith("part-"))
+    # All of it, and not renamed yet.
+    shutil.copy(left, f"{left}#1")
 
     (row,) = erasure(world).look().tables
-    assert (row.table, row.messages, row.old_files, row.unreadable) == ("half", 0, 1, 1)
+    assert (row.table, row.messages, row.old_files, row.unreadable) == ("half", 0, 2, 3)
     assert row.gone_after is not None
     assert row.gone_after > world.now + timedelta(hours=23)
     clean_up(world)

@@ -21,6 +21,7 @@ from txmq.backup.manifest import MANIFEST, Manifest
 from txmq.backup.place import BEGUN, STORE_FOLDER
 from txmq.backup.restore import restore
 from txmq.delta.log import clean_log
+from txmq.delta.objects import UNFINISHED
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
 from txmq.publish.publisher import Publisher
@@ -274,9 +275,13 @@ def test_the_first_that_is_killed_is_no_backup_and_goes_on(life: Life, tmp_path:
 
     with pytest.raises(BackupError, match="was not finished"):
         restore(place, str(tmp_path / "restored"))
+    torn = tmp_path / "backup" / STORE_FOLDER / "half" / f"part-1.parquet.0a{UNFINISHED}"
+    torn.parent.mkdir(exist_ok=True)
+    torn.write_bytes(b"torn")
     result = back_up(life.store, place)
 
     assert result.copied_files < result.files
+    assert not torn.exists()
     restore(place, str(tmp_path / "restored"))
     check_restored(tmp_path / "restored", life.clock, life.acknowledged)
 
