@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from txmq.admin.erasure_gate import on_their_way, refuse_open
+from txmq.admin.erasure_gate import on_their_way, refuse_backup, refuse_open
 from txmq.admin.erasure_scan import (
     HALF,
     TOPICS,
@@ -165,6 +165,7 @@ class Erasure:
             reason: one line, which is kept with the name of the OS user.
 
         Raises:
+            BackupError: the store is the copy in a backup; nothing was erased.
             ErasureRefusedError: transactions with such messages are open or not published yet;
                 nothing was erased.
             InvalidReasonError: a wrong reason.
@@ -172,6 +173,7 @@ class Erasure:
             StorageError: a table cannot be read or written.
         """
         signed = signed_reason(reason)
+        refuse_backup(self._store)
         tables = message_tables(self._store)
         wanted, found = self._search(tables)
         ids = frozenset().union(*(one.transactions for one in found.values()))
