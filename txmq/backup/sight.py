@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,8 @@ from txmq.store.topic import OFFSET_MARK, TopicEnd
 
 # Only the newest claims can lack halves that a copy of half has not yet.
 CLAIM_COMMITS_MAX = 1_000
+# Each one that cannot be read is tried for half a second.
+LOST_COMMITS_MAX = 10
 _ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value])
 
 
@@ -135,10 +136,15 @@ def _readable_claims(op: OpLog, after: int, through: int) -> pa.Table:
     try:
         return op.between(after, through)
     except StorageError:
-        parts = [op.between(through, through)]
-    for version in range(after + 1, through + 1):
-        with suppress(StorageError):
+        parts, lost = [op.between(through, through)], 0
+    # The newest first: they lack their halves before others do.
+    for version in range(through, after, -1):
+        try:
             parts.append(op.between(version - 1, version))
+        except StorageError:
+            lost += 1
+        if lost == LOST_COMMITS_MAX:
+            break
     return pa.concat_tables(parts)
 
 

@@ -20,6 +20,7 @@ from txmq.backup.copying import Progress
 from txmq.backup.manifest import MANIFEST, Manifest
 from txmq.backup.place import BEGUN, STORE_FOLDER
 from txmq.backup.restore import restore
+from txmq.delta import retries
 from txmq.delta.log import clean_log
 from txmq.delta.objects import UNFINISHED
 from txmq.errors import BackupError
@@ -150,8 +151,9 @@ def test_a_file_that_the_store_itself_lacks_is_named_and_the_rest_is_there(
 
 
 def test_claims_that_are_lost_and_not_settled_are_no_end_of_backup_restore_and_doctor(
-    life: Life, tmp_path: Path
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.0)
     life.send()
     op, half = (life.store.tables.table_at(path) for path in ("op", "half"))
     lost = max((Path(op.location, file.path) for file in op.files()), key=os.path.getmtime)
