@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kit.reading import topic_rows
+from txmq.backup.copying import Progress
 from txmq.broker import Broker
 from txmq.clock import SystemClock
 from txmq.consumer.pull import PullConsumer
@@ -112,3 +114,15 @@ def check_restored(location: Path | str, clock: ManualClock, acknowledged: list[
     report = verify(store.location)
     assert report.is_clean, report.results
     return store
+
+
+class KilledError(Exception):
+    pass
+
+
+def kill_at(number: int) -> Callable[[Progress], None]:
+    def tell(progress: Progress) -> None:
+        if progress.files >= min(number, progress.all_files):
+            raise KilledError
+
+    return tell

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from txmq.admin.erasure_gate import on_their_way, refuse_open
+from txmq.admin.erasure_gate import on_their_way, refuse_backup, refuse_open
 from txmq.admin.erasure_scan import (
     HALF,
     TOPICS,
+    TRACES,
     Found,
     OldFiles,
     Wanted,
@@ -39,7 +40,7 @@ from txmq.maintenance.rewriting import (
     written_anew,
 )
 from txmq.message.erased import CONTENT, erased
-from txmq.message.names import TRACE_TOPIC, stored_topic
+from txmq.message.names import stored_topic
 from txmq.message.reasons import signed_reason
 from txmq.results import plain
 from txmq.store.store import Store, check_store
@@ -164,6 +165,7 @@ class Erasure:
             reason: one line, which is kept with the name of the OS user.
 
         Raises:
+            BackupError: the store is the copy in a backup; nothing was erased.
             ErasureRefusedError: transactions with such messages are open or not published yet;
                 nothing was erased.
             InvalidReasonError: a wrong reason.
@@ -171,6 +173,7 @@ class Erasure:
             StorageError: a table cannot be read or written.
         """
         signed = signed_reason(reason)
+        refuse_backup(self._store)
         tables = message_tables(self._store)
         wanted, found = self._search(tables)
         ids = frozenset().union(*(one.transactions for one in found.values()))
@@ -178,10 +181,12 @@ class Erasure:
         if ids:
             self._note(signed, found)
         chosen = replace(wanted, transactions=ids)
-        rows = [
-            self._erased(path, table, chosen, found[path].messages)
-            for path, table in tables.items()
-        ]
+        # Traces soon: those without the key are found by live messages that they are about.
+        order = sorted(tables, key=lambda path: (path != HALF, path != TRACES))
+        done = {
+            path: self._erased(path, tables[path], chosen, found[path].messages) for path in order
+        }
+        rows = [done[path] for path in tables]
         # What is published by now is found below; what is claimed later may come after that look.
         published = published_up_to(self._store)
         rows += self._appeared_since(tables, chosen)
@@ -202,12 +207,11 @@ class Erasure:
     def _search(self, tables: Mapping[str, Table]) -> tuple[Wanted, dict[str, Found]]:
         """What is wanted, traces of what was found included, and where it is."""
         found = {path: found_in(path, table, self._wanted) for path, table in tables.items()}
-        traces = TOPICS + TRACE_TOPIC
         ids = frozenset().union(*(one.transactions for one in found.values()))
-        if traces not in tables or not ids:
+        if TRACES not in tables or not ids:
             return self._wanted, found
         wanted = replace(self._wanted, traced=ids)
-        again = {path: found_in(path, tables[path], wanted) for path in (HALF, traces)}
+        again = {path: found_in(path, tables[path], wanted) for path in (HALF, TRACES)}
         return wanted, {**found, **again}
 
     def _shown(self, path: str, table: Table, wanted: Wanted, found: Found) -> ErasedTable:

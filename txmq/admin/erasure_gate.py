@@ -7,7 +7,9 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import ErasureRefusedError
+from txmq.backup.manifests import is_of_backup
+from txmq.backup.place import STORE_FOLDER, Place
+from txmq.errors import BackupError, ErasureRefusedError, StorageError
 from txmq.lifecycle import FINAL_STATES
 from txmq.maintenance.retention import published_up_to
 from txmq.store.set_aside import read_set_aside
@@ -15,6 +17,27 @@ from txmq.store.store import Store
 
 _FINAL = pa.array([state.value for state in FINAL_STATES])
 _SHOWN = 5
+
+
+def refuse_backup(store: Store) -> None:
+    """Refuse a store that is the copy in a backup: a restore goes by its manifest; 0 commits.
+
+    Raises: BackupError.
+    """
+    parent, _, name = store.location.rpartition("/")
+    if name != STORE_FOLDER:
+        return
+    try:
+        names = Place(parent or "/", store.storage_options).names()
+    except StorageError:
+        # Who may not list what lies beside a store may erase in it.
+        return
+    if any(map(is_of_backup, names)):
+        problem = (
+            "lies in a backup, and a restore would bring the messages back; nothing was erased"
+        )
+        step = "erase in the store, and once a look says that all is gone back it up again to"
+        raise BackupError(store.location, f"{problem}: {step} {parent} (docs/erasure.md)")
 
 
 def refuse_open(store: Store, transaction_ids: Collection[str]) -> None:

@@ -6,6 +6,7 @@ of killed processes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -23,18 +24,25 @@ from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import read_errors
 from txmq.delta.files import DataFile, FilePart
 from txmq.delta.log import log_files, named_by
+from txmq.delta.objects import UNFINISHED
 from txmq.delta.storage import Table
+from txmq.errors import InvalidBodyError
+from txmq.message.message import KEY_SEPARATOR
 from txmq.message.names import (
     DEAD_LETTER_ORIGIN_TOPIC,
     ORIGIN_TOPIC,
     SCHEDULE_TOPIC,
     TRACE_TOPIC,
 )
+from txmq.producer.trace_records import decoded
 from txmq.store.store import Store
 
 HALF, TOPICS = "half", "topics/"
+TRACES = TOPICS + TRACE_TOPIC
 _BATCH_ROWS = 65_536
 _ID_CHARACTERS = 36
+# Also those that a killed process had not finished: of object_store, and of a restore.
+_DATA_NAME = re.compile(rf"\.parquet(#\d+|\.[^/]*{re.escape(UNFINISHED)})?$", re.ASCII)
 _ORIGINS = (ORIGIN_TOPIC, DEAD_LETTER_ORIGIN_TOPIC)
 
 
@@ -55,10 +63,26 @@ class Wanted:
     transactions: frozenset[str] | None = None
     traced: frozenset[str] = frozenset()
 
-    def columns(self, table: Table) -> list[str]:
-        """What `chosen` needs."""
+    def columns(self, table: Table, file: DataFile) -> list[str]:
+        """What `chosen` needs of a file: bodies where it holds traces that have the key.
+
+        Raises: FileNotFoundError, OSError, pyarrow's errors.
+        """
         origin = [] if self.topic is None else ["properties"]
-        return ["transaction_id", "keys", _topic_column(table), *origin]
+        names = ["transaction_id", "keys", _topic_column(table), *origin]
+        if not self._reads_traces(table):
+            return names
+        keys = _batches(table, file, ["keys", _topic_column(table)])
+        return [*names, "body"] if any(self._keyed_traces(k, table).any() for k in keys) else names
+
+    def _reads_traces(self, table: Table) -> bool:
+        """Whether bodies of traces say of which topic they are."""
+        return self.topic is not None and table.name in {HALF, TRACES}
+
+    def _keyed_traces(self, rows: pa.Table, table: Table) -> Flags:
+        """Which rows are traces that have the key."""
+        is_trace = _are(rows[_topic_column(table)], TRACE_TOPIC)
+        return flags(has_key(rows["keys"], self.key)) & is_trace
 
     def chosen(self, rows: pa.Table, table: Table) -> Flags:
         """Which of the rows are wanted."""
@@ -66,6 +90,8 @@ class Wanted:
         is_chosen = flags(has_key(rows["keys"], self.key)) & self._is_of_topic(rows, topics)
         if self.traced:
             is_chosen |= self._is_trace(rows["keys"], topics)
+        if self._reads_traces(table):
+            is_chosen |= self._are_traces_of_topic(rows, table)
         if self.transactions is not None:
             known = pa.array(list(self.transactions), pa.string())
             is_chosen &= flags(pc.is_in(rows["transaction_id"], value_set=known))
@@ -84,6 +110,24 @@ class Wanted:
         traced = pa.array(list(self.traced), pa.string())
         is_about = flags(pc.is_in(about, value_set=traced))
         return is_about & _are(topics, TRACE_TOPIC)
+
+    def _are_traces_of_topic(self, rows: pa.Table, table: Table) -> Flags:
+        """Traces of messages that are erased already, or that were written after it."""
+        found = self._keyed_traces(rows, table)
+        for place in np.flatnonzero(found):
+            found[place] = self._is_of(rows["body"][int(place)].as_py())
+        return found
+
+    def _is_of(self, trace: bytes) -> bool:
+        """Whether a trace is of a message to the topic; one that does not tell is."""
+        try:
+            messages = decoded(trace).messages
+        except InvalidBodyError:
+            return True
+        topics = {
+            one.topic for one in messages if self.key in (one.keys or "").split(KEY_SEPARATOR)
+        }
+        return not topics or self.topic in topics
 
 
 @dataclass(slots=True)
@@ -145,7 +189,9 @@ def found_in(path: str, table: Table, wanted: Wanted) -> Found:
     found = Found(path, table)
     for file in table.refresh().files():
         count = 0
-        for rows in _rows(table, file, wanted.columns(table)):
+        with read_errors(table.name):
+            names = wanted.columns(table, file)
+        for rows in _rows(table, file, names):
             chosen = rows.filter(pa.array(wanted.chosen(rows, table)))
             count += chosen.num_rows
             found.transactions.update(chosen["transaction_id"].to_pylist())
@@ -189,8 +235,13 @@ def _holding(table: Table, paths: Sequence[str], wanted: Wanted) -> tuple[list[s
 
 
 def _has_any(table: Table, file: DataFile, wanted: Wanted) -> bool:
-    batches = table.batches(file, wanted.columns(table), _BATCH_ROWS)
-    return any(wanted.chosen(pa.Table.from_batches([one]), table).any() for one in batches)
+    names = wanted.columns(table, file)
+    return any(wanted.chosen(rows, table).any() for rows in _batches(table, file, names))
+
+
+def _batches(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
+    for one in table.batches(file, columns, _BATCH_ROWS):
+        yield pa.Table.from_batches([one])
 
 
 def _rows(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -200,7 +251,7 @@ def _rows(table: Table, file: DataFile, columns: Sequence[str]) -> Iterator[pa.T
 
 
 def _is_data(info: pa_fs.FileInfo) -> bool:
-    is_file = info.type is pa_fs.FileType.File and info.path.endswith(".parquet")
+    is_file = info.type is pa_fs.FileType.File and _DATA_NAME.search(info.path) is not None
     return bool(is_file) and not info.path.startswith(f"{LOG_FOLDER}/")
 
 

@@ -13,7 +13,7 @@ from txmq.errors import TxmqError
 
 # Maintenance and writers both make checkpoints; a log without them is read ever more slowly.
 CHECKPOINTS_MISSED = 10
-UPGRADE = "stop all processes of the older txmq, then txmq upgrade LOCATION --apply"
+UPGRADE = "bring all processes of the older txmq to this one, then txmq upgrade LOCATION --apply"
 # What txmq sets at the start, and why it must stay.
 _PROPERTIES = {
     "delta.enableExpiredLogCleanup": "other programs may remove commits that readers need",

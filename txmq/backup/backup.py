@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from txmq.backup.copying import Counter, OnProgress, each, unseen
-from txmq.backup.manifest import MANIFEST, CopiedFile, CopiedTable, Manifest
+from txmq.backup.manifest import CopiedFile, CopiedTable, Manifest
+from txmq.backup.manifests import delete_older, newest_of, put_newest
 from txmq.backup.order import order_faults
 from txmq.backup.pins import Pin, pinned
 from txmq.backup.place import BEGUN, STORE_FOLDER, Place, copied, hashed, said
@@ -78,7 +79,7 @@ def back_up(
 
     Reads: all files of all tables that are not in the backup yet. Writes: `target` alone, the
     manifest last. Retry: call it again, what was copied is not copied again. One call at a time
-    may write to a place: of two the one that began first ends with an error.
+    may write to a place: of two at once at most one is finished, and the other gets an error.
 
     Args:
         store: the store to copy. Streams of Spark, and tables of users, are no part of it.
@@ -110,6 +111,9 @@ class _Backup:
         self._on_progress = on_progress
         self._token = uuid.uuid4().hex
         self._before: Manifest | None = None
+        self._number = 0
+        # What lies there before a table is pinned.
+        self._there: frozenset[str] = frozenset()
         # What the target holds of the store.
         self._files: dict[str, CopiedFile] = {}
         # Files that a log names, and that are not there.
@@ -129,7 +133,7 @@ class _Backup:
         manifest = Manifest(
             __version__, self._store.location, begun, self._now(), tables, tuple(missing), faults
         )
-        self._finish(manifest)
+        self._finish(manifest, pins)
         return self._result(manifest)
 
     def _now(self) -> str:
@@ -140,7 +144,8 @@ class _Backup:
     def _begin(self) -> Manifest | None:
         """Take the place; the manifest of the backup that is there. Raises: BackupError."""
         place, ours = self._place, self._store.tables.op_log().table_id
-        content, begun = place.content(MANIFEST), place.content(BEGUN)
+        newest, begun = newest_of(place), place.content(BEGUN)
+        content, self._number = newest.content, newest.next_number
         before = None if content is None else Manifest.parse(content, place.location)
         if before is None and begun is None and not place.is_empty():
             raise BackupError(
@@ -154,23 +159,47 @@ class _Backup:
             raise BackupError(place.location, problem)
         place.make()
         place.put(BEGUN, json.dumps({"op_table_id": ours, "by": self._token}).encode())
+        self._there = frozenset(place.sizes())
         return before
 
-    def _finish(self, manifest: Manifest) -> None:
+    def _finish(self, manifest: Manifest, pins: Mapping[str, Pin]) -> None:
         """Put the manifest, if all is there and nobody else has begun; then remove what is old."""
+        self._check_alone(manifest)
+        place = self._place
+        if not put_newest(place, self._number, self._token, manifest.to_json()):
+            raise self._overtaken()
+        delete_older(place, self._number)
+        for _ in each(place.delete, self._old(pins), is_remote=place.objects.is_remote):
+            pass
+        if self._is_ours():
+            place.delete(BEGUN)
+
+    def _old(self, pins: Mapping[str, Pin]) -> list[str]:
+        """What this backup needs not, of what was there before it pinned, or was copied by it.
+
+        What came from others meanwhile may be needed by the next backup: deletes may come late,
+        so they name nothing that can be needed again.
+        """
+        needed = {f"{path}/{name}" for path, pin in pins.items() for name in _files(pin)}
+        copies = {f"{STORE_FOLDER}/{path}" for path in self._files}
+        there = {path for path in self._there if path.startswith(f"{STORE_FOLDER}/")}
+        return sorted((copies | there) - {f"{STORE_FOLDER}/{path}" for path in needed})
+
+    def _check_alone(self, manifest: Manifest) -> None:
+        """Raise BackupError where another call began, or took files away."""
         place = self._place
         sizes = place.sizes()
         named = {f"{STORE_FOLDER}/{path}": file for path, file in manifest.files()}
-        if any(sizes.get(path) != file.size_bytes for path, file in named.items()) or (
-            said(place.content(BEGUN)).get("by") != self._token
-        ):
-            problem = "another backup to this place began meanwhile; this one is not finished"
-            raise BackupError(place.location, f"{problem}. Run one at a time")
-        place.put(MANIFEST, manifest.to_json())
-        old = [path for path in sizes if path.startswith(STORE_FOLDER + "/") and path not in named]
-        for _ in each(place.delete, old, is_remote=place.objects.is_remote):
-            pass
-        place.delete(BEGUN)
+        is_whole = all(sizes.get(path) == file.size_bytes for path, file in named.items())
+        if not is_whole or not self._is_ours():
+            raise self._overtaken()
+
+    def _is_ours(self) -> bool:
+        return said(self._place.content(BEGUN)).get("by") == self._token
+
+    def _overtaken(self) -> BackupError:
+        problem = "another backup to this place began meanwhile; this one is not finished"
+        return BackupError(self._place.location, f"{problem}. Run one at a time")
 
     # --- copying --------------------------------------------------------------------------------
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from txmq.backup.manifest import MANIFEST, CopiedFile, Manifest
+from txmq.backup.manifest import CopiedFile
 from txmq.delta.failures import read_errors, translated
 from txmq.delta.object_store import is_remote
 from txmq.delta.objects import Objects
+from txmq.delta.rooted import inside
 from txmq.errors import BackupError
 from txmq.store.location import plain_location
 
@@ -57,6 +58,11 @@ class Place:
         with read_errors(self.location):
             return self.objects.sizes() if self.is_there else {}
 
+    def names(self) -> list[str]:
+        """The names of the files beside `store/`. Raises: StorageError."""
+        with read_errors(self.location):
+            return self.objects.root_names() if self.is_there else []
+
     def content(self, path: str) -> bytes | None:
         """A small file; None where it is not there. Raises: StorageError."""
         with read_errors(self.location):
@@ -70,6 +76,22 @@ class Place:
         with translated(self.location):
             self.objects.put(path, content)
 
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Write a small file unless it is there, in one step; whether it was. Raises: StorageError.
+
+        On a disk it needs no hard links, which many that are good for backups have not; who dies
+        in the middle leaves a part of the file.
+        """
+        with translated(self.location):
+            if self.objects.is_remote:
+                return self.objects.put_new(path, content)
+            try:
+                with Path(self.location, inside(path)).open("xb") as file:
+                    file.write(content)
+            except FileExistsError:
+                return False
+            return True
+
     def delete(self, path: str) -> None:
         """Delete a file, if it is there. Raises: StorageError."""
         with translated(self.location):
@@ -81,22 +103,6 @@ class Place:
         if own.startswith(others) or others.startswith(own):
             problem = f"lies in {other}, or the other way round; choose a folder apart"
             raise BackupError(self.location, problem)
-
-
-def manifest_of(place: Place) -> Manifest:
-    """The manifest of a finished backup.
-
-    Raises: BackupError where there is none, with what there is instead; StorageError.
-    """
-    content = place.content(MANIFEST)
-    if content is not None:
-        return Manifest.parse(content, place.location)
-    if place.is_empty():
-        raise BackupError(place.location, "holds nothing; name the folder of a backup")
-    if place.content(BEGUN) is not None:
-        problem = f"is a backup that was not finished: it has no {MANIFEST}"
-        raise BackupError(place.location, f"{problem}; run txmq backup to it again")
-    raise BackupError(place.location, f"is no backup: it has no {MANIFEST}; make one: txmq backup")
 
 
 def copied(

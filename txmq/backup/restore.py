@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from txmq.backup.copying import Counter, OnProgress, each, unseen
 from txmq.backup.manifest import CopiedFile, Manifest
+from txmq.backup.manifests import manifest_of
 from txmq.backup.order import OrderFault, order_faults
 from txmq.backup.place import (
     STORE_FOLDER,
@@ -21,11 +22,11 @@ from txmq.backup.place import (
     copied,
     hashed,
     looks_like_a_store,
-    manifest_of,
     said,
 )
 from txmq.backup.sight import sight_of
 from txmq.delta.failures import translated
+from txmq.delta.objects import UNFINISHED
 from txmq.errors import BackupError, StorageError
 from txmq.results import Plain
 from txmq.store.config import Config
@@ -111,6 +112,7 @@ class _Restore:
         self._begin(manifest)
         if not self._is_open():
             self._copy_all(manifest, files)
+        self._remove_unfinished()
         self._place.delete(RESTORE_BEGUN)
         return RestoreResult(
             self._place.location, manifest.source, manifest.begun, len(manifest.tables), len(files),
@@ -125,6 +127,12 @@ class _Restore:
         self._check_order(manifest)
         self._check_alone()
         self._copy({path: files[path] for path in files if path not in first}, counter)
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a call that was killed has copied in part: it may hold bodies."""
+        for path in () if self._place.objects.is_remote else self._place.sizes():
+            if path.endswith(UNFINISHED):
+                self._place.delete(path)
 
     # --- checks -----------------------------------------------------------------------------------
 

@@ -17,11 +17,12 @@ from txmq.backup.order import (
     TopicSight,
 )
 from txmq.delta.storage import Table
-from txmq.errors import TxmqError
+from txmq.errors import StorageError, TxmqError
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.ids import transaction_times_ms
 from txmq.publish.progress import FINGERPRINT_HEX_DIGITS, commit_fingerprint
 from txmq.store.forgotten import kept_since_ms
+from txmq.store.op import OpLog
 from txmq.store.set_aside import REGISTER as SET_ASIDE
 from txmq.store.settled import NOTHING
 from txmq.store.tables import CONSUMER_GROUP, StoreTables
@@ -29,6 +30,8 @@ from txmq.store.topic import OFFSET_MARK, TopicEnd
 
 # Only the newest claims can lack halves that a copy of half has not yet.
 CLAIM_COMMITS_MAX = 1_000
+# Each one that cannot be read is tried for half a second.
+LOST_COMMITS_MAX = 10
 _ENDS = pa.array([ClaimKind.COMMIT.value, ClaimKind.ROLLBACK.value])
 
 
@@ -112,7 +115,7 @@ def _claims_without_halves(tables: StoreTables, mark: int) -> int:
     """How many of the newest unsettled ends of producers have no half."""
     op = tables.op_log().refresh()
     after = max(mark, op.table.version - CLAIM_COMMITS_MAX, NOTHING)
-    claims = op.between(after, op.table.version)
+    claims = _readable_claims(op, after, op.table.version)
     is_end = pc.and_(
         pc.is_in(claims["kind"], value_set=_ENDS),
         pc.equal(claims["source"], ClaimSource.PRODUCER.value),
@@ -126,6 +129,23 @@ def _claims_without_halves(tables: StoreTables, mark: int) -> int:
         lacking = lacking.filter(pa.array(~file.covers(lacking)))
     times_ms = transaction_times_ms(pa.chunked_array([lacking]))
     return int((times_ms >= _kept_since_ms(tables)).sum())
+
+
+def _readable_claims(op: OpLog, after: int, through: int) -> pa.Table:
+    """The claims of these commits; what cannot be read says nothing: who needs it is told."""
+    try:
+        return op.between(after, through)
+    except StorageError:
+        parts, lost = [op.between(through, through)], 0
+    # The newest first: they lack their halves before others do.
+    for version in range(through, after, -1):
+        try:
+            parts.append(op.between(version - 1, version))
+        except StorageError:
+            lost += 1
+        if lost == LOST_COMMITS_MAX:
+            break
+    return pa.concat_tables(parts)
 
 
 def _kept_since_ms(tables: StoreTables) -> int:

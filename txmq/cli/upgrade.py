@@ -31,8 +31,9 @@ def upgrade_command(
 ) -> None:
     """Show the schema version of each table; with --apply take them to that of this txmq.
 
-    Stop all processes of the older txmq first: it refuses the tables from then on. Make a backup
-    first: there is no other way back. Killed, it is finished by the same command.
+    Stop the brokers of the older txmq first, and bring its producers and consumers to this one:
+    it refuses the tables from then on. Make a backup before: there is no other way back. Killed,
+    it is finished by the same command.
     """
     store = open_store(location)
     result = upgrade(store, apply=apply)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import obstore
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 # What is larger is read and written in pieces of this size, a few at a time.
 PIECE_BYTES = 8 * 1024 * 1024
 PIECES_AT_ONCE = 2
+# How files end that are not whole yet.
+UNFINISHED = ".unfinished"
 
 
 class Objects:
@@ -60,6 +64,11 @@ class Objects:
         objects = obstore.list(self._opened(), prefix=inside(folder)).collect()
         return [str(meta["path"]).rpartition("/")[2] for meta in objects]
 
+    def root_names(self) -> list[str]:
+        """The names of the objects that lie in no folder, listed once."""
+        found = obstore.list_with_delimiter(self._opened())
+        return [str(meta["path"]) for meta in found["objects"]]
+
     def sizes(self) -> dict[str, int]:
         """All objects, of all folders, each with its size."""
         return {str(meta["path"]): int(meta["size"]) for meta in self._all()}
@@ -78,7 +87,13 @@ class Objects:
             yield bytes(piece)
 
     def put_pieces(self, path: str, pieces: Iterable[bytes], size_bytes: int) -> None:
-        """As `put`, of about so many bytes; nothing is written where `pieces` raises."""
+        """As `put`, of about so many bytes; nothing is written where `pieces` raises.
+
+        Who is killed in the middle leaves on a disk a file that ends in UNFINISHED.
+        """
+        if not self.is_remote:
+            self._put_on_disk(Path(self.location, inside(path)), pieces)
+            return
         if size_bytes <= PIECE_BYTES:
             self.put(path, b"".join(pieces))
             return
@@ -90,6 +105,21 @@ class Objects:
             writer.write(piece)
         # Without this there is no object.
         writer.close()
+
+    def _put_on_disk(self, path: Path, pieces: Iterable[bytes]) -> None:
+        """Not by obstore: what it leaves where it is killed is in no listing of its own."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
+        try:
+            with part.open("xb") as file:
+                file.writelines(pieces)
+            part.replace(path)
+        except BaseException as error:
+            part.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError) and error.filename == str(part):
+                # Callers take a file that is not found for a source that is gone.
+                raise OSError(f"{part.name} was removed while it was written") from error
+            raise
 
     def _opened(self) -> ObjectStore:
         # As delta-rs, obstore starts threads at its first use, which a fork does not copy.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -20,6 +21,7 @@ from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topics import Topics
 from txmq.cli.app import app
 from txmq.consumer.pull import PullConsumer
+from txmq.delta.objects import UNFINISHED
 from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
@@ -30,6 +32,7 @@ from txmq.errors import (
     StorageError,
 )
 from txmq.fail_points import FailPoint, arm
+from txmq.hooks import SendContext
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.service import Maintenance
 from txmq.message.erased import ERASED
@@ -41,6 +44,8 @@ from txmq.verify import verify
 
 KEY, SECRET = "customer-7", "SECRET-of-customer-7"
 WHY = "request 4711"
+# Its name stands before that of the trace topic.
+EARLY = "ORDERS"
 LEFT = {ERASED: "true"}
 LINE = {"type": "record", "name": "Line", "fields": [{"name": "item", "type": "string"}]}
 LINES = {"type": "array", "items": LINE}
@@ -179,6 +184,78 @@ def test_topic_narrows_it_to_its_messages_and_their_dead_letters(world: DeadWorl
 
     assert {one.table for one in report.tables} == {"half", f"topics/{TOPIC}", f"topics/{DEAD}"}
     assert found(world) == {"half": 1, "topics/invoices": 1}
+
+
+def send_traced(world: DeadWorld, topic: str) -> None:
+    with (
+        TraceHook(world.store) as trace,
+        TransactionProducer(world.store, producer_group="shop", hooks=[trace]) as traced,
+    ):
+        traced.send(Message(topic, SECRET.encode(), keys=["order-1", KEY]))
+    world.publisher.run_once()
+
+
+class Late:
+    """Keeps what a trace that is slow has not got yet."""
+
+    def __init__(self) -> None:
+        self.contexts: list[SendContext] = []
+
+    def before_send(self, context: SendContext) -> None:
+        """As every hook."""
+
+    def after_send(self, context: SendContext) -> None:
+        self.contexts.append(context)
+
+
+def traces(world: DeadWorld) -> list[str | None]:
+    return [row["keys"] for row in world.rows(TRACE_TOPIC)]
+
+
+@pytest.mark.parametrize("passes", range(1, 4))
+def test_topic_finds_its_traces_whenever_the_one_before_was_killed(
+    world: DeadWorld, passes: int
+) -> None:
+    for topic in (EARLY, "invoices"):
+        send_traced(world, topic)
+    left = [passes]
+
+    def dies(point: FailPoint) -> None:
+        left[0] -= point is FailPoint.FILES_REPLACED
+        if not left[0]:
+            raise _Killed
+
+    disarm = arm(dies)
+    with pytest.raises(_Killed):
+        erasure(world, topic=EARLY).apply(reason=WHY)
+    disarm()
+    assert is_clean(world)
+    erasure(world, topic=EARLY).apply(reason=WHY)
+
+    assert not erasure(world, topic=EARLY).look().messages
+    # The other one is about a message of another topic.
+    assert [keys is None for keys in traces(world)].count(True) == 1
+    assert found(world) == {"half": 2, "topics/invoices": 1, f"topics/{TRACE_TOPIC}": 1}
+    assert is_clean(world)
+
+
+def test_trace_that_is_written_after_the_erasure_is_found_by_the_next(world: DeadWorld) -> None:
+    late = Late()
+    with (
+        TraceHook(world.store) as trace,
+        TransactionProducer(world.store, producer_group="shop", hooks=[late]) as producer,
+    ):
+        producer.send(Message(TOPIC, SECRET.encode(), keys=KEY))
+        world.publisher.run_once()
+        erasure(world, topic=TOPIC).apply(reason=WHY)
+        assert not erasure(world, topic=TOPIC).look().messages
+        trace.after_send(late.contexts[0])
+    world.publisher.run_once()
+
+    assert erasure(world, topic="invoices").look().messages == 0
+    assert erasure(world, topic=TOPIC).apply(reason=WHY).messages == 2
+    assert traces(world) == [None]
+    assert is_clean(world)
 
 
 # --- who meets an erased message ------------------------------------------------------------------
@@ -417,11 +494,15 @@ def test_leftovers_of_a_killed_sender_are_told_and_swept(world: DeadWorld) -> No
         half = world.store.tables.table_at("half")
         half.append(halves(1, [Message(TOPIC, SECRET.encode(), keys=KEY)]), app_id="a", number=1)
     disarm()
-    torn = Path(world.store.location, "half", "torn.parquet")
-    torn.write_bytes(b"torn")
+    folder = Path(world.store.location, "half")
+    for name in ("torn.parquet", "torn.parquet#2", f"torn.parquet.0a{UNFINISHED}"):
+        (folder / name).write_bytes(b"torn")
+    (left,) = (path for path in folder.iterdir() if path.name.startswith("part-"))
+    # All of it, and not renamed yet.
+    shutil.copy(left, f"{left}#1")
 
     (row,) = erasure(world).look().tables
-    assert (row.table, row.messages, row.old_files, row.unreadable) == ("half", 0, 1, 1)
+    assert (row.table, row.messages, row.old_files, row.unreadable) == ("half", 0, 2, 3)
     assert row.gone_after is not None
     assert row.gone_after > world.now + timedelta(hours=23)
     clean_up(world)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.kit.backup_world import TOPIC, Life, check_restored, consumed
+from tests.kit.backup_world import TOPIC, KilledError, Life, check_restored, consumed, kill_at
 from tests.kit.reading import topic_rows
+from txmq.admin.store_findings import findings_of_order
 from txmq.admin.topics import Topics
 from txmq.backup import backup, pins
 from txmq.backup.backup import back_up
@@ -18,7 +20,9 @@ from txmq.backup.copying import Progress
 from txmq.backup.manifest import MANIFEST, Manifest
 from txmq.backup.place import BEGUN, STORE_FOLDER
 from txmq.backup.restore import restore
+from txmq.delta import retries
 from txmq.delta.log import clean_log
+from txmq.delta.objects import UNFINISHED
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
 from txmq.publish.publisher import Publisher
@@ -146,6 +150,26 @@ def test_a_file_that_the_store_itself_lacks_is_named_and_the_rest_is_there(
     Publisher(Store.open(tmp_path / "restored"), clock=life.clock).run_once()
 
 
+def test_claims_that_are_lost_and_not_settled_are_no_end_of_backup_restore_and_doctor(
+    life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "RETRY_PAUSE_S", 0.0)
+    life.send()
+    op, half = (life.store.tables.table_at(path) for path in ("op", "half"))
+    lost = max((Path(op.location, file.path) for file in op.files()), key=os.path.getmtime)
+    lost.unlink()
+
+    result = back_up(life.store, str(tmp_path / "backup"))
+
+    assert (result.missing, result.faults) == ((f"op/{lost.name}",), ())
+    restored = restore(result.location, str(tmp_path / "restored"))
+    assert restored.missing == result.missing
+    # What the other claims show is still told.
+    half.remove(half.files())
+    (finding,) = findings_of_order(life.store)
+    assert (finding.where, "ends are claimed" in finding.problem) == ("op", True)
+
+
 def test_a_store_that_stands_still_never_is_told_so(
     life: Life, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,18 +256,6 @@ def test_the_next_one_copies_what_is_new_alone(life: Life, tmp_path: Path) -> No
     assert len(held) == again.files
 
 
-class KilledError(Exception):
-    pass
-
-
-def kill_at(number: int) -> Callable[[Progress], None]:
-    def tell(progress: Progress) -> None:
-        if progress.files >= min(number, progress.all_files):
-            raise KilledError
-
-    return tell
-
-
 @pytest.mark.parametrize("number", [1, 20, 1_000])
 def test_one_that_is_killed_leaves_the_one_before(life: Life, tmp_path: Path, number: int) -> None:
     place = str(tmp_path / "backup")
@@ -265,24 +277,13 @@ def test_the_first_that_is_killed_is_no_backup_and_goes_on(life: Life, tmp_path:
 
     with pytest.raises(BackupError, match="was not finished"):
         restore(place, str(tmp_path / "restored"))
+    torn = tmp_path / "backup" / STORE_FOLDER / "half" / f"part-1.parquet.0a{UNFINISHED}"
+    torn.parent.mkdir(exist_ok=True)
+    torn.write_bytes(b"torn")
     result = back_up(life.store, place)
 
     assert result.copied_files < result.files
-    restore(place, str(tmp_path / "restored"))
-    check_restored(tmp_path / "restored", life.clock, life.acknowledged)
-
-
-def test_of_two_at_once_the_first_is_told(life: Life, tmp_path: Path) -> None:
-    place, begun = str(tmp_path / "backup"), []
-
-    def begin_another(_: Progress) -> None:
-        if not begun:
-            begun.append(True)
-            back_up(life.store, place)
-
-    with pytest.raises(BackupError, match="began meanwhile"):
-        back_up(life.store, place, on_progress=begin_another)
-
+    assert not torn.exists()
     restore(place, str(tmp_path / "restored"))
     check_restored(tmp_path / "restored", life.clock, life.acknowledged)
 

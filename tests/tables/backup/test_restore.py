@@ -19,6 +19,7 @@ from txmq.backup.order import SEEK
 from txmq.backup.place import STORE_FOLDER
 from txmq.backup.restore import restore
 from txmq.cli.app import app
+from txmq.delta.objects import UNFINISHED
 from txmq.errors import BackupError, SourceRestoredError, StoreFormatError, StoreNotFoundError
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
@@ -122,6 +123,9 @@ def test_one_that_is_killed_left_no_store_and_is_finished_by_the_next(
         restore(str(made[1]), str(target), on_progress=kill)
 
     assert (target / RESTORE_BEGUN).exists()
+    torn = target / "half" / f"part-1.parquet.0a{UNFINISHED}"
+    torn.parent.mkdir(exist_ok=True)
+    torn.write_bytes(b"torn")
     if number < 100_000:
         with pytest.raises(StoreNotFoundError):
             Store.open(target)
@@ -130,6 +134,7 @@ def test_one_that_is_killed_left_no_store_and_is_finished_by_the_next(
                 make(target)
     result = restore(str(made[1]), str(target))
     assert not (target / RESTORE_BEGUN).exists()
+    assert not torn.exists()
     assert (result.missing, result.faults) == ((), ())
     check_restored(target, life.clock, life.acknowledged)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.delta.objects import PIECE_BYTES, Objects
+from txmq.delta.objects import PIECE_BYTES, UNFINISHED, Objects
 
 LARGE_BYTES = 2 * PIECE_BYTES + 7
 
@@ -40,3 +40,33 @@ def test_nothing_is_there_of_what_breaks_off(tmp_path: Path, size: int) -> None:
         objects.put_pieces("one", pieces(content, ends=False), len(content))
 
     assert objects.is_empty()
+
+
+@pytest.mark.parametrize("size", [5, LARGE_BYTES])
+def test_what_a_kill_would_leave_is_in_the_listing(tmp_path: Path, size: int) -> None:
+    objects, seen = Objects(str(tmp_path), {}), []
+
+    def watched() -> Iterator[bytes]:
+        for piece in pieces(os.urandom(size)):
+            yield piece
+            seen.append({path.name for path in (tmp_path / "half").iterdir()})
+            assert {path.rpartition("/")[2] for path in objects.sizes()} == seen[-1]
+
+    objects.put_pieces("half/one", watched(), size)
+
+    assert all(name.endswith(UNFINISHED) for names in seen for name in names)
+    assert seen[-1]
+    assert list(objects.sizes()) == ["half/one"]
+
+
+def test_a_file_that_is_taken_away_while_it_is_written_is_no_source_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    def taken() -> Iterator[bytes]:
+        yield b"1"
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+    with pytest.raises(OSError, match="removed while it was written") as raised:
+        Objects(str(tmp_path), {}).put_pieces("one", taken(), 1)
+    assert not isinstance(raised.value, FileNotFoundError)
