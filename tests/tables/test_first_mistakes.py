@@ -114,6 +114,8 @@ def test_table_that_is_none_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(StoreNotFoundError, match="nowhere is no Delta table"):
             call("id")
+    with pytest.raises(StoreNotFoundError, match="make it first"):
+        DeltaListener(nowhere).is_marked("id")
 
 
 def test_closed_producer_is_told_by_its_group(store: Store) -> None:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from txmq.admin.group_deletion import GroupDeletion, delete_group
+from txmq.admin.living_members import LivingMembers
 from txmq.clock import Clock, SystemClock
-from txmq.consumer.group import group_in
+from txmq.consumer.group import ConsumerGroup, group_in
 from txmq.consumer.lag import GroupLag, Unreadable, readable_groups
 from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.rules import SHARED, GroupState, TopicQueue
-from txmq.errors import ConfigError, ConsumerGroupInUseError, ConsumerGroupNotFoundError, shown
+from txmq.errors import ConfigError, ConsumerGroupNotFoundError, shown
 from txmq.message.names import (
     stored_group,
     stored_topic,
@@ -49,7 +50,7 @@ class ConsumerGroups:
 
     Args:
         store: the store of the groups.
-        clock: the time by which leases of members end.
+        clock: measures leases of members; to delete or reset a group rests on the storage's time.
 
     Example:
         >>> [summary.group for summary in ConsumerGroups(store).list()]
@@ -61,6 +62,7 @@ class ConsumerGroups:
         check_store(store)
         self._store = store
         self._clock: Clock = clock or SystemClock()
+        self._living = LivingMembers(store, self._clock)
 
     def list(self, unreadable: Unreadable | None = None) -> list[GroupSummary]:
         """All groups that a member has ever joined, with their lag.
@@ -123,7 +125,7 @@ class ConsumerGroups:
         after = {TopicQueue(stored, queue): offset for queue, offset in offsets.items()}
         if apply:
             group.change(
-                lambda now: self._reset(name, now, after, force=force), self._clock.now_ms()
+                lambda now: self._reset(group, now, after, force=force), self._clock.now_ms()
             )
         return OffsetsReset(name, stored, _before(state, stored, queues), offsets, apply)
 
@@ -132,6 +134,9 @@ class ConsumerGroups:
 
         Its dead letters stay, because nobody has handled them: `DeadLetters.purge` hides them. A
         member that joins a group of this name later begins where a new group does.
+
+        Where its state cannot be read, a new one takes its place, above all that old members know:
+        those that live are refused and join again. Then its retries stay.
 
         Args:
             consumer_group: the stored name, or as RocketMQ shows it.
@@ -145,18 +150,24 @@ class ConsumerGroups:
         Raises:
             ConsumerGroupNotFoundError: there is no such group.
             ConsumerGroupInUseError: members live.
+            CommitConflictError: another process wrote a state that could not be read; look again.
             TopicInUseError: retries of the group wait for their time, or are not published.
             InvalidNameError: the name is not allowed.
             StorageError: a table cannot be read or written.
         """
-        return delete_group(self._store, stored_group(consumer_group), self._clock, apply=apply)
+        name = stored_group(consumer_group)
+        return delete_group(self._store, name, self._clock, self._living, apply=apply)
 
     def _reset(
-        self, name: str, state: GroupState, offsets: Mapping[TopicQueue, int], *, force: bool
+        self,
+        group: ConsumerGroup,
+        state: GroupState,
+        offsets: Mapping[TopicQueue, int],
+        *,
+        force: bool,
     ) -> GroupState:
-        living = state.living(self._clock.now_ms())
-        if living and not force:
-            raise ConsumerGroupInUseError(name, living)
+        if not force:
+            self._living.check_none(group, state)
         return state.reset(offsets)
 
 

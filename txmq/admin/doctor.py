@@ -63,7 +63,7 @@ class Doctor:
             *findings_of_strange_paths(store),
             *findings_of_order(store),
             *findings_of_progress(store, now_ms),
-            *told("op", partial(findings_of_listeners, store, clock)),
+            *findings_of_listeners(store, clock),
             *told("state/brokers", partial(findings_of_brokers, store, now_ms)),
             *told("consumer groups", partial(findings_of_readers, store)),
             *findings_of_programs(store),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from txmq.admin.living_members import LivingMembers
 from txmq.admin.topic_deletion import delete_topic
 from txmq.clock import Clock
 from txmq.consumer.group import ConsumerGroup, group_in
 from txmq.consumer.rules import EVERY_QUEUE, GroupState, replay_of
 from txmq.errors import (
     CommitConflictError,
-    ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
     StorageError,
     StoreFormatError,
@@ -20,6 +20,7 @@ from txmq.errors import (
 from txmq.message.names import dead_letter_topic, retry_topic
 from txmq.results import Plain
 from txmq.store.store import Store
+from txmq.store.tables import CONSUMER_GROUP
 
 # What damage raises; all other errors of a storage have a type of their own, and may pass.
 _DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
@@ -32,7 +33,7 @@ class GroupDeletion(Plain):
     Attributes:
         group: the stored name.
         subscription: the topics that it read, with their filters.
-        retries: messages in its retry topic, which go.
+        retries: messages in its retry topic, which go; with a `problem` they stay.
         dead_letters: its dead letters, which stay: nobody has handled them.
         is_written: false in a dry run.
         problem: why the offsets cannot be read, and so what it reads and whether members live is
@@ -56,20 +57,25 @@ class _Seen:
     problem: str | None = None
 
 
-def delete_group(store: Store, name: str, clock: Clock, *, apply: bool) -> GroupDeletion:
+def delete_group(
+    store: Store, name: str, clock: Clock, living: LivingMembers, *, apply: bool
+) -> GroupDeletion:
     """Remove the offsets and the retries of a group; see `ConsumerGroups.delete`."""
     group = group_in(store, name)
-    seen = _seen(group)
-    if seen.problem is None and seen.state.is_gone and not _rows(store, retry_topic(name)):
+    seen, letters = _seen(group), _rows(store, dead_letter_topic(name))
+    if seen.problem is not None:
+        if apply:
+            _begin_anew(store, group, seen.version, clock.now_ms())
+        retries = _rows(store, retry_topic(name))
+        return GroupDeletion(name, {}, retries, letters, apply, seen.problem)
+    if seen.state.is_gone and not _rows(store, retry_topic(name)):
         raise ConsumerGroupNotFoundError(name)
-    _check_without_members(name, seen.state, clock)
+    living.check_none(group, seen.state, can_be_forced=False)
     # Refused before anything is written, where retries wait for their time.
     retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
     if apply:
-        _apply(store, group, clock)
-    letters = _rows(store, dead_letter_topic(name))
-    reads = dict(seen.state.settings.subscription)
-    return GroupDeletion(name, reads, retries, letters, apply, seen.problem)
+        _apply(store, group, clock, living)
+    return GroupDeletion(name, dict(seen.state.settings.subscription), retries, letters, apply)
 
 
 def _seen(group: ConsumerGroup) -> _Seen:
@@ -83,28 +89,24 @@ def _seen(group: ConsumerGroup) -> _Seen:
         return _Seen(GroupState(), version, str(error))
 
 
-def _apply(store: Store, group: ConsumerGroup, clock: Clock) -> None:
+def _apply(store: Store, group: ConsumerGroup, clock: Clock, living: LivingMembers) -> None:
     """The group first: a member that joins meanwhile is refused or begins anew."""
-    _empty(group, clock, store.config.checkpoint_interval, store.config.commit_attempts)
+    if group.exists:
+        group.change(lambda now: _emptied(group, now, living), clock.now_ms())
     if store.tables.table_at(f"topics/{group.retry_topic}").exists():
         delete_topic(store, group.retry_topic, clock, apply=True)
 
 
-def _empty(group: ConsumerGroup, clock: Clock, checkpoint_interval: int, attempts: int) -> None:
-    for _ in range(attempts):
-        seen, now_ms = _seen(group), clock.now_ms()
-        if seen.problem is None:
-            if group.exists:
-                group.change(lambda now: _emptied(group.name, now, clock), now_ms)
-            return
-        state = anew(seen.version, now_ms)
-        if group.begin_anew(state, seen.version, now_ms, checkpoint_interval):
-            return
-    raise CommitConflictError(group.name, "other writers won every try to delete it; try again")
+def _begin_anew(store: Store, group: ConsumerGroup, version: int, now_ms: int) -> None:
+    """Its retries stay: no member could read them, and nobody may wait for those to come."""
+    state, interval = anew(version, now_ms), store.config.checkpoint_interval
+    if not group.begin_anew(state, version, now_ms, interval):
+        problem = "was written by another process meanwhile, and may be whole; look again"
+        raise CommitConflictError(f"state/{CONSUMER_GROUP}{group.name}", problem)
 
 
-def _emptied(name: str, state: GroupState, clock: Clock) -> GroupState:
-    _check_without_members(name, state, clock)
+def _emptied(group: ConsumerGroup, state: GroupState, living: LivingMembers) -> GroupState:
+    living.check_none(group, state, can_be_forced=False)
     return state if state.is_gone else emptied(state)
 
 
@@ -132,11 +134,6 @@ def anew(version: int, now_ms: int) -> GroupState:
     """
     above = max(now_ms, 1_000 * (version + 1))
     return GroupState(replays={EVERY_QUEUE: above}, epoch=above)
-
-
-def _check_without_members(name: str, state: GroupState, clock: Clock) -> None:
-    if living := state.living(clock.now_ms()):
-        raise ConsumerGroupInUseError(name, living, can_be_forced=False)
 
 
 def _rows(store: Store, topic: str) -> int:

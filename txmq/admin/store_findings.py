@@ -157,7 +157,11 @@ def _lost(store: Store, topic: str, queues: list[QueueLag]) -> int:
 
 def findings_of_listeners(store: Store, clock: Clock) -> Iterator[Finding]:
     """Producer groups with open transactions that nobody answers for."""
-    rows = open_transactions(store, clock=clock)
+    try:
+        rows = open_transactions(store, clock=clock)
+    except TxmqError:
+        # A log that cannot be read is a finding of its own.
+        return
     silent = rows.filter(pc.equal(rows["reason"], Reason.NO_LISTENER.value))
     for group, count in sorted(Counter(silent["producer_group"].to_pylist()).items()):
         problem = f"{count:,} of its transactions are open, and nobody answers for it"

@@ -285,7 +285,11 @@ def _log(result: RoundResult) -> None:
         result.asked, result.discarded, result.unasked, result.dropped,
     )  # fmt: skip
     for group in sorted(result.unheard_groups):
-        logger.warning("group %s has no listener here; its transactions are not asked", group)
+        logger.warning(
+            "group %s has no listener here; its transactions are not asked; name one by the "
+            "setting listeners (--config, TXMQ_LISTENERS)",
+            group,
+        )
     if result.unreadable:
         shown = result.unreadable[:5]
         logger.error("%d halves cannot be read, first %s", len(result.unreadable), shown)

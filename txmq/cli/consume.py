@@ -107,7 +107,11 @@ def _peeked(  # noqa: PLR0913 - the options of a command
 def _check_known(store: Store, topic: str) -> None:
     unknown = unknown_topics(store, [stored_topic(topic)])
     for problem in unknown.values():
-        raise TopicNotFoundError(topic, f"{problem}; --wait reads it from its first message on")
+        steps = (
+            "what is committed shows once a broker has run (txmq serve);"
+            " --wait reads it from its first message on"
+        )
+        raise TopicNotFoundError(topic, f"{problem}; {steps}")
 
 
 def _consumed(  # noqa: PLR0913 - the options of a command

@@ -81,10 +81,7 @@ def list_dead_letters(
     if group is None:
         _list_groups(store, as_json=as_json)
         return
-    dead_letters = DeadLetters(store, group)
-    if dead_letters.consumer_group not in {*group_names(store), *groups_with_dead_letters(store)}:
-        # A misspelt name would look like a group without dead letters.
-        raise ConsumerGroupNotFoundError(group)
+    dead_letters = _of_group(store, group)
     letters = dead_letters.all(max_count=limit if as_json else limit or SHOWN_LETTERS)
     total = dead_letters.count()
     if as_json:
@@ -108,7 +105,7 @@ def show(
 ) -> None:
     """Show one dead letter, and where it comes from."""
     location, message_id = location_and(location, message_id, "MESSAGE_ID")
-    letter = DeadLetters(open_store(location), group).show(message_id, with_body=body)
+    letter = _of_group(open_store(location), group).show(message_id, with_body=body)
     print_result(letter, _letter_view, as_json=as_json)
 
 
@@ -130,7 +127,7 @@ def replay(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Send dead letters again, each once; without --apply only show what would be sent."""
     chosen = _chosen(message_ids, older_than_h, everything=everything)
-    dead_letters = DeadLetters(open_store(location), group)
+    dead_letters = _of_group(open_store(location), group)
     result = dead_letters.replay(chosen, reason=reason, to=to, apply=apply)
     print_result(result, _replay_view, as_json=as_json)
 
@@ -149,8 +146,16 @@ def purge(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Hide dead letters for good; without --apply only show how many."""
     chosen = _chosen(message_ids, older_than_h, everything=everything)
-    result = DeadLetters(open_store(location), group).purge(chosen, reason=reason, apply=apply)
+    result = _of_group(open_store(location), group).purge(chosen, reason=reason, apply=apply)
     print_result(result, _purge_view, as_json=as_json)
+
+
+def _of_group(store: Store, group: str) -> DeadLetters:
+    """Raises: ConsumerGroupNotFoundError; a misspelt name would look like a group without any."""
+    dead_letters = DeadLetters(store, group)
+    if dead_letters.consumer_group not in {*group_names(store), *groups_with_dead_letters(store)}:
+        raise ConsumerGroupNotFoundError(group)
+    return dead_letters
 
 
 def _chosen(
@@ -204,10 +209,11 @@ def _replay_view(result: ReplayResult) -> RenderableType:
     if result.skipped:
         lines["sent again before"] = f"{result.skipped:,}"
     done, dry = "sent again", "dry run, nothing was written; with --apply they are sent again"
+    outcome = done if result.is_written else dry
     return Group(
         Text(f"{result.consumer_group}: {result.messages:,} dead letters", style="bold"),
         pairs({**lines, "reason": result.reason}),
-        Text(done if result.is_written else dry, style="bold"),
+        Text(outcome if result.messages else "nothing to send again", style="bold"),
     )
 
 

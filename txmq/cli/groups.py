@@ -230,7 +230,7 @@ def _deletion_view(result: GroupDeletion) -> RenderableType:
     lines = {
         "group": shown_name(result.group),
         **({"reads": topics} if result.problem is None else unknown),
-        "retries that go": f"{result.retries:,}",
+        f"retries that {'go' if result.problem is None else 'stay'}": f"{result.retries:,}",
         "dead letters that stay": f"{result.dead_letters:,}",
         "": "deleted" if result.is_written else "dry run: add --apply to delete it",
     }

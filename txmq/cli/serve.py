@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -42,11 +43,13 @@ def serve(  # noqa: PLR0913 - the options of a command
     *,
     once: Annotated[bool, typer.Option("--once", help="Do what is due, then end.")] = False,
     with_spark: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--spark/--no-spark", help="Without Spark: threads, no Java, a start at once."
+            "--spark/--no-spark",
+            help="Without Spark: threads, no Java, a start at once. Without either of the two:"
+            " with Spark where it is installed.",
         ),
-    ] = True,
+    ] = None,
     metrics_address: Annotated[
         FilePath,
         typer.Option(
@@ -88,13 +91,18 @@ def serve(  # noqa: PLR0913 - the options of a command
 
     if context.obj is None:
         logging.getLogger("txmq").setLevel(logging.INFO)
-    spark = local_session("txmq-broker") if with_spark else None
+    spark = local_session("txmq-broker") if _wants_spark(asked=with_spark) else None
     broker = Broker(store, spark=spark, metrics=shown or None, hooks=hooks)
     if once:
         print_result(broker.run_once(), _broker_view, as_json=as_json)
         return
-    say(f"Serving {store.location}; Ctrl-C stops it.")
+    engine = "without Spark" if spark is None else "on Spark"
+    say(f"Serving {store.location} {engine}; Ctrl-C stops it.")
     run_until_signal(broker.start)
+
+
+def _wants_spark(*, asked: bool | None) -> bool:
+    return find_spec("pyspark") is not None if asked is None else asked
 
 
 def _opentelemetry() -> tuple[list[Hook], list[MetricsEndpoint | OpenTelemetryMetrics]]:

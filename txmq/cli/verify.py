@@ -77,6 +77,11 @@ def verify_after(store: Store, *, is_shown: bool) -> None:
         raise typer.Exit(EXIT_VIOLATIONS)
 
 
+STILL_RUNS = (
+    "What is not published yet counts as lost here: if a broker or a producer runs, look again "
+    "with --running"
+)
+
 # --- views ----------------------------------------------------------------------------------------
 
 
@@ -91,7 +96,8 @@ def _view(report: VerifyReport) -> RenderableType:
     broken = [_broken(result) for result in report.results if result.violation_count]
     unseen = [Text(f"{name} is not checked: {why}") for name, why in report.not_checked.items()]
     business = [_business(report.business)] if report.business else []
-    return Group(*_read(report), table, *unseen, *broken, *business, _last_line(report))
+    hint = [Text(STILL_RUNS)] if report.drained and broken else []
+    return Group(*_read(report), table, *unseen, *broken, *business, *hint, _last_line(report))
 
 
 def _read(report: VerifyReport) -> list[RenderableType]:

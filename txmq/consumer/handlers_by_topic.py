@@ -60,8 +60,15 @@ class HandlersByTopic:
 
     def _handle(self, message: ReceivedMessage) -> ConsumeStatus | None:
         # A retry comes from the group's own topic.
-        stored = topic_in_namespace(message.origin_topic, self._namespace)
-        return self._handlers[stored](message)
+        handler = self._handler_of(message.topic) or self._handler_of(message.origin_topic)
+        if handler is None:
+            problem = f"no handler for {shown(message.origin_topic)}, of which a retry has come"
+            next_step = "read that topic again, with a handler, until none of its retries waits"
+            raise ConfigError([f"{problem}; {next_step}"])
+        return handler(message)
+
+    def _handler_of(self, topic: str) -> Handler | None:
+        return self._handlers.get(topic_in_namespace(topic, self._namespace))
 
 
 def _of_model(function: Callable[..., Any], model: type[Any]) -> Handler:

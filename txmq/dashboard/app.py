@@ -145,6 +145,8 @@ class DashboardApp:
                 found = pages.group(seen, rest)
                 if found is not None:
                     return "group", found
+                if rest in seen.snapshot.damaged:
+                    return "groups", pages.groups(seen)
                 raise ConsumerGroupNotFoundError(rest)
             case _:
                 raise _NoPageError(f"/{head}/{rest}")

@@ -340,7 +340,7 @@ def groups(seen: Seen) -> Content:
                           if queue.group == one.group and queue.owner is None)}
         for one in page.rows
     ]  # fmt: skip
-    return {"page": page, "rows": rows}
+    return {"page": page, "rows": rows, "damaged": sorted(seen.snapshot.damaged.items())[:TOP_MAX]}
 
 
 def group(seen: Seen, name: str) -> Content | None:
@@ -348,10 +348,10 @@ def group(seen: Seen, name: str) -> Content | None:
     summary = next((one for one in seen.snapshot.groups if one.group == name), None)
     if summary is None:
         return None
-    queues = [queue for queue in seen.snapshot.lags if queue.group == name]
+    queues = [one for one in seen.snapshot.lags if one.group == name]
     ordered = sorted(queues, key=lambda queue: (-queue.lag, queue.topic, queue.queue_id))
     line, waiting = Line("messages", _lags(seen, name)), seen.snapshot.delayed
-    topics_read = sorted({queue.topic for queue in queues if not is_system(queue.topic)})
+    read = sorted({queue.topic for queue in queues if not is_system(queue.topic)})
     return {
         "summary": summary,
         "page": paged(seen, f"/groups/{name}", ordered),
@@ -359,9 +359,7 @@ def group(seen: Seen, name: str) -> Content | None:
         "dead_letters": seen.snapshot.status.messages.get(DEAD_LETTER_PREFIX + name, 0),
         "retries": int(pc.sum(pc.equal(waiting["topic"], retry_topic(name))).as_py() or 0),
         "are_more": waiting.num_rows == DELAYED_MAX,
-        "commands": commands.of_group(
-            seen.location, shown_name(name), [*map(shown_name, topics_read)]
-        ),
+        "commands": commands.of_group(seen.location, shown_name(name), [*map(shown_name, read)]),
     }
 
 

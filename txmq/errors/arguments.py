@@ -16,7 +16,7 @@ class ConfigError(TxmqError, ValueError):
     def __init__(self, faults: Sequence[str]) -> None:
         """Keep all faults, so that one start shows all of them."""
         self.faults = tuple(faults)
-        super().__init__("settings refused; correct these keys: " + "; ".join(self.faults))
+        super().__init__("settings refused; correct this: " + "; ".join(self.faults))
 
 
 class MessageError(TxmqError, ValueError):

@@ -183,7 +183,9 @@ class LocalTransactionMissingError(LocalTransactionError):
         """Say what may have happened."""
         problem = (
             "no write with the marker of this transaction is there; was it run and committed, "
-            "here and with its marker? Without it, roll back"
+            "here? Without it, roll back. A write without the marker (delta_options(), "
+            "delta_sql(), delta_rs(), database() put it there) stays, and its message will not "
+            "be shown"
         )
         super().__init__(transaction_id, where, problem)
 

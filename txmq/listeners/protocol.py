@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from txmq.clock import Clock
-from txmq.errors import ListenerError
+from txmq.errors import ListenerError, TxmqError
 from txmq.message.message import LocalTransactionState
 from txmq.store.config_faults import LISTENER_CLASS, nearest_name
 
@@ -75,6 +75,14 @@ class ExecutingListener(Protocol):
         self, message: HalfMessage, argument: object
     ) -> LocalTransactionState:
         """Run the local transaction; see TransactionListener."""
+        ...
+
+
+class AnsweringListener(Protocol):
+    """The listener that a check needs; one question is about one transaction."""
+
+    def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
+        """Say whether the local transaction took place; see TransactionListener."""
         ...
 
 
@@ -173,7 +181,7 @@ class ArrowSetListener(Protocol):
         ...
 
 
-CheckListener = TransactionListener | SetListener | ArrowSetListener
+CheckListener = AnsweringListener | SetListener | ArrowSetListener
 
 
 def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
@@ -198,8 +206,8 @@ def check_listener(group: str, listener: Kind) -> Kind:
         name = getattr(listener, "__name__", "an object")
         hint = f"; this is a class: pass {name}(…)" if isinstance(listener, type) else ""
         problem = (
-            f"for group {group} must be an object with the methods {EXECUTE} and {CHECK}, or with "
-            f"{CHECK_SET} or {CHECK_ARROW_SET}, none of them async{hint}"
+            f"for group {group} must be an object with the method {CHECK}, {CHECK_SET} or "
+            f"{CHECK_ARROW_SET}, none of them async{hint}"
         )
         raise ListenerError(type(listener).__name__, problem)
     head_columns(listener)
@@ -219,7 +227,7 @@ def executing_listener(group: str, listener: object) -> ExecutingListener:
 
 def answers_rows(listener: object) -> bool:
     """Whether the listener answers one question at a time."""
-    return _has(listener, EXECUTE) and _has(listener, CHECK)
+    return _has(listener, CHECK)
 
 
 def answers_sets(listener: object, *, with_spark: bool) -> bool:
@@ -267,9 +275,18 @@ def _load(group: str, setting: str | Mapping[str, Any]) -> CheckListener:
     except ListenerError:
         raise
     except Exception as error:
-        problem = f"cannot be made ({type(error).__name__}: {error}); check the module and class"
+        problem = f"cannot be made ({type(error).__name__}: {error}){_step_after(error)}"
         raise ListenerError(reference, problem) from error
     return check_listener(group, listener)
+
+
+def _step_after(error: Exception) -> str:
+    """What to do about a listener that cannot be made; an error of txmq says it itself."""
+    if isinstance(error, TxmqError):
+        return ""
+    if isinstance(error, ModuleNotFoundError):
+        return "; install it, or put the folder that it is in into PYTHONPATH"
+    return "; check the module and class"
 
 
 def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) -> None:
@@ -279,7 +296,8 @@ def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) ->
         return
     for name in arguments:
         if name not in parameters:
-            hint = nearest_name(name, parameters)
+            known = f"; it takes {', '.join(parameters) or 'none'}"
+            hint = nearest_name(name, parameters) or known
             raise ListenerError(reference, f"takes no argument {name!r}{hint}")
 
 

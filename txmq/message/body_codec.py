@@ -14,10 +14,12 @@ from txmq.errors import BodyCodecError, ConfigError, MessageTooLargeError
 from txmq.message.erased import is_erased
 from txmq.message.ids import message_id
 from txmq.message.message import Message, stored_with
-from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC, is_group_topic
+from txmq.message.names import ORIGIN_MESSAGE_ID, is_group_topic
 
 # Users cannot set these. A body without a key is stored as it was sent.
 BODY_KEY_ID, BODY_MESSAGE_ID = "__txmq_body_key", "__txmq_body_of"
+BODY_TOPIC = "__txmq_body_topic"
+BODY_MARKS = frozenset([BODY_KEY_ID, BODY_MESSAGE_ID, BODY_TOPIC])
 MAX_KEY_ID_CHARACTERS = 64
 
 
@@ -95,7 +97,7 @@ def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: i
     key_id = _checked_key_id(codec.key_id)
     context = BodyContext(message.topic, message_id(transaction_id, sequence), key_id)
     stored = _called(codec.encode, message.body, context, "encoded")
-    marks = {BODY_KEY_ID: key_id, BODY_MESSAGE_ID: context.message_id}
+    marks = {BODY_KEY_ID: key_id, BODY_MESSAGE_ID: context.message_id, BODY_TOPIC: context.topic}
     return stored_with(message, body=stored, properties={**message.properties, **marks})
 
 
@@ -131,9 +133,10 @@ def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: 
     """That of the message as it was first sent.
 
     A body of another message is read only where a message says that it is a retry, a dead letter or
-    a replay. A replay that fails again names the replay as its origin, so the first id is kept.
+    a replay. A replay or a dead letter that fails again names itself as its origin, so the first
+    topic and the first id are kept.
     """
-    first_topic = properties.get(ORIGIN_TOPIC, topic) if is_group_topic(topic) else topic
+    first_topic = properties.get(BODY_TOPIC, topic) if is_group_topic(topic) else topic
     is_copy = ORIGIN_MESSAGE_ID in properties
     first_id = properties.get(BODY_MESSAGE_ID, own_id) if is_copy else own_id
     return BodyContext(first_topic, first_id, key_id)

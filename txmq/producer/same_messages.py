@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
 from txmq.errors import BodyCodecError
-from txmq.message.body_codec import BODY_KEY_ID, BODY_MESSAGE_ID, BodyCodec, decoded
+from txmq.message.body_codec import BODY_KEY_ID, BODY_MARKS, BodyCodec, decoded
 from txmq.message.erased import CONTENT, ERASED, is_erased
 from txmq.message.ids import message_id
 from txmq.message.trace_context import TRACEPARENT, TRACESTATE
@@ -151,7 +151,7 @@ def _as_sent(row: Mapping[str, Any], codec: BodyCodec | None) -> Mapping[str, An
     address = {
         "topic": row["real_topic"], "message_id": message_id(row["transaction_id"], row["sequence"])
     }  # fmt: skip
-    others = [pair for pair in pairs if pair[0] not in (BODY_KEY_ID, BODY_MESSAGE_ID)]
+    others = [pair for pair in pairs if pair[0] not in BODY_MARKS]
     try:
         return {**row, "body": decoded({**row, **address}, codec), "properties": others}
     except BodyCodecError:

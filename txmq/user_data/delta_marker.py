@@ -56,7 +56,10 @@ def marker_settings(transaction_id: str) -> dict[str, str]:
 class MarkedTable(PinnedTable):
     """The markers and fences of a user's Delta table. Not safe for several threads."""
 
-    missing = "{} is no Delta table; give the table that the local transaction writes"
+    missing = (
+        "{} is no Delta table; give the table that the local transaction writes, or make it first: "
+        "a table that is not there cannot be fenced"
+    )
 
     def __init__(
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None

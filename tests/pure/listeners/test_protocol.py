@@ -1,13 +1,14 @@
 # ruff: noqa: ARG002, ARG005
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 
 import pytest
 
 from tests.kit.builders import kind_of
-from txmq.errors import ConfigError, ListenerError
+from txmq.errors import ConfigError, EnvironmentProblemError, ListenerError
 from txmq.listeners.delta import DeltaListener
 from txmq.listeners.protocol import (
     DEFAULT_HEAD_COLUMNS,
@@ -45,7 +46,7 @@ class Asynchronous(Answering):
         return LocalTransactionState.COMMIT
 
 
-class HalfDone:
+class AnsweringAlone:
     def check_local_transaction(self, message: HalfMessage) -> LocalTransactionState:
         return LocalTransactionState.COMMIT
 
@@ -68,6 +69,12 @@ def test_anything_else_is_unknown_and_says_why(value: object) -> None:
     assert type(value).__name__ in str(problem)
 
 
+def test_check_needs_no_method_that_executes() -> None:
+    listener = AnsweringAlone()
+
+    assert check_listener("orders", listener) is listener
+
+
 def test_object_with_both_methods_is_a_listener() -> None:
     listener = Answering()
 
@@ -76,7 +83,7 @@ def test_object_with_both_methods_is_a_listener() -> None:
 
 @pytest.mark.parametrize(
     "listener",
-    [None, "x", lambda message: None, Answering, HalfDone(), WithFields(), Asynchronous()],
+    [None, "x", lambda message: None, Answering, WithFields(), Asynchronous()],
     ids=kind_of,
 )
 def test_what_cannot_answer_is_refused_at_start(listener: object) -> None:
@@ -96,13 +103,33 @@ def test_listeners_are_made_from_their_names() -> None:
         "no_such_module:Class",
         f"{__name__}:NoSuchClass",
         f"{__name__}:NeedsArguments",
-        f"{__name__}:HalfDone",
         f"{__name__}:GROUPS",
     ],
 )
 def test_listener_that_cannot_be_made_is_named(reference: str) -> None:
     with pytest.raises(ListenerError):
         load_listeners({"orders": reference})
+
+
+class WithoutItsVariable(Answering):
+    def __init__(self) -> None:
+        raise EnvironmentProblemError("the environment variable DSN is not set", "Set it")
+
+
+@pytest.mark.parametrize(
+    ("setting", "step"),
+    [
+        ("no_such_module:Class", "PYTHONPATH"),
+        (f"{__name__}:NoSuchClass", "check the module and class"),
+        ({"class": f"{__name__}:NeedsArguments", "url": "x"}, "argument 'url'; it takes dsn"),
+        (f"{__name__}:WithoutItsVariable", "DSN is not set. Set it)"),
+    ],
+)
+def test_listener_that_cannot_be_made_says_the_next_step(setting: object, step: str) -> None:
+    with pytest.raises(ListenerError, match=re.escape(step)) as refused:
+        load_listeners({"orders": setting})  # type: ignore[dict-item]
+
+    assert ("check the module" in str(refused.value)) == ("check the module" in step)
 
 
 # --- the set form ------------------------------------------------------------------------------
@@ -139,7 +166,7 @@ def test_object_that_answers_for_sets_is_a_listener(listener: object) -> None:
     assert check_listener("orders", listener) is listener
 
 
-@pytest.mark.parametrize("listener", [ForSpark, AsynchronousSet(), HalfDone()], ids=kind_of)
+@pytest.mark.parametrize("listener", [ForSpark, AsynchronousSet()], ids=kind_of)
 def test_what_cannot_answer_for_sets_is_refused(listener: object) -> None:
     with pytest.raises(ListenerError, match="check_local_transactions_arrow"):
         check_listener("orders", listener)
@@ -149,6 +176,7 @@ def test_what_cannot_answer_for_sets_is_refused(listener: object) -> None:
     ("listener", "forms"),
     [
         (Answering(), ["rows"]),
+        (AnsweringAlone(), ["rows"]),
         (ForSpark(), ["sets with Spark"]),
         (ForArrow(), ["sets", "sets with Spark"]),
         (Both(), ["rows", "sets with Spark"]),
@@ -187,6 +215,8 @@ def test_producer_needs_a_listener_that_executes() -> None:
     assert executing_listener("orders", both) is both
     with pytest.raises(ListenerError, match="execute_local_transaction"):
         executing_listener("orders", ForArrow())
+    with pytest.raises(ListenerError, match="execute_local_transaction"):
+        executing_listener("orders", AnsweringAlone())
 
 
 # --- arguments in the settings ----------------------------------------------------------------

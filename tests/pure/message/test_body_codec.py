@@ -13,6 +13,7 @@ from txmq.errors import BodyCodecError, ConfigError
 from txmq.message.body_codec import (
     BODY_KEY_ID,
     BODY_MESSAGE_ID,
+    BODY_TOPIC,
     BodyContext,
     checked_codec,
     decoded,
@@ -47,7 +48,7 @@ def test_what_is_encrypted_is_decrypted_and_is_29_bytes_longer(body: bytes) -> N
 
     assert decoded(row(message), codec) == body
     assert len(message.body) == len(body) + 29
-    marks = {BODY_KEY_ID: "old", BODY_MESSAGE_ID: f"{ID}:0"}
+    marks = {BODY_KEY_ID: "old", BODY_MESSAGE_ID: f"{ID}:0", BODY_TOPIC: "order-paid"}
     assert message.properties == {"a": "b", **marks}
 
 
@@ -142,6 +143,18 @@ def test_replay_and_what_fails_again_after_it_are_read_as_what_was_first_sent() 
     retried = row(message, topic="RETRY_billing", message_id="retry:0", properties=again)
 
     assert decoded(replayed, codec) == decoded(retried, codec) == BODY
+
+
+@pytest.mark.parametrize("topic", ["RETRY_alarm", "DLQ_alarm"])
+def test_dead_letter_that_fails_in_another_group_is_read_as_what_was_first_sent(topic: str) -> None:
+    codec = AesGcmCodec({"old": OLD})
+    message = stored(codec)
+    # The other group notes the dead letter as the origin of its retry.
+    origin = [(ORIGIN_TOPIC, "DLQ_billing"), (ORIGIN_MESSAGE_ID, "dead:0")]
+    properties = [*message.properties.items(), *origin]
+
+    retried = row(message, topic=topic, message_id="retry:0", properties=properties)
+    assert decoded(retried, codec) == BODY
 
 
 def test_body_without_a_key_is_as_it_was_sent_unless_that_is_refused() -> None:

@@ -17,6 +17,7 @@ from txmq.consumer.rules import EVERY_QUEUE
 from txmq.consumer.send_back import SendBack
 from txmq.delta import new_beginning
 from txmq.errors import (
+    CommitConflictError,
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
     StorageUnavailableError,
@@ -166,12 +167,13 @@ def test_what_failed_before_comes_again_when_it_fails_anew(
     emptied(world.store)
     assert groups.delete(BILLING, apply=True).retries == 1
 
+    # Its retry stayed, and is there too.
     with consumer(world) as member:
-        assert member.run_once(fail).sent_back == 1
+        assert member.run_once(fail).sent_back == 2
     world.publisher.run_once()
     world.after(2)
     with consumer(world) as member:
-        assert bodies(drained(member)) == ["a"]
+        assert bodies(drained(member)) == ["a", "a"]
         member.seek("order-paid", 0, 0)
         member.commit()
     replays = group_in(world.store, BILLING).read().replays
@@ -198,6 +200,24 @@ def test_a_deletion_that_was_killed_in_the_middle_is_finished_by_the_next_one(
         assert bodies(drained(member)) == ["a", "b"]
 
 
+def test_retries_that_wait_for_their_time_hold_it_up_not(
+    world: ConsumerWorld, groups: ConsumerGroups
+) -> None:
+    world.send_to(0, "a")
+    with consumer(world) as member:
+        assert member.run_once(fail).sent_back == 1
+    emptied(world.store)
+
+    assert groups.delete(BILLING, apply=True).is_written
+    with consumer(world) as member:
+        assert bodies(drained(member)) == ["a"]
+        member.commit()
+        world.publisher.run_once()
+        world.after(2)
+        wake(member)
+        assert bodies(drained(member)) == ["a"]
+
+
 def test_who_mends_it_in_time_keeps_the_group(
     world: ConsumerWorld, groups: ConsumerGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +232,9 @@ def test_who_mends_it_in_time_keeps_the_group(
         return begin_anew(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Register, "begin_anew", after_a_member_joined)
+    with pytest.raises(CommitConflictError, match="look again"):
+        groups.delete(BILLING, apply=True)
+    monkeypatch.undo()
     with pytest.raises(ConsumerGroupInUseError):
         groups.delete(BILLING, apply=True)
 

@@ -435,6 +435,8 @@ def test_commands_list_show_replay_and_purge(world: DeadWorld) -> None:
     assert "dry run" in run("replay", place, *of_group, "--id", first, *why).stdout
     assert told("replay", place, *of_group, "--id", first, *why, "--apply")["messages"] == 1
     assert "sent again" in run("list", place, *of_group).stdout
+    again = run("replay", place, *of_group, "--id", first, *why, "--apply")
+    assert "nothing to send again" in again.stdout
     assert "dry run" in run("purge", place, *of_group, "--all", *why).stdout
     assert told("purge", place, *of_group, "--older-than-h", "1", *why)["messages"] == 0
     assert told("purge", place, *of_group, "--id", second, *why, "--apply")["is_written"]

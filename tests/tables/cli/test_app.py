@@ -305,6 +305,7 @@ def test_verify_of_a_broken_store(made: HandMadeStore) -> None:
     result = run("verify", made.location, COLUMNS="200")
 
     assert result.exit_code == 1
+    assert "if a broker or a producer runs, look again" in " ".join(result.stdout.split())
     assert result.stdout.strip().splitlines()[-1] == "2 violations"
     assert f"orders/0/4 {transaction_id(2)}:0" in result.stdout
 
@@ -364,6 +365,18 @@ def test_serve_without_spark_starts_none(store: Store, broker: list[Any]) -> Non
     assert broker == ["handle", "handle"]
     assert [made.spark for made in FakeBroker.made] == ["session txmq-broker", None]
     assert [made.metrics for made in FakeBroker.made] == [None, None]
+
+
+def test_serve_where_spark_is_not_installed_takes_threads_unless_spark_is_asked_for(
+    store: Store, broker: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.cli.serve.find_spec", lambda _name: None)
+    said = run("serve", store.location)
+    run("serve", store.location, "--spark")
+
+    assert "without Spark" in said.output
+    assert broker == ["handle", "handle"]
+    assert [made.spark for made in FakeBroker.made] == [None, "session txmq-broker"]
 
 
 def test_serve_gives_its_broker_to_opentelemetry(

@@ -339,8 +339,16 @@ def test_reset_is_refused_while_a_member_lives(world: DelayWorld, location: str)
         assert run(*asked, "--force").exit_code == 0
 
 
-def test_dead_letters_of_a_group_that_is_not_there_are_an_error(location: str) -> None:
-    result = run("dead-letters", "list", location, "--group", "typo")
+@pytest.mark.parametrize(
+    "command",
+    [("list",), ("show", "0:0"), *((c, "--all", "--reason", "r") for c in ("replay", "purge"))],
+)
+def test_dead_letters_of_a_group_that_is_not_there_are_an_error(
+    location: str, command: tuple[str, ...]
+) -> None:
+    name, *others = command
+    place = [location, *others] if name == "show" else [*others, location]
+    result = run("dead-letters", name, *place, "--group", "typo")
 
     assert result.exit_code == 2
     assert "check the name" in result.stderr

@@ -102,6 +102,47 @@ def test_message_that_comes_again_has_the_function_of_its_first_topic(world: Con
     assert seen[0][1] != seen[1][1]
 
 
+def after_a_second(world: ConsumerWorld) -> None:
+    """What was sent back has come again."""
+    world.publisher.run_once()
+    world.clock.advance(4)
+    world.deliver()
+
+
+def test_dead_letters_of_another_group_have_the_function_of_their_topic(tmp_path: Path) -> None:
+    world = ConsumerWorld(tmp_path, message_delay_level="1s", max_reconsume_times=0)
+    send(world, TOPIC, 42)
+    world.consumer(sends_back=SendBack(world.store, BILLING, world.clock)).run_once(_fail)
+    world.publisher.run_once()
+    dead = f"DLQ_{BILLING}"
+    consumer = world.consumer(dead, group="alarm")
+    handled: list[tuple[Any, str]] = []
+    consumer.on(dead)(lambda message: handled.append((message.json(), message.origin_topic)))
+
+    assert consumer.run_once().sent_back == 0
+    assert handled == [(42, TOPIC)]
+    world.close()
+
+
+def test_retry_of_a_topic_that_is_read_no_more_says_what_to_do(
+    world: ConsumerWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(world, OTHER, 1)
+    sends_back = SendBack(world.store, BILLING, world.clock)
+    with world.consumer([TOPIC, OTHER], sends_back=sends_back) as before:
+        before.run_once(_fail)
+    after_a_second(world)
+    consumer = world.consumer(sends_back=sends_back)
+    consumer.on(TOPIC)(lambda _: None)
+
+    assert consumer.run_once().sent_back == 1
+    assert f"no handler for '{OTHER}', of which a retry has come; read that topic" in caplog.text
+
+
+def _fail(_: ReceivedMessage) -> None:
+    raise ValueError
+
+
 def test_names_of_a_namespace_are_those_of_its_users(world: ConsumerWorld) -> None:
     from txmq.producer.producer import TransactionProducer
 

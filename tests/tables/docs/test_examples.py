@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sqlite3
 import textwrap
 from contextlib import closing
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from typer.testing import CliRunner
 
 import txmq
 from tests.kit.pages import block
@@ -30,6 +32,7 @@ from txmq import (
     Store,
     TransactionProducer,
 )
+from txmq.cli.app import app
 
 TOPIC = "order-paid"
 
@@ -185,6 +188,33 @@ def test_listener_of_a_query_and_listeners_in_settings_can_be_made() -> None:
     settings = yaml.safe_load(block("docs/listeners.md", "listeners:"))
 
     assert set(Config.from_dict(settings).listeners) == set(settings["listeners"])
+
+
+def test_own_listener_of_a_scheduled_recheck_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Asked about at once, and not after six seconds.
+    store = Store.create(tmp_path / "store", Config(transaction_timeout_s=0.001))
+    exported, package = tmp_path / "exported", tmp_path / "acme"
+    for folder in (exported, package):
+        folder.mkdir()
+    code = block("docs/listeners.md", "from pathlib").replace("/srv/exported", str(exported))
+    (package / "reports.py").write_text(code)
+    line = block("docs/listeners.md", "*/5").replace("/srv", str(tmp_path))
+    _, _, _, _, _, path, listeners, *command = shlex.split(line)
+    monkeypatch.syspath_prepend(path.removeprefix("PYTHONPATH="))
+    with TransactionProducer(store, producer_group="reports") as producer:
+        for name in ("there.csv", "missing.csv"):
+            transaction = producer.begin_transaction()
+            transaction.send(Message(TOPIC, name.encode(), keys=name))
+            transaction.prepare()
+    (exported / "there.csv").touch()
+
+    variable, value = listeners.split("=", 1)
+    answer = CliRunner().invoke(app, [command[1], store.location], env={variable: value})
+
+    assert (command, answer.exit_code) == (["txmq", "recheck", "/data/txmq"], 0)
+    assert bodies(store) == [b"there.csv"]
 
 
 def test_keys_of_claims_are_settings() -> None:

@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 
 from tests.kit.stores import fresh_store
 from txmq.delta.folder import TableFolder
-from txmq.errors import ConfigError, ReadOnlyStoreError
+from txmq.errors import AccessDeniedError, ConfigError
 from txmq.job import run_batch_job
 from txmq.store.config import Config
 from txmq.store.opening import create_store, open_store
@@ -123,5 +123,5 @@ def test_a_store_that_may_not_be_looked_into_is_not_said_to_be_none(
     monkeypatch.setattr(DeltaTable, "is_deltatable", lambda *_: False)
     monkeypatch.setattr(TableFolder, "_commit_files", refuse)
 
-    with pytest.raises(ReadOnlyStoreError, match="state/config: cannot be read; check its rights"):
+    with pytest.raises(AccessDeniedError, match="state/config: cannot be read; check its rights"):
         Store.open(store.location)

@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from tests.kit.asked import prepared
 from tests.kit.reading import log_rows
+from txmq.broker import Broker
 from txmq.errors import (
     EnvironmentProblemError,
     LocalTransactionError,
@@ -23,6 +24,7 @@ from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
 from txmq.listeners.jdbc import JdbcListener
 from txmq.producer.producer import TransactionProducer
+from txmq.store.config import Config
 from txmq.store.store import Store
 
 GROUP = "orders"
@@ -62,6 +64,24 @@ def test_delta_write_that_was_left_out_is_no_local_transaction(store: Store, tab
         transaction.commit()
 
     assert [row["kind"] for row in log_rows(store, "op")] == ["COMMIT"]
+
+
+def test_delta_write_without_the_marker_stays_and_its_message_is_rolled_back(
+    tmp_path: Path, table: str
+) -> None:
+    # Asked about at once, and not after six seconds.
+    store = Store.create(tmp_path / "asked", Config(transaction_timeout_s=0.001))
+    listener = DeltaListener(table)
+    with producer_with(store, listener) as producer:
+        transaction = prepared(producer)
+        write_deltalake(table, ROWS, mode="append")
+
+        with pytest.raises(LocalTransactionMissingError, match=r"delta_sql\(\), .* stays"):
+            transaction.commit()
+    Broker(store, listeners={GROUP: listener}).run_once()
+
+    assert [row["kind"] for row in log_rows(store, "op")] == ["ROLLBACK"]
+    assert DeltaTable(table).to_pyarrow_dataset().count_rows() == ROWS.num_rows
 
 
 def test_marker_that_another_program_wrote_is_believed(store: Store, table: str) -> None:
