@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections import deque
+from collections.abc import Generator
+from contextlib import ExitStack, closing
 from datetime import datetime
 from itertools import islice
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
 from txmq.admin.found_message import body_values
+from txmq.cli.ending import Ending
 from txmq.cli.shared import Location, location_and
 from txmq.clock import timestamp
 from txmq.consumer.modes import ConsumeFromWhere
@@ -65,8 +64,9 @@ def consume(  # noqa: PLR0913 - the options of a command
     """Print messages, one JSON object a line.
 
     Without --group no offset is stored and no consumer group is affected. With it the messages
-    count as consumed by the group once they are printed. SIGTERM and Ctrl-C leave the group; the
-    exit codes are 143 and 130.
+    count as consumed by the group once they are printed, also where a pipe breaks; the line that is
+    being written then comes again. SIGTERM and Ctrl-C leave the group; the exit codes are 143 and
+    130.
     """
     location, topic = location_and(location, topic, "TOPIC")
     start = _start(from_where)
@@ -74,28 +74,16 @@ def consume(  # noqa: PLR0913 - the options of a command
     if not wait:
         # A mistyped topic would show nothing, or wait for ever.
         _check_known(store, topic)
-    messages = (
-        _peeked(store, topic, start, message_filter, follow=follow, count=max_count)
-        if group is None
-        else _consumed(store, topic, group, start, message_filter, follow=follow, count=max_count)
-    )
-    with _sigterm_exits(), closing(messages):
-        for message in messages:
-            typer.echo(json.dumps(_values(message, with_body=with_body)))
-
-
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that a member leaves its group."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    options: Any = {"follow": follow, "count": max_count}
+    with Ending() as ending:
+        messages = (
+            _peeked(store, topic, start, message_filter, **options)
+            if group is None
+            else _consumed(store, topic, group, start, message_filter, ending=ending, **options)
+        )
+        with closing(messages):
+            for message in messages:
+                typer.echo(json.dumps(_values(message, with_body=with_body)))
 
 
 def _peeked(  # noqa: PLR0913 - the options of a command
@@ -133,25 +121,41 @@ def _consumed(  # noqa: PLR0913 - the options of a command
     start: StartPoint,
     message_filter: MessageFilter,
     *,
+    ending: Ending,
     follow: bool,
     count: int | None,
 ) -> Generator[ReceivedMessage]:
+    """Messages of a group; one is consumed when the next one is asked for."""
     moment = None if start.moment_ms is None else timestamp(start.moment_ms)
-    with PullConsumer(
-        store, consumer_group=group, topics={topic: message_filter},
-        from_where=start.where, from_timestamp=moment,
-    ) as consumer:  # fmt: skip
+    unprinted: deque[ReceivedMessage] = deque()
+    with ExitStack() as stack:
+        with ending.held():
+            consumer = stack.enter_context(
+                PullConsumer(
+                    store, consumer_group=group, topics={topic: message_filter},
+                    from_where=start.where, from_timestamp=moment,
+                )
+            )  # fmt: skip
+            stack.callback(_commit, consumer, unprinted, ending)
         left, committed_s = count, time.monotonic()
         while left is None or left > 0:
-            messages = consumer.poll(min(left or POLL_MESSAGES, POLL_MESSAGES), timeout_s=POLL_S)
-            yield from messages
-            left = None if left is None else left - len(messages)
-            is_over = not messages and not follow
-            if is_over or left == 0 or time.monotonic() - committed_s > COMMIT_INTERVAL_S:
-                consumer.commit()
-                committed_s = time.monotonic()
-            if is_over:
+            with ending.held():
+                polled = consumer.poll(min(left or POLL_MESSAGES, POLL_MESSAGES), timeout_s=POLL_S)
+                unprinted.extend(polled)
+            if not polled and not follow:
                 return
+            left = None if left is None else left - len(polled)
+            while unprinted:
+                yield unprinted[0]
+                unprinted.popleft()
+            if time.monotonic() - committed_s > COMMIT_INTERVAL_S:
+                _commit(consumer, unprinted, ending)
+                committed_s = time.monotonic()
+
+
+def _commit(consumer: PullConsumer, unprinted: deque[ReceivedMessage], ending: Ending) -> None:
+    with ending.held():
+        consumer.commit(unprinted)
 
 
 def _values(message: ReceivedMessage, *, with_body: bool) -> dict[str, Any]:

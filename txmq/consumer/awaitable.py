@@ -11,7 +11,12 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
-from txmq.consumer.awaited_handler import AsyncHandler, AwaitedHandler, check_async_function
+from txmq.consumer.awaited_handler import (
+    AsyncHandler,
+    AwaitedHandler,
+    LoopEvent,
+    check_async_function,
+)
 from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.group_reader import CommitResult
 from txmq.consumer.handler import RunEndedError
@@ -86,6 +91,7 @@ class AsyncPullConsumer:
             consume_timeout_s=self._timeout_s + CANCEL_GRACE_S, **options,
         )  # fmt: skip
         self._consumer: PullConsumer | None = None
+        self._joining: Future[PullConsumer] | None = None
         self._is_closed, self._pid = False, process_id()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="txmq-async-consumer")
         # Taken, and not handed out yet; then what the loop of `async for` has in hand.
@@ -118,7 +124,7 @@ class AsyncPullConsumer:
         return [self._waiting.popleft() for _ in range(min(max_messages, len(self._waiting)))]
 
     async def _polled(self, max_messages: int, timeout_s: float) -> list[ReceivedMessage]:
-        stopping = threading.Event()
+        stopping = LoopEvent(asyncio.get_running_loop())
         taken = self._free().submit(self.consumer.poll, max_messages, timeout_s, stopping)
         self._polls.add(stopping)
         try:
@@ -207,7 +213,7 @@ class AsyncPullConsumer:
 
         Raises: ConfigError, ConcurrentUseError, ConsumerGroupConflictError.
         """
-        stopping = threading.Event()
+        stopping = LoopEvent(asyncio.get_running_loop())
         awaited = AwaitedHandler(self._chosen(handler), self._timeout_s, stop=stopping.set)
         consumer = self.consumer
         return await self._run(awaited, lambda: _pushed(consumer, awaited, stopping))
@@ -222,7 +228,8 @@ class AsyncPullConsumer:
         self, awaited: AwaitedHandler, work: Callable[[], ConsumeResult]
     ) -> ConsumeResult:
         await self._drop_waiting()
-        working = asyncio.wrap_future(self._free().submit(work))
+        loop, consumer = asyncio.get_running_loop(), self.consumer
+        working = asyncio.wrap_future(self._free().submit(_worked, loop, consumer, work))
         self._runs.add(awaited)
         try:
             return await asyncio.shield(working)
@@ -300,14 +307,16 @@ class AsyncPullConsumer:
 
         Raises: StorageError.
         """
-        if not self._is_closed:
-            self._is_closed = True
-            self._end_all()
+        self._end()
         # A handler that waited for its own end would wait for ever.
         if self._left is not None and not any(run.is_of_this_task for run in self._runs):
             await asyncio.shield(asyncio.wrap_future(self._left))
 
-    def _end_all(self) -> None:
+    def _end(self) -> None:
+        """Ask all to end, and leave the group after it; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for stopping in self._polls:
             stopping.set()
         for run in self._runs:
@@ -315,26 +324,43 @@ class AsyncPullConsumer:
         if self._consumer is not None:
             unhandled = () if self._in_hand is None else (self._in_hand, *self._waiting)
             self._left = self._executor.submit(_leave, self._consumer, unhandled)
-            self._executor.shutdown(wait=False)
+        elif self._joining is not None:
+            # Else it would stay in its group until its lease ends.
+            self._left = self._executor.submit(_close_made, self._joining)
+        self._executor.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
-        """Join the group. Raises: as PullConsumer; ClosedError where it was used before."""
-        if self._consumer is not None or self._is_closed:
+        """Join the group.
+
+        Raises: as PullConsumer; ClosedError where it was used before, or is closed meanwhile.
+        """
+        if self._joining is not None or self._is_closed:
             raise ClosedError("the consumer was used already; make another one")
-        joining = self._executor.submit(self._make)
+        self._joining = self._executor.submit(self._make)
         try:
-            self._consumer = await asyncio.shield(asyncio.wrap_future(joining))
+            made = await asyncio.shield(asyncio.wrap_future(self._joining))
         except BaseException:
-            self._is_closed = True
-            # Else it would stay in its group until its lease ends.
-            joining.add_done_callback(_close_made)
-            self._executor.shutdown(wait=False)
+            self._end()
             raise
+        if self._is_closed:
+            raise ClosedError("the consumer was closed while it joined its group")
+        self._consumer = made
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close the consumer, also after an exception."""
         await self.close()
+
+
+def _worked(
+    loop: asyncio.AbstractEventLoop, consumer: PullConsumer, work: Callable[[], ConsumeResult]
+) -> ConsumeResult:
+    """Work for a loop, and leave the group where the loop is closed: nobody else closes it."""
+    try:
+        return work()
+    finally:
+        if loop.is_closed():
+            consumer.close()
 
 
 def _pushed(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from txmq.consumer.handler import ConsumeStatus, RunEndedError, check_callable
@@ -12,6 +14,26 @@ from txmq.errors import ConfigError, ConsumeTimeoutError
 from txmq.message.received import ReceivedMessage
 
 AsyncHandler = Callable[[ReceivedMessage], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
+
+# A call waits so long before it looks whether its loop is still there.
+LOOP_LOOK_S = 0.2
+
+
+class LoopEvent(threading.Event):
+    """Set by `set`, and once its event loop is closed: from there nobody can set it any more."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Not set, where the loop is there."""
+        super().__init__()
+        self._loop = loop
+
+    def is_set(self) -> bool:
+        """Whether it is set, or the loop is closed."""
+        return super().is_set() or self._loop.is_closed()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """As `threading.Event.wait`; a close of the loop is seen after the wait."""
+        return super().wait(timeout) or self._loop.is_closed()
 
 
 def check_async_function(name: str, function: object) -> None:
@@ -45,10 +67,26 @@ class AwaitedHandler:
         """Wait for the handler. Raises: RunEndedError where nothing is to be handled any more."""
         if self.is_ending or self._loop.is_closed():
             raise RunEndedError
-        # The task gets the context of this thread, so the handler has the span of the message.
-        call = asyncio.run_coroutine_threadsafe(self._awaited(message), self._loop)
+        call = self._begun(message)
+        while not wait([call], LOOP_LOOK_S).done:
+            self._check_loop()
         status: ConsumeStatus | None = call.result()
         return status
+
+    def _begun(self, message: ReceivedMessage) -> Future[Any]:
+        """A call in the loop; it has the context of this thread, so the span of the message."""
+        work = self._awaited(message)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            self._check_loop()
+            raise
+
+    def _check_loop(self) -> None:
+        """What a closed loop has begun does not end. Raises: RunEndedError."""
+        if self._loop.is_closed():
+            raise RunEndedError
 
     async def _awaited(self, message: ReceivedMessage) -> Any:
         task = self._task = asyncio.current_task()
@@ -68,7 +106,9 @@ class AwaitedHandler:
                 raise RunEndedError from None
             raise
         finally:
-            self._task = None
+            # A call that was given up may end while the next one is on its way.
+            if self._task is task:
+                self._task = None
 
     @property
     def is_of_this_task(self) -> bool:

@@ -24,7 +24,7 @@ from txmq.consumer.push import ConsumerHandle, MessagePush
 from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage, SendsBack
 from txmq.hooks import Hook, Hooks
-from txmq.message.body_codec import BodyCodec
+from txmq.message.body_codec import BodyCodec, reading_codec
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
@@ -65,6 +65,8 @@ class PullConsumer(MovableMember):
             a ConsumeTimeoutError (in a thread of its own), or a HandlerResultError.
         hooks: are told of each call of a handler.
         body_codec: decodes bodies, as `AesGcmCodec` does; without it they are the stored bytes.
+        require_encoded: `body` of a message that no codec has encoded raises BodyCodecError;
+            without it such a body is taken as it is, whoever wrote it.
 
     Raises:
         InvalidNameError: a name cannot be used.
@@ -100,6 +102,7 @@ class PullConsumer(MovableMember):
         on_error: ErrorHook | None = None,
         hooks: Iterable[Hook] = (),
         body_codec: BodyCodec | None = None,
+        require_encoded: bool = False,
     ) -> None:
         """Check all arguments, then join the group.
 
@@ -124,7 +127,7 @@ class PullConsumer(MovableMember):
         self._by_topic = HandlersByTopic(subscription.filters, namespace)
         self._reader = GroupReader(
             store, subscription, self.clock, sends_back, consume_timeout_s=self._timeout_s,
-            codec=body_codec,
+            codec=reading_codec(body_codec, requires_encoded=require_encoded),
         )  # fmt: skip
 
     # --- pulling ----------------------------------------------------------------------------

@@ -85,10 +85,10 @@ class BodyCodecError(TxmqError):
     """A body codec cannot encode or decode a body; it never shows a body or a key."""
 
     def __init__(self, message_id: str, key_id: str, what: str, problem: str) -> None:
-        """`what` is "encoded" or "decoded"; `problem` says why not."""
+        """`what` is "encoded" or "decoded"; `problem` says why not; "" is no key."""
         self.message_id, self.key_id, self.problem = message_id, key_id, problem
-        text = f"the body of {shown(message_id)} cannot be {what} by key {shown(key_id)}"
-        super().__init__(f"{text}: {problem}")
+        by_key = f" by key {shown(key_id)}" if key_id else ""
+        super().__init__(f"the body of {shown(message_id)} cannot be {what}{by_key}: {problem}")
 
 
 class TopicExistsError(InvalidNameError):

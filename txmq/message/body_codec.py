@@ -70,6 +70,25 @@ def checked_codec(codec: object) -> Any:
     return codec
 
 
+class EncodedOnly:
+    """A codec for readers that take nothing else than what a codec has encoded."""
+
+    def __init__(self, codec: BodyCodec) -> None:
+        """`codec` decodes."""
+        self.key_id, self.encode, self.decode = codec.key_id, codec.encode, codec.decode
+
+
+def reading_codec(codec: object, *, requires_encoded: bool) -> Any:
+    """What decodes for a reader; None where nothing does.
+
+    Raises: ConfigError for what is no codec, and where one is required and none is there.
+    """
+    checked = checked_codec(codec)
+    if requires_encoded and checked is None:
+        raise ConfigError(["require_encoded: needs a body_codec, which decodes the bodies"])
+    return EncodedOnly(checked) if requires_encoded else checked
+
+
 def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: int) -> Message:
     """The message with its stored body, and the id of its key among its properties.
 
@@ -94,11 +113,20 @@ def decoded(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
     Raises: BodyCodecError.
     """
     properties = dict(row["properties"] or ())
+    if is_erased(properties):
+        return b""
     key_id = properties.get(BODY_KEY_ID)
-    if key_id is None or is_erased(properties):
-        return bytes(row["body"])
+    if key_id is None:
+        return _plain(row, codec)
     context = _context_of(row["topic"], row["message_id"], properties, key_id)
     return _called(codec.decode, bytes(row["body"]), context, "decoded")
+
+
+def _plain(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
+    if isinstance(codec, EncodedOnly):
+        problem = "no codec has encoded it, and this consumer requires that (require_encoded)"
+        raise BodyCodecError(row["message_id"], "", "decoded", problem)
+    return bytes(row["body"])
 
 
 def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: str) -> BodyContext:

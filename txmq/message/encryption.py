@@ -23,9 +23,13 @@ class AesGcmCodec:
     """Encrypts bodies by AES-256-GCM: the newest key encrypts, all keys decrypt.
 
     A stored body is a byte for the format, the nonce, the encrypted body and its tag: 29 bytes
-    more than the body. Topic, message id and key id are authenticated, so a stored body cannot be
-    moved to another message. The nonce is a keyed hash of body and context: an append that is
-    repeated writes the same bytes, and nothing else repeats a nonce. Safe for many threads.
+    more than the body. Topic, message id and key id are authenticated, so nobody without a key can
+    make or change a stored body, or have it read in another topic. In its own topic whoever writes
+    the tables can repeat it: under a message that says it is a copy of the first one. The nonce is
+    a keyed hash of body and context: an append that is repeated writes the same bytes, and nothing
+    else repeats a nonce. Safe for many threads.
+
+    A body without a key is taken as it is, unless the consumer has `require_encoded=True`.
 
     Remove a key from the ring and all bodies under it are unreadable for good (crypto-shredding).
 

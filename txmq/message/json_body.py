@@ -6,8 +6,10 @@ No error shows what is in a body.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from functools import lru_cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 from txmq.errors import ConfigError, EnvironmentProblemError, InvalidBodyError, shown
@@ -25,29 +27,21 @@ ADAPTERS_KEPT = 256
 def json_body(value: object) -> bytes:
     """A value as the bytes of a body: JSON in UTF-8, without spaces, keys in their own order.
 
-    The same value gives the same bytes, so a retry with an idempotency key may make them again. In
-    a model a set is none: its order differs from process to process.
+    The same value gives the same bytes, so a retry with an idempotency key may make them again.
+    Keys that are numbers, dates or the like become texts.
 
     Args:
         value: a dict, list, text, number, truth value or None; or a pydantic model, a dataclass, a
             NamedTuple or another value that pydantic can write (`pip install 'txmq[pydantic]'`).
 
     Raises:
-        InvalidBodyError: a part of the value has no JSON, such as NaN.
+        InvalidBodyError: a part of the value has no JSON, such as NaN; or it has a set, whose order
+            differs from process to process, also in a model whose field has no serializer that
+            makes a list of it; or two keys of a dict have the same text.
         EnvironmentProblemError: the value needs pydantic, which is not installed.
     """
     try:
-        return _written(value)
-    except TypeError:
-        # A dict whose keys are dates or the like, which pydantic writes.
-        return _written(_by_pydantic(value))
-
-
-def _written(value: object) -> bytes:
-    try:
-        text = json.dumps(
-            value, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_part
-        )
+        text = json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         return text.encode()
     except InvalidBodyError:
         raise
@@ -57,23 +51,79 @@ def _written(value: object) -> bytes:
         raise InvalidBodyError("body", problem) from None
 
 
-def _part(value: object) -> Any:
-    """The plain value of a part that JSON does not know."""
+def _plain(value: object) -> Any:
+    """The value of dicts with texts as keys, lists, texts and numbers."""
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return list(map(_plain, value))
+    if isinstance(value, dict):
+        plain = dict(zip(map(_key, value), map(_plain, value.values()), strict=True))
+        _check_keys(plain, value)
+        return plain
+    _check_has_json(value)
+    return _by_pydantic(value)
+
+
+def _key(key: object) -> str:
+    """The text of a key. Raises: ValueError for NaN."""
+    if isinstance(key, str):
+        return key
+    if key is None or isinstance(key, (int, float)):
+        (text,) = json.loads(json.dumps({key: 0}, allow_nan=False))
+        return str(text)
+    _check_has_json(key)
+    # Of a model the text of the key may show a set.
+    _by_pydantic(key)
+    return _texts([key])[0]
+
+
+def _texts(keys: Iterable[Any]) -> list[str]:
+    """The texts of the keys of a dict as pydantic writes them; of equal ones there is one."""
+    return list(_by_pydantic(dict.fromkeys(keys)))
+
+
+def _check_keys(texts: Collection[str], keys: Collection[Any]) -> None:
+    if len(texts) < len(keys):
+        problem = "has a dict in which two keys are the same text in JSON"
+        raise InvalidBodyError("body", f"{problem}; give each key a text of its own")
+
+
+def _check_has_json(value: object) -> None:
     if isinstance(value, _WITHOUT_JSON):
         problem = f"has a {type(value).__name__}, which has no JSON"
         raise InvalidBodyError("body", f"{problem}; pass a list, or bytes to Message itself")
-    return _by_pydantic(value)
 
 
 def _by_pydantic(value: object) -> Any:
     try:
-        return adapter_of(type(value)).dump_python(value, mode="json", warnings="error")
-    except EnvironmentProblemError:
+        adapter = adapter_of(type(value))
+        if not isinstance(value, dict):
+            _check_dumped(adapter.dump_python(value, warnings="error"))
+        return adapter.dump_python(value, mode="json", warnings="error")
+    except (EnvironmentProblemError, InvalidBodyError):
         raise
     except Exception as error:  # noqa: BLE001 - a model of the user's may raise anything
         problem = f"is of the type {type(value).__name__}, which has no JSON"
         advice = f"({type(error).__name__}); pass a model, a dataclass or plain values"
         raise InvalidBodyError("body", f"{problem} {advice}") from None
+
+
+def _check_dumped(value: object) -> None:
+    """Refuse what pydantic would write all the same: sets as lists, NaN as null, equal keys."""
+    if isinstance(value, (set, frozenset)):
+        problem = f"has a {type(value).__name__}, whose order differs from process to process"
+        raise InvalidBodyError("body", f"{problem}; use a list, or a serializer that makes one")
+    if isinstance(value, float) and not isfinite(value):
+        raise InvalidBodyError("body", "has a number without JSON; send only finite numbers")
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            _check_keys(_texts(value), value)
+        value = value.values()
+    elif not isinstance(value, (list, tuple, deque)):
+        return
+    for part in value:
+        _check_dumped(part)
 
 
 def parsed_json(body: bytes, message_id: str, model: type[Any] | None = None) -> Any:

@@ -17,6 +17,7 @@ from txmq.delta.schemas import TOPIC, TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import BodySchemaConflictError
 from txmq.message.body_schema import BodySchema, parsed_schema
+from txmq.message.erased import are_erased
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +76,19 @@ def with_body_columns(rows: Iterable[pa.Table], body: BodySchema) -> Iterator[pa
     """Rows of TOPIC, extended by the columns of their bodies.
 
     A body without the schema did not come through a producer. Its columns are null and a warning
-    names it; the other messages are not held up.
+    names it; the other messages are not held up. Those of an erased message are null too.
     """
     columns = typed_columns(body)
     for batch in rows:
         problems: dict[int, str] = {}
         decoded = body.decoded(batch["body"], problems.__setitem__)
-        _log(batch, problems)
+        _log(batch, _without_erased(batch, problems))
         yield pa.table([*batch.columns, *decoded.columns], schema=columns)
+
+
+def _without_erased(batch: pa.Table, problems: dict[int, str]) -> dict[int, str]:
+    gone = are_erased(batch["properties"]) if problems else None
+    return problems if gone is None else {n: text for n, text in problems.items() if not gone[n]}
 
 
 def _log(batch: pa.Table, problems: dict[int, str]) -> None:

@@ -18,8 +18,10 @@ from txmq.message.body_codec import (
     checked_codec,
     decoded,
     encoded,
+    reading_codec,
 )
 from txmq.message.encryption import AesGcmCodec
+from txmq.message.erased import ERASED
 from txmq.message.message import Message
 from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC
 
@@ -105,6 +107,19 @@ def test_stored_body_cannot_be_moved_to_another_message_or_topic() -> None:
             decoded(moved, codec)
 
 
+def test_stored_body_opens_in_its_own_topic_under_what_says_it_is_a_copy() -> None:
+    """As docs/encryption.md says; nowhere else, and never changed."""
+    codec = AesGcmCodec({"old": OLD})
+    message = stored(codec)
+    says = [*message.properties.items(), (ORIGIN_MESSAGE_ID, "any")]
+
+    copy = row(message, message_id="other:0", properties=says)
+    assert decoded(copy, codec) == BODY
+    for changed in ({"topic": "other"}, {"body": message.body[:-1] + b"x"}):
+        with pytest.raises(BodyCodecError):
+            decoded({**copy, **changed}, codec)
+
+
 @pytest.mark.parametrize("topic", ["RETRY_billing", "DLQ_billing"])
 def test_retry_and_dead_letter_are_read_as_what_was_first_sent(topic: str) -> None:
     codec = AesGcmCodec({"old": OLD})
@@ -142,8 +157,25 @@ def test_dead_letter_that_fails_in_another_group_is_read_as_what_was_first_sent(
     assert decoded(retried, codec) == BODY
 
 
-def test_body_without_a_key_is_as_it_was_sent() -> None:
-    assert decoded(row(Message("order-paid", BODY)), AesGcmCodec({"old": OLD})) == BODY
+def test_body_without_a_key_is_as_it_was_sent_unless_that_is_refused() -> None:
+    codec, plain = AesGcmCodec({"old": OLD}), row(Message("order-paid", BODY))
+    strict = reading_codec(codec, requires_encoded=True)
+
+    assert decoded(plain, reading_codec(codec, requires_encoded=False)) == BODY
+    assert decoded(row(stored(codec)), strict) == BODY
+    with pytest.raises(BodyCodecError, match="no codec has encoded it") as refused:
+        decoded(plain, strict)
+    assert (refused.value.key_id, "SECRET" in str(refused.value)) == ("", False)
+    with pytest.raises(ConfigError, match="needs a body_codec"):
+        reading_codec(None, requires_encoded=True)
+    with pytest.raises(ConfigError, match="no BodyCodec"):
+        reading_codec(7, requires_encoded=True)
+
+
+def test_mark_of_the_erased_smuggles_no_body_in() -> None:
+    forged = row(Message("order-paid", BODY), properties=[(ERASED, "true")])
+
+    assert decoded(forged, AesGcmCodec({"old": OLD})) == b""
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import enum
+from collections import deque
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, PlainSerializer
 
 from txmq.errors import ConfigError, EnvironmentProblemError, InvalidBodyError
 from txmq.message import json_body as json_bodies
@@ -44,7 +46,17 @@ class Pair(NamedTuple):
     right: int
 
 
-ORDER = Order(order=42, card=CARD, day=date(2026, 11, 24))
+@dataclasses.dataclass(frozen=True)
+class Anything:
+    value: Any
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+DAY = date(2026, 11, 24)
+ORDER = Order(order=42, card=CARD, day=DAY)
 
 
 @given(PLAIN)
@@ -102,10 +114,72 @@ def test_value_without_json_is_refused(value: Any) -> None:
         json_body(value)
 
 
-@pytest.mark.parametrize("value", [{"a": {1, 2}}, [[{"b"}]], {"a": b"bytes"}, [ORDER, {1}]])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": {1, 2}},
+        [[{"b"}]],
+        {"a": b"bytes"},
+        [ORDER, {1}],
+        {DAY: {"a", "b"}},
+        {"a": {DAY: b"bytes"}},
+        {b"key": 1},
+        {frozenset("ab"): 1},
+    ],
+)
 def test_part_whose_bytes_would_differ_is_refused_however_deep_it_is(value: Any) -> None:
     with pytest.raises(InvalidBodyError, match="pass a list"):
         json_body(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Anything({"a", "b"}),
+        {DAY: [Anything([frozenset("ab")])]},
+        Anything(Anything({"a": {"b"}})),
+        Anything(deque([{"a"}])),
+        {Anything(frozenset("ab")): 1},
+    ],
+    ids=repr,
+)
+def test_set_in_a_model_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidBodyError, match="differs from process to process"):
+        json_body(value)
+
+
+def test_set_in_a_model_that_its_serializer_sorts_is_taken() -> None:
+    class Sorted(BaseModel):
+        tags: Annotated[set[str], PlainSerializer(sorted)]
+
+    assert json_body(Sorted(tags={"b", "a"})) == b'{"tags":["a","b"]}'
+
+
+@pytest.mark.parametrize("value", [Anything(float("nan")), {DAY: Anything({"a": -float("inf")})}])
+def test_number_without_json_is_refused_also_in_a_model(value: Any) -> None:
+    with pytest.raises(InvalidBodyError, match="finite"):
+        json_body(value)
+
+
+@pytest.mark.parametrize("key", [float("nan"), float("inf")])
+def test_number_without_json_is_no_key(key: float) -> None:
+    with pytest.raises(InvalidBodyError):
+        json_body({DAY: {key: 1}})
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, Anything, lambda value: {DAY: [value]}])
+@pytest.mark.parametrize("keys", [(1, "1"), (DAY, "2026-11-24"), (1.0, "1.0"), (True, "true")])
+def test_keys_with_the_same_text_are_refused(wrap: Any, keys: tuple[Any, Any]) -> None:
+    with pytest.raises(InvalidBodyError, match="two keys"):
+        json_body(wrap(dict.fromkeys(keys)))
+
+
+def test_keys_that_are_no_texts_become_texts() -> None:
+    value = {DAY: {1: {True: [None]}, None: (2.5,)}, (1, 2): 3, Color.RED: ORDER}
+    order = f'{{"order":42,"card":"{CARD}","day":"2026-11-24"}}'
+    written = f'{{"2026-11-24":{{"1":{{"true":[null]}},"null":[2.5]}},"1,2":3,"red":{order}}}'
+
+    assert json_body(value) == written.encode()
 
 
 def test_value_that_holds_itself_is_refused() -> None:

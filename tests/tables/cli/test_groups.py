@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
 from txmq.cli.app import app
+from txmq.cli.ending import Ending
 from txmq.consumer.modes import ConsumeFromWhere
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.message.message import Message
+from txmq.message.received import ReceivedMessage
 
 GROUP = "billing"
 
@@ -39,6 +42,14 @@ def world(tmp_path: Path) -> Iterator[DelayWorld]:
 @pytest.fixture
 def location(world: DelayWorld) -> str:
     return world.store.location
+
+
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """As at a terminal: a run of the tests in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def run(*arguments: str) -> Result:
@@ -155,6 +166,69 @@ def test_damaged_group_is_named_and_all_others_are_listed(location: str, command
     assert [*values["damaged"]] == ["b"]
     assert run("lag", location, "--group", "b").exit_code == 2
     assert run("lag", location, "--group", "a").exit_code == 0
+
+
+def broken(number: signal.Signals | None) -> None:
+    if number is None:
+        raise BrokenPipeError
+    signal.raise_signal(number)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (None, 1)]
+)
+def test_line_that_was_not_written_is_not_consumed_and_those_before_it_are(
+    location: str, monkeypatch: pytest.MonkeyPatch, number: signal.Signals | None, code: int
+) -> None:
+    echo, lines_left = typer.echo, iter("012")
+
+    def echo_two(text: str) -> None:
+        if next(lines_left) == "2":
+            broken(number)
+        echo(text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(typer, "echo", echo_two)
+        result = run("consume", location, TOPIC, "--group", GROUP)
+
+    assert (result.exit_code, len(result.stdout.splitlines())) == (code, 2)
+    assert told("groups", location)["groups"][0]["members"] == []
+    assert bodies(location, TOPIC, "--group", GROUP) == list("2345")
+
+
+@pytest.mark.usefixtures("_ctrl_c")
+@pytest.mark.parametrize("polls", [0, 1])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_while_messages_are_taken_loses_none_and_repeats_none(
+    location: str, monkeypatch: pytest.MonkeyPatch, polls: int, number: signal.Signals, code: int
+) -> None:
+    poll, calls = PullConsumer.poll, iter(range(9))
+
+    def interrupted(*arguments: Any, **more: Any) -> list[ReceivedMessage]:
+        taken = poll(*arguments, **more)
+        if next(calls) == polls:
+            signal.raise_signal(number)
+        return taken
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PullConsumer, "poll", interrupted)
+        result = run("consume", location, TOPIC, "--group", GROUP, "--follow")
+
+    assert result.exit_code == code
+    assert told("groups", location)["groups"][0]["members"] == []
+    assert bodies(location, TOPIC, "--group", GROUP) == ([] if polls else list("012345"))
+
+
+def test_second_signal_ends_at_once_what_the_first_one_waits_for() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit), Ending() as ending, ending.held():
+        signal.raise_signal(signal.SIGTERM)
+        assert ending._number == signal.SIGTERM
+        signal.raise_signal(signal.SIGTERM)
+
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("options", [(), ("--group", GROUP), ("--follow",)])

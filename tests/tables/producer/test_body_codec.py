@@ -124,6 +124,24 @@ def test_consumer_without_a_codec_gets_the_stored_bytes(world: DeadWorld) -> Non
     assert stored == world.rows()[0]["body"] != SECRET
 
 
+def test_consumer_that_requires_encoded_bodies_refuses_a_plain_one_and_goes_on(
+    world: DeadWorld,
+) -> None:
+    with producer(world, None) as plain, producer(world) as sender:
+        plain.send(Message(TOPIC, b"forged"), queue_id=0)
+        sender.send(Message(TOPIC, SECRET), queue_id=0)
+    world.publisher.run_once()
+    handled: list[bytes] = []
+    with PullConsumer(
+        world.store, consumer_group=CONSUMERS, topics=TOPIC, clock=world.clock, body_codec=OLD,
+        require_encoded=True,
+    ) as consumer:  # fmt: skip
+        result = consumer.run_once(lambda message: handled.append(message.body))
+
+    assert (handled, result.sent_back) == ([SECRET], 1)
+    assert bodies(world, OLD, "readers") == [b"forged", SECRET]
+
+
 def test_key_that_is_gone_fails_its_messages_alone_and_ends_in_the_dead_letters(
     world: DeadWorld,
 ) -> None:
