@@ -235,6 +235,7 @@ class ConsumerHandle(ThreadHandle):
         self._stop_is_asked = threading.Event()
         super().__init__(f"consumer-{consumer_group}", 0.0, stopping=self._stop_is_asked)
         self._group, self._push, self._finish = consumer_group, push, finish
+        self._taking_over = threading.Lock()
         self.total = ConsumeResult()
         push.go_on_by(self._go_on)
 
@@ -242,20 +243,24 @@ class ConsumerHandle(ThreadHandle):
         """Stop after the call of the handler on its way, or after its consume timeout."""
         self._stopping.set()
         # Another thread may take over from one that hangs.
-        while (thread := self._thread).is_alive():
+        while (thread := self._pushing()).is_alive():
             thread.join(STOP_LOOK_S)
 
     def stop_when(self, stopping: threading.Event) -> None:
         """Wait until `stopping` is set or the consumer has ended by itself, then `stop`."""
-        while not (self._has_ended or stopping.wait(HANGING_LOOK_S)):
+        while self.is_alive and not stopping.wait(HANGING_LOOK_S):
             pass
         self.stop()
 
     @property
-    def _has_ended(self) -> bool:
-        # A thread that takes over may not run yet.
-        thread = self._thread
-        return thread.ident is not None and not thread.is_alive()
+    def is_alive(self) -> bool:
+        """Whether a thread pushes messages."""
+        return self._pushing().is_alive()
+
+    def _pushing(self) -> threading.Thread:
+        # One that takes over is alive once it has been started.
+        with self._taking_over:
+            return self._thread
 
     def _go_on(self, result: ConsumeResult) -> None:
         """Another thread takes over from one whose handler hangs."""
@@ -263,8 +268,9 @@ class ConsumerHandle(ThreadHandle):
         self._failure = self._push.hangs_too_often
         if self._failure is not None:
             self._stopping.set()
-        self._thread = self._new_thread()
-        self._thread.start()
+        with self._taking_over:
+            self._thread = self._new_thread()
+            self._thread.start()
 
     def _turns(self) -> None:
         try:
