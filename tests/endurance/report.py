@@ -50,12 +50,21 @@ def _writers(numbers: Mapping[str, Any]) -> str:
     )
 
 
+def _object_store(numbers: Mapping[str, Any]) -> str:
+    requests = numbers["requests"]
+    return (
+        f"{_torture(numbers)}; on an S3 server that throttled {requests['throttled']:,} of "
+        f"{sum(requests.values()):,} requests and lost {requests['lost']:,} answers"
+    )
+
+
 _WHAT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "torture": _torture,
     "race": _race,
     "mix": _mix,
     "groups": _groups,
     "writers": _writers,
+    "object-store": _object_store,
 }
 
 
