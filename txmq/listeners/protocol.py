@@ -253,9 +253,13 @@ def head_columns(listener: object) -> tuple[str, ...]:
 
 
 def _can_answer(listener: object) -> bool:
-    if isinstance(listener, type):
+    if isinstance(listener, type) or _is_no_method(listener, EXECUTE):
         return False
     return answers_rows(listener) or answers_sets(listener, with_spark=True)
+
+
+def _is_no_method(listener: object, name: str) -> bool:
+    return hasattr(listener, name) and not _has(listener, name)
 
 
 def _has(listener: object, name: str) -> bool:
