@@ -14,7 +14,7 @@ from typing import Any
 
 from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, CommitActions, Seen, path_of
 from txmq.delta.folder import TableFolder
-from txmq.delta.replay import LogNames, begin, first, follow, parsed_commit
+from txmq.delta.replay import LogNames, begin, first, follow, overlooked, parsed_commit
 from txmq.delta.retries import MISSING, read_again
 from txmq.delta.rooted import REQUESTS_AT_ONCE, inside
 from txmq.delta.snapshot import Snapshot
@@ -62,6 +62,10 @@ def _kept_log(folder: TableFolder) -> KeptLog:
     log = LogNames.of(list(sizes))
     if log.newest < 0:
         raise StoreNotFoundError(folder.name, MISSING)
+    kept = min(log.commits | log.checkpoints.keys()) if log.checkpoints else -1
+    more = overlooked(folder, log, kept)
+    log.commits.update(more)
+    sizes |= {info.base_name: int(info.size or 0) for info in more.values()}
     # The oldest first: as much of the history as there is.
     base, snapshot = begin(folder, log, sorted(log.bases()))
     named = {} if snapshot is None else _live(snapshot)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from txmq.delta.actions import (
@@ -34,6 +35,10 @@ _COLUMNS = (
     "add.path", "add.size", "add.modificationTime", "add.partitionValues", "add.stats",
     "txn.appId", "txn.version", "metaData", "protocol",
 )  # fmt: skip
+
+
+# A log that lacks more of its commits is broken.
+OVERLOOKED_MAX = 10_000
 
 
 class BrokenLogError(OSError):
@@ -86,6 +91,7 @@ def replayed(folder: TableFolder, missing: str) -> Snapshot:
     log = LogNames.of(folder.log_names())
     if log.newest < 0:
         raise StoreNotFoundError(folder.name, missing)
+    log.commits.update(overlooked(folder, log, max(log.checkpoints, default=-1)))
     base, snapshot = begin(folder, log, log.bases())
     for version in range(base + 1, log.newest + 1):
         content, seen = _commit(folder, version)
@@ -94,6 +100,19 @@ def replayed(folder: TableFolder, missing: str) -> Snapshot:
         follow(folder.name, snapshot, seen, actions)
     assert snapshot is not None  # noqa: S101 - there is a checkpoint, or commit 0
     return snapshot
+
+
+def overlooked(folder: TableFolder, log: LogNames, after: int) -> dict[int, pa_fs.FileInfo]:
+    """Commits after a version that a listing left out, though they are there; looked up by name.
+
+    A folder on a disk is not listed at one moment: of two commits that land meanwhile, the listing
+    may show the later one alone.
+    """
+    missing = [v for v in range(after + 1, log.newest + 1) if v not in log.commits]
+    if not missing or len(missing) > OVERLOOKED_MAX:
+        return {}
+    infos = zip(missing, folder.commit_infos(*missing), strict=True)
+    return {version: info for version, info in infos if info.type is not NOT_FOUND}
 
 
 def begin(folder: TableFolder, log: LogNames, bases: Sequence[int]) -> tuple[int, Snapshot | None]:

@@ -241,6 +241,35 @@ def test_log_is_not_listed_while_commits_come(
         assert follower.refresh().version == number
 
 
+@pytest.mark.parametrize("hidden", [(3,), (2, 4), (1, 2, 3, 4)])
+@pytest.mark.parametrize("checkpoint", [None, 2])
+def test_commit_that_a_listing_has_passed_over_is_looked_up_by_name(
+    table: Table, monkeypatch: pytest.MonkeyPatch, hidden: tuple[int, ...], checkpoint: int | None
+) -> None:
+    """A folder is not listed at one moment: of two commits it may show the later one alone."""
+    for number in range(1, 6):
+        table.append(rows(number), app_id="app", number=number)
+        if number == checkpoint:
+            table.checkpoint()
+    fresh = another(table)
+    names = {Path(commit_path(version)).name for version in hidden}
+    listed = [info for info in fresh.log_folder() if info.base_name not in names]
+    monkeypatch.setattr(fresh, "log_names", lambda: [info.base_name for info in listed])
+    monkeypatch.setattr(fresh, "log_folder", lambda: listed)
+
+    assert fresh.version == table.version
+    assert fresh.kept_log().log_bytes.keys() == another(table).kept_log().log_bytes.keys()
+
+
+def test_commit_that_is_lost_is_named(table: Table) -> None:
+    for number in range(1, 6):
+        table.append(rows(number), app_id="app", number=number)
+    Path(table.location, commit_path(3)).unlink()
+
+    with pytest.raises(StorageError, match=f"{commit_path(3)} is not there, but later"):
+        another(table).version  # noqa: B018
+
+
 def test_clean_up_between_two_looks_is_no_end_of_the_log(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
