@@ -25,6 +25,7 @@ TOPIC, GROUP = "numbers", "writers"
 NUMBERS_EACH = 1_000_000_000
 PAUSE_S = 0.2
 LISTINGS_MAX = 100
+SPARK_LISTINGS_MAX = 30
 Read = Callable[[str], "np.ndarray[Any, Any]"]
 
 
@@ -91,9 +92,19 @@ def by_spark(location: str, folder: Path, name: str) -> None:
 
     spark = local_session("readers", for_minutes=True)
 
-    def read(path: str) -> np.ndarray[Any, Any]:
+    def read_once(path: str) -> np.ndarray[Any, Any]:
         rows = spark.read.format("delta").load(path).selectExpr("cast(string(body) AS bigint) AS n")
         return np.array(rows.toArrow()["n"].to_pylist(), np.int64)
+
+    def read(path: str) -> np.ndarray[Any, Any]:
+        for _ in range(SPARK_LISTINGS_MAX):
+            try:
+                return read_once(path)
+            except Exception as error:
+                # As for delta-rs: of two new commits the listing has the later one alone.
+                if "DELTA_VERSIONS_NOT_CONTIGUOUS" not in str(error):
+                    raise
+        return read_once(path)
 
     _read_on(read, location, folder, name)
 
