@@ -155,7 +155,8 @@ class FollowedTable(TableFolder):
         if time.monotonic() - self._listed_s < LIST_EVERY_S:
             return False
         self._listed_s = time.monotonic()
-        return self.newest_commit() > version
+        # Else it has come since it was looked for.
+        return self.newest_commit() > version and not self.has_commit(version + 1)
 
     def lost_commits(self) -> list[str]:
         """Commit files without content, which readers pass over; rows that lack may be theirs.

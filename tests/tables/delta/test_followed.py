@@ -270,6 +270,27 @@ def test_commit_that_is_lost_is_named(table: Table) -> None:
         another(table).version  # noqa: B018
 
 
+def test_commit_that_comes_after_the_look_for_it_is_no_reason_to_read_the_whole_log(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = another(table)
+    assert follower.refresh().version == 0
+    monkeypatch.setattr(followed, "LIST_EVERY_S", 0.0)
+    newest_commit = follower.newest_commit
+
+    def after_a_commit() -> int:
+        table.append(rows(1), app_id="app", number=1)
+        return newest_commit()
+
+    monkeypatch.setattr(follower, "newest_commit", after_a_commit)
+    monkeypatch.setattr(follower, "log_names", lambda: [Path(commit_path(1)).name])
+    monkeypatch.setattr(follower, "_opened", None)
+
+    assert follower.refresh().version == 0
+    monkeypatch.setattr(follower, "newest_commit", newest_commit)
+    assert follower.refresh().version == 1
+
+
 def test_clean_up_between_two_looks_is_no_end_of_the_log(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
