@@ -24,7 +24,6 @@ TOPIC, GROUP = "numbers", "writers"
 # A number names its producer and its place there.
 NUMBERS_EACH = 1_000_000_000
 PAUSE_S = 0.2
-PRODUCER_NICE = 10
 LISTINGS_MAX = 100
 SPARK_LISTINGS_MAX = 30
 Read = Callable[[str], "np.ndarray[Any, Any]"]
@@ -45,8 +44,6 @@ def stopped(folder: Path, role: str) -> bool:
 
 def produce(location: str, folder: Path, name: str) -> None:
     """Send numbers; the journal has a number once its send has returned."""
-    # Twenty that send as fast as they can leave a broker beside them no processor.
-    os.nice(PRODUCER_NICE)
     first = int(name) * NUMBERS_EACH
     journal = os.open(folder / f"acknowledged-{name}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     with TransactionProducer(Store.open(location), producer_group=GROUP) as producer:
