@@ -172,8 +172,11 @@ class Model:
     def _order(self, topic: str, row: dict[str, Any]) -> tuple[int, int, int]:
         version, own_id = row["op_version"], row["transaction_id"]
         shown_as = ("DISCARDED", "EXPIRED") if topic == DEAD_LETTERS else ("COMMITTED",)
+        # One commit may discard a transaction, open it again, and discard it once more.
         ordinals = [
-            f[3] for f in self.facts if f[0] == own_id and f[1] in shown_as and f[2] == version
+            f[3]
+            for f in self.facts
+            if (f[0], f[2], f[4]) == (own_id, version, row["life"]) and f[1] in shown_as
         ]
         return version, min(ordinals, default=-1), row["sequence"]
 

@@ -508,3 +508,13 @@ def test_planted_bug_is_found(
     options = {"phases": [Phase.generate], "database": None, "report_multiple_bugs": False}
     with pytest.raises(AssertionError, match=r"I\d+"):
         run_machine(2_000, derandomize=True, **options)
+
+
+def test_transaction_that_is_discarded_twice_in_one_commit_has_its_letters_in_order() -> None:
+    state = StoreMachine()
+    state.check_crashes(topics=["alpha", "alpha", "alpha"], is_after=False)
+    kinds = (ClaimKind.COMMIT, ClaimKind.DISCARD, ClaimKind.RESUME, ClaimKind.DISCARD)
+    state.claims([(0, kind, chance) for kind, chance in zip(kinds, (0, 9, 5, 1), strict=True)])
+    for _ in range(4):
+        state.lost_checkpoint()
+    state.teardown()
