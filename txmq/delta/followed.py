@@ -155,7 +155,10 @@ class FollowedTable(TableFolder):
         if time.monotonic() - self._listed_s < LIST_EVERY_S:
             return False
         self._listed_s = time.monotonic()
-        # Else it has come since it was looked for.
+        return self._lacks_next(version)
+
+    def _lacks_next(self, version: int) -> bool:
+        # One that came after the look for it is there by its name.
         return self.newest_commit() > version and not self.has_commit(version + 1)
 
     def lost_commits(self) -> list[str]:
@@ -164,7 +167,7 @@ class FollowedTable(TableFolder):
         Raises: StorageError where a commit is missing before later ones.
         """
         version = self.version
-        if self.snapshot.empty or (self.newest_commit() > version and not self.has_news()):
+        if self.snapshot.empty or self._lacks_next(version):
             # They may be back, or the gap be filled.
             self.reopen()
         return [commit_path(version) for version in self.snapshot.empty]
