@@ -27,6 +27,7 @@ from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.commit_writer import new_token
 from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns, with_partition
+from txmq.delta.folder import NOTHING, Contents
 from txmq.delta.parquet import FooterSizes, NewFile, new_file_path
 from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
@@ -213,7 +214,10 @@ class MemoryTable(Table):
     def commit_times_ms(self) -> dict[int, int]:
         return {version: commit.time_ms for version, commit in enumerate(self._log.commits)}
 
-    def _stored(self, file: DataFile, stored: list[str]) -> pa.Table:
+    def keep_small_files(self) -> None:
+        pass
+
+    def _stored(self, file: DataFile, stored: list[str], *_: Any) -> pa.Table:
         return self._log.files[file.path].select(stored)
 
     def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
@@ -228,6 +232,7 @@ class MemoryTable(Table):
         columns: Sequence[str],
         rows: int,
         batch_bytes: int = 0,  # noqa: ARG002
+        contents: Contents = NOTHING,  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
         stored = [name for name in columns if name not in self.schema.partition_by]
         yield from self._stored(file, stored).to_batches(max_chunksize=rows)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import COMMIT_NAME, DAMAGES, LOG_FOLDER, commit_actions, commit_path
-from txmq.delta.failures import read_errors, translated
+from txmq.delta.failures import STORAGE_ERRORS, read_errors, translated
 from txmq.delta.objects import Objects
-from txmq.delta.rooted import rooted_filesystem
+from txmq.delta.rooted import REQUESTS_AT_ONCE, rooted_filesystem
 
 NOT_FOUND = pa_fs.FileType.NotFound
 SECOND_MS = 1000
 # A file of about so many bytes is the commit of a few callers.
 STREAMED_MAX_BYTES = 64 * 1024
+
+# Small files that were fetched together, by their paths.
+Contents = Mapping[str, pa.Buffer]
+NOTHING: Contents = MappingProxyType({})
 
 
 class TableFolder:
@@ -69,6 +75,11 @@ class TableFolder:
         """The commit file of one version; None where it is missing, as after log clean-up."""
         return self.file_bytes(commit_path(version))
 
+    def commit_among(self, contents: Contents, version: int) -> bytes | None:
+        """As `commit_bytes`, where it may have been `fetched` already."""
+        content = contents.get(commit_path(version))
+        return self.commit_bytes(version) if content is None else content.to_pybytes()
+
     def file_bytes(self, path: str) -> bytes | None:
         """A whole file of the table; None where it is missing."""
         with read_errors(self.name):
@@ -77,6 +88,19 @@ class TableFolder:
                     return bytes(file.read())
             except FileNotFoundError:
                 return None
+
+    def fetched(self, paths: Sequence[str]) -> Contents:
+        """Small files of an object store, by requests at the same time; nothing of a disk.
+
+        What cannot be fetched is left out: whoever reads the file meets the error.
+        """
+        if len(paths) <= 1 or not self.objects.is_remote:
+            return NOTHING
+        filesystem = self.filesystem
+        with ThreadPoolExecutor(min(len(paths), REQUESTS_AT_ONCE)) as pool:
+            contents = list(pool.map(lambda path: _content(filesystem, path), paths))
+        pairs = zip(paths, contents, strict=True)
+        return {path: content for path, content in pairs if content is not None}
 
     def write_unnamed(self, path: str, content: pa.Buffer) -> None:
         """Write a file that no commit names yet, so that nobody reads a part of it."""
@@ -159,3 +183,11 @@ class TableFolder:
         # A commit may name thousands of files, and one that is empty has no marks.
         lines = [line for line in commit.splitlines() if b'"txn"' in line]
         return dict(commit_actions(b"\n".join(lines)).marks) if lines else {}
+
+
+def _content(filesystem: pa_fs.FileSystem, path: str) -> pa.Buffer | None:
+    try:
+        with filesystem.open_input_file(path) as file:
+            return file.read_buffer()
+    except (*STORAGE_ERRORS, pa.ArrowException):
+        return None

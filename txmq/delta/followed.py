@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from itertools import compress, takewhile
 from typing import Self
 
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -20,6 +21,7 @@ from txmq.delta.forks import begin_use, refuse_panic
 from txmq.delta.kept_log import KeptLog, kept_log
 from txmq.delta.replay import follow, parsed_commit, replayed
 from txmq.delta.retries import MISSING, read_again
+from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.schemas import (
     SCHEMA_VERSION,
     SCHEMA_VERSION_PROPERTY,
@@ -125,30 +127,47 @@ class FollowedTable(TableFolder):
 
     def _follow(self, snapshot: Snapshot, through: int | None = None) -> bool:
         """Follow the commits one by one; false where the log has to be read as a whole."""
-        for _ in range(FOLLOWED_MAX):
-            seen = snapshot.seen
+        last, at_once = snapshot.seen.version + FOLLOWED_MAX, 1
+        while (seen := snapshot.seen).version < last:
             if seen.version == through:
                 return True
-            # In this order: a clean-up deletes the oldest first, so a pinned commit that is there
-            # after the look for the next one says that nothing was deleted between the two.
-            following, pinned = self._commit_files(seen.version + 1, seen.version)
+            until = min(last if through is None else through, seen.version + at_once)
+            following, pinned = self._looked_up(seen.version, until)
             if pinned.type is NOT_FOUND or stamp_of(pinned) != seen.stamp:
                 # The log was cleaned up to here, or replaced.
                 return False
-            if following.type is NOT_FOUND:
+            if not following:
                 return not self._is_broken_off(seen.version)
-            self._take(snapshot, Seen(seen.version + 1, stamp_of(following)))
+            self._take(snapshot, following)
+            # Who is far behind looks for several commits together.
+            at_once = min(2 * at_once, REQUESTS_AT_ONCE)
         return False
 
-    def _take(self, snapshot: Snapshot, seen: Seen) -> None:
-        content = self.commit_bytes(seen.version)
-        if content is None:
-            raise FileNotFoundError(seen.version)
-        actions = parsed_commit(self.name, seen.version, content)
-        definition = snapshot.definition.after(actions)
-        if definition is not snapshot.definition:
-            self._check(definition)
-        follow(self.name, snapshot, seen, actions)
+    def _looked_up(self, version: int, until: int) -> tuple[list[Seen], pa_fs.FileInfo]:
+        """The commits after a version, up to the first that is not there; and its own file."""
+        later = range(version + 1, until + 1)
+        # In this order: a clean-up deletes the oldest first, so a pinned commit that is there after
+        # the look for later ones says that nothing was deleted between the two.
+        if len(later) == 1:
+            *infos, pinned = self._commit_files(*later, version)
+        else:
+            infos = self._commit_files(*later)
+            (pinned,) = self._commit_files(version)
+        pairs = zip(later, infos, strict=True)
+        there = takewhile(lambda pair: pair[1].type is not NOT_FOUND, pairs)
+        return [Seen(number, stamp_of(info)) for number, info in there], pinned
+
+    def _take(self, snapshot: Snapshot, following: Sequence[Seen]) -> None:
+        contents = self.fetched([commit_path(seen.version) for seen in following])
+        for seen in following:
+            content = self.commit_among(contents, seen.version)
+            if content is None:
+                raise FileNotFoundError(seen.version)
+            actions = parsed_commit(self.name, seen.version, content)
+            definition = snapshot.definition.after(actions)
+            if definition is not snapshot.definition:
+                self._check(definition)
+            follow(self.name, snapshot, seen, actions)
 
     def _is_broken_off(self, version: int) -> bool:
         """Whether a commit is missing before later ones; looks from time to time only."""

@@ -1,4 +1,4 @@
-"""Reads one of txmq's own Delta tables: files, statistics, rows and changes."""
+"""Finds rows in one of txmq's own Delta tables, also where some files cannot be read."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from txmq.delta.actions import CommitActions, path_of
-from txmq.delta.batches import BATCH_BYTES, in_windows, record_batches
+from txmq.delta.batches import in_windows, record_batches
 from txmq.delta.failures import problem_of
+from txmq.delta.file_rows import FileTable
 from txmq.delta.files import (
-    LARGE_FILE_BYTES,
     LARGE_FILE_ROWS,
     DataFile,
     FilePart,
     UnreadableFile,
     with_partition,
 )
-from txmq.delta.followed import FollowedTable
 from txmq.delta.parquet import FooterSizes, footer_sizes, row_group_ranges
-from txmq.delta.replay import parsed_commit
 from txmq.delta.retries import Result, read_again
 from txmq.delta.schemas import TableSchema
-from txmq.delta.small_files import SmallFiles, is_small, some_columns
-from txmq.delta.snapshot import LiveFile
 from txmq.errors import StorageError
 
 # Above this size a file is filtered batch by batch and never held whole.
@@ -38,12 +34,11 @@ UNREADABLE_PAUSE_S = 10.0
 MOVED_ATTEMPTS = 3
 # Rows that are decoded at once.
 STEP_ROWS = 4096
-_CHANGE_TYPE = "_change_type"
 # What is kept of rows while others are read; it is given one batch after the other.
 Reduce = Callable[[pa.Table], pa.Table]
 
 
-class ReadTable(FollowedTable):
+class ReadTable(FileTable):
     """A Delta table of txmq at one location, read through the version that is pinned.
 
     Not safe for several threads: each service and each committing thread holds its own.
@@ -56,11 +51,6 @@ class ReadTable(FollowedTable):
         super().__init__(location, schema, storage_options)
         # When each file was found unreadable, by this process, and why.
         self._unreadable: dict[str, tuple[float, str]] = {}
-        self._small = SmallFiles()
-
-    def keep_small_files(self) -> None:
-        """From now on keep the rows of the small files that were read or written last."""
-        self._small.is_on = True
 
     def row_groups(self, part: FilePart, columns: Sequence[str]) -> list[FilePart] | None:
         """The row groups of a file with their ranges of `columns`; None where the file is gone."""
@@ -124,16 +114,6 @@ class ReadTable(FollowedTable):
                 return None
 
         return read_again(self.name, attempt)
-
-    def read(self, files: Sequence[DataFile], columns: Sequence[str]) -> pa.Table:
-        """The rows of `files`, in the order of the files. Raises: StorageError."""
-        schema = self._columns_of(columns)
-        if not files:
-            return schema.empty_table()
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        return pa.concat_tables(
-            [with_partition(self._stored_again(file, stored), file, schema) for file in files]
-        )
 
     def added_rows(self, actions: CommitActions, columns: Sequence[str]) -> pa.Table:
         """The rows that a commit added; only columns that are no partition. Raises: StorageError.
@@ -249,6 +229,11 @@ class ReadTable(FollowedTable):
         self._unreadable.pop(file.path, None)
         return rows, ""
 
+    @property
+    def has_unreadable(self) -> bool:
+        """Whether there are files that `readable` could not read the last time."""
+        return bool(self._unreadable)
+
     def forget_unreadable(self) -> None:
         """Try each file again at its next use."""
         self._unreadable.clear()
@@ -264,95 +249,6 @@ class ReadTable(FollowedTable):
             # With many values, hashing all of them for each file costs more than it saves.
             return True
         return bool(pc.any(pc.is_in(self.read([file], [column])[column], value_set=values)).as_py())
-
-    def changes(self, start: int, end: int, columns: Sequence[str]) -> pa.Table:
-        """Rows appended by the versions `start` to `end`, with `_commit_version`.
-
-        `end` may be newer than the pinned version, which is then refreshed.
-
-        Raises: StorageError where there is no version `end`; delta-rs would clamp it in silence.
-        """
-        return self.first_changes(start, end, columns)[0]
-
-    def first_changes(
-        self, start: int, end: int, columns: Sequence[str], enough_rows: int | None = None
-    ) -> tuple[pa.Table, int]:
-        """As `changes`, up to the version with which there are enough rows, and that version."""
-        schema = pa.schema([self.schema.columns.field(name) for name in columns])
-        full = schema.append(pa.field("_commit_version", pa.int64()))
-        parts, rows_read = [full.empty_table()], 0
-        if start > end:
-            return parts[0], end
-        self._reach(end)
-        for version in range(start, end + 1):
-            content = self.commit_bytes(version)
-            if content is None:
-                problem = f"has no commit {version} any more; did another program clean the log?"
-                raise StorageError(self.name, problem)
-            actions = parsed_commit(self.name, version, content)
-            rows = self._inserted(actions, columns)
-            numbers = pa.array([version] * rows.num_rows, pa.int64())
-            parts.append(rows.append_column("_commit_version", numbers))
-            rows_read += rows.num_rows
-            if enough_rows is not None and rows_read >= enough_rows:
-                break
-        return pa.concat_tables(parts).cast(full), version
-
-    def _inserted(self, actions: CommitActions, columns: Sequence[str]) -> pa.Table:
-        """The rows that a commit inserted; rows that were rewritten are none of them."""
-        if actions.changed:
-            parts = [self._insertions(LiveFile.of(action), columns) for action in actions.changed]
-            return pa.concat_tables(parts)
-        added = [LiveFile.of(action) for action in actions.added if action["dataChange"]]
-        return self.read(self.as_files(added), columns)
-
-    def _insertions(self, file: LiveFile, columns: Sequence[str]) -> pa.Table:
-        schema = self._columns_of(columns)
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        (changes,) = self.as_files([file])
-        rows = self._stored_again(changes, [*stored, _CHANGE_TYPE])
-        is_insert = pc.equal(rows[_CHANGE_TYPE], "insert")
-        return with_partition(rows, changes, schema).filter(is_insert)
-
-    def _reach(self, version: int) -> None:
-        if version > self.version and version > self.refresh().version:
-            problem = f"has no version {version}, only {self.version}; was it restored?"
-            raise StorageError(self.name, problem)
-
-    def _stored_again(self, file: DataFile, stored: list[str]) -> pa.Table:
-        return read_again(self.name, lambda: self._stored(file, stored))
-
-    def _stored(self, file: DataFile, stored: list[str], row_group: int | None = None) -> pa.Table:
-        if row_group is None and (kept := self._small.rows(file.path)) is not None:
-            return some_columns(kept, stored)
-        use_threads = file.size_bytes > LARGE_FILE_BYTES
-        with self.filesystem.open_input_file(file.path) as source:
-            parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-            if row_group is not None:
-                return parquet.read_row_group(row_group, stored, use_threads=use_threads)
-            if not (self._small.is_on and is_small(file.size_bytes, parquet.metadata.num_rows)):
-                return parquet.read(stored, use_threads=use_threads)
-            rows = parquet.read(use_threads=False)
-        self._small.keep(file.path, rows, rows.nbytes)
-        return some_columns(rows, stored)
-
-    def batches(
-        self,
-        file: DataFile,
-        columns: Sequence[str],
-        rows: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of one file in their order, with bounded memory.
-
-        A batch has up to `rows` rows, and fewer where they would be more than `batch_bytes`.
-        """
-        stored = [name for name in columns if name not in self.schema.partition_by]
-        if (kept := self._small.rows(file.path)) is not None:
-            yield from some_columns(kept, stored).combine_chunks().to_batches(rows)
-            return
-        with self.filesystem.open_input_file(file.path) as source:
-            yield from record_batches(source, stored, rows, batch_bytes)
 
 
 def _read_and_kept(

@@ -14,6 +14,7 @@ from deltalake import DeltaTable, Field, Schema
 
 from txmq.clock import elapsed_ms
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
+from txmq.delta.changes import ChangesTable
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
 from txmq.delta.commit_limits import CommitLimits, added_file, removed_file
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
@@ -21,7 +22,6 @@ from txmq.delta.failures import translated
 from txmq.delta.files import DataFile, partition_columns
 from txmq.delta.forks import begin_use
 from txmq.delta.parquet import NewFile, small_file, write_file
-from txmq.delta.reading import ReadTable
 from txmq.delta.retries import pause
 from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
 from txmq.delta.snapshot import Snapshot
@@ -48,7 +48,7 @@ LOOK_AFTER_MS = 60_000
 Watch = Callable[[int | None, Sequence[Passed] | None, int], None]
 
 
-class Table(ReadTable):
+class Table(ChangesTable):
     """A Delta table of txmq at one location, read and committed to through the pinned version.
 
     Not safe for several threads: each service and each committing thread holds its own.

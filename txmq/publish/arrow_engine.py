@@ -16,8 +16,11 @@ from txmq.clock import timestamp
 from txmq.columns import in_order
 from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import disk_error, problem_of
+from txmq.delta.file_rows import CHUNKS_MAX
 from txmq.delta.files import as_type
+from txmq.delta.folder import Contents
 from txmq.delta.parquet import NewFile, write_file, write_partitions
+from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.delta.storage import Table
 from txmq.errors import UnreadableFileError
@@ -32,6 +35,10 @@ BATCHES_OF_A_TOPIC = READ_AHEAD_BATCHES + 3
 def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
     """The size of one batch, so that all topics together hold `publish_batch_bytes`."""
     return max(1, publish_batch_bytes // (threads * BATCHES_OF_A_TOPIC))
+
+
+# Messages with a topic's column names, and their rows of the plan.
+_Messages = tuple[pa.Table, pa.Table]
 
 
 class ArrowEngine:
@@ -51,7 +58,7 @@ class ArrowEngine:
         if body is not None:
             tables, columns = with_body_columns(tables, body), typed_columns(body)
         try:
-            return _written(_joined(tables, self._batch_bytes), topic, columns)
+            return _written(tables, topic, columns)
         except OSError as error:
             full_or_read_only = disk_error(topic.name, error)
             if full_or_read_only is None:
@@ -90,23 +97,43 @@ def copied(
 
     Raises: UnreadableFileError.
     """
-    by_file = in_order(rows, "file", "row")
-    numbers = by_file["file"].to_numpy()
-    for number in pc.unique(rows["file"]).to_pylist():
-        first, last = np.searchsorted(numbers, [number, number + 1])
-        file_rows = by_file.slice(first, last - first).combine_chunks()
-        for messages, plan_rows in _messages_in(files[number], file_rows, batch_bytes):
-            yield _topic_rows(messages, plan_rows, schema, now_ms)
+    messages = _messages(files, in_order(rows, "file", "row"), batch_bytes)
+    for batch, plan_rows in _joined(messages, batch_bytes):
+        yield _topic_rows(batch, plan_rows, schema, now_ms)
+
+
+def _messages(files: Sequence[PlanFile], rows: pa.Table, batch_bytes: int) -> Iterator[_Messages]:
+    """The planned messages of all files; `rows` of the plan are in their order."""
+    chosen, firsts = np.unique(rows["file"].to_numpy(), return_index=True)
+    ends = [*firsts[1:].tolist(), rows.num_rows]
+    rows = rows.combine_chunks()
+    parts = [
+        (files[number], rows.slice(first, end - first))
+        for number, first, end in zip(chosen.tolist(), firsts.tolist(), ends, strict=True)
+    ]
+    for start in range(0, len(parts), REQUESTS_AT_ONCE):
+        window = parts[start : start + REQUESTS_AT_ONCE]
+        contents = _fetched([file for file, _ in window])
+        for file, file_rows in window:
+            yield from _messages_in(file, file_rows, batch_bytes, contents)
+
+
+def _fetched(files: Sequence[PlanFile]) -> Contents:
+    """Small files that are fetched together; a plan is of one table or of two."""
+    contents: dict[str, pa.Buffer] = {}
+    for table in {id(file.table): file.table for file in files}.values():
+        contents |= table.fetched_files([file.file for file in files if file.table is table])
+    return contents
 
 
 def _messages_in(
-    file: PlanFile, rows: pa.Table, batch_bytes: int
-) -> Iterator[tuple[pa.Table, pa.Table]]:
+    file: PlanFile, rows: pa.Table, batch_bytes: int, contents: Contents
+) -> Iterator[_Messages]:
     """The planned messages of a file, with a topic's column names, and their rows of the plan."""
     row_numbers = rows["row"].to_numpy()
     sources = _source_columns(file.table)
     start = 0
-    for batch in _batches(file, list(sources.values()), batch_bytes):
+    for batch in _batches(file, list(sources.values()), batch_bytes, contents):
         first, last = np.searchsorted(row_numbers, [start, start + batch.num_rows])
         if last > first:
             messages, numbers = batch, row_numbers[first:last] - start
@@ -117,10 +144,12 @@ def _messages_in(
         start += batch.num_rows
 
 
-def _batches(file: PlanFile, columns: Sequence[str], batch_bytes: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    file: PlanFile, columns: Sequence[str], batch_bytes: int, contents: Contents
+) -> Iterator[pa.RecordBatch]:
     """The rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
     try:
-        yield from file.table.batches(file.file, columns, BATCH_ROWS, batch_bytes)
+        yield from file.table.batches(file.file, columns, BATCH_ROWS, batch_bytes, contents)
     except MemoryError:
         raise
     except Exception as error:
@@ -128,18 +157,32 @@ def _batches(file: PlanFile, columns: Sequence[str], batch_bytes: int) -> Iterat
         raise UnreadableFileError(file.table.schema.name, file.file.path, problem) from error
 
 
-def _joined(tables: Iterator[pa.Table], batch_bytes: int) -> Iterator[pa.Table]:
-    """Small tables as fewer ones, because each becomes a row group of the new file."""
-    waiting: list[pa.Table] = []
+def _joined(messages: Iterator[_Messages], batch_bytes: int) -> Iterator[_Messages]:
+    """Few messages of each of many files together: each call of Arrow has its price.
+
+    Each table also becomes a row group of the new file.
+    """
+    waiting: list[_Messages] = []
     rows = size_bytes = 0
-    for table in tables:
-        waiting.append(table)
-        rows, size_bytes = rows + table.num_rows, size_bytes + table.nbytes
+    for batch, plan_rows in messages:
+        waiting.append((batch, plan_rows))
+        rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
         if rows >= BATCH_ROWS or size_bytes >= batch_bytes:
-            yield pa.concat_tables(waiting)
+            yield _together(waiting)
             waiting, rows, size_bytes = [], 0, 0
     if waiting:
-        yield pa.concat_tables(waiting)
+        yield _together(waiting)
+
+
+def _together(messages: Sequence[_Messages]) -> _Messages:
+    if len(messages) == 1:
+        return messages[0]
+    batches, plan_rows = zip(*messages, strict=True)
+    # A file of an earlier txmq may lack columns.
+    joined, rows = pa.concat_tables(batches, promote_options="default"), pa.concat_tables(plan_rows)
+    if len(messages) <= CHUNKS_MAX:
+        return joined, rows
+    return joined.combine_chunks(), rows.combine_chunks()
 
 
 def _source_columns(table: Table) -> dict[str, str]:

@@ -56,15 +56,8 @@ def _rows_now(
     parts = [pa.schema([*fields, *FILE_AND_ROW]).empty_table()]
     places, unreadable = [np.arange(0, dtype=np.int64)], []
     for group in _file_groups(spans, len(ids)):
-        numbered = []
-        for number in group:
-            file = spans[number].file
-            rows, problem = table.readable(file, partial(table.read, [file], columns))
-            if rows is None:
-                span = spans[number]
-                unreadable.append(UnreadableFile(file, span.low, span.high, problem))
-            else:
-                numbered.append(_numbered(rows, number))
+        numbered, problems = _numbered_rows(table, spans, group, columns)
+        unreadable += problems
         if numbered:
             rows, place = _needed(pa.concat_tables(numbered), ids)
             parts.append(rows)
@@ -86,11 +79,35 @@ def _file_groups(spans: Sequence[FileRange], ids: int) -> Iterator[range]:
             start, rows = number + 1, 0
 
 
-def _numbered(rows: pa.Table, number: int) -> pa.Table:
-    """The rows of a file, each with the number of the file and its own."""
-    files = pa.array(np.full(rows.num_rows, number, dtype=np.int32))
-    row_numbers = pa.array(np.arange(rows.num_rows, dtype=np.int64))
-    return rows.append_column("file", files).append_column("row", row_numbers)
+def _numbered_rows(
+    table: Table, spans: Sequence[FileRange], group: range, columns: Sequence[str]
+) -> tuple[list[pa.Table], list[UnreadableFile]]:
+    """The rows of some files with their numbers, and the files that cannot be read."""
+    if not table.has_unreadable:
+        try:
+            rows, counts = table.read_counted([spans[number].file for number in group], columns)
+            return [_numbered(rows, group, counts)], []
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001, S110 - read again, file by file
+            pass
+    numbered, unreadable = [], []
+    for number in group:
+        span = spans[number]
+        rows, problem = table.readable(span.file, partial(table.read, [span.file], columns))
+        if rows is None:
+            unreadable.append(UnreadableFile(span.file, span.low, span.high, problem))
+        else:
+            numbered.append(_numbered(rows, [number], [rows.num_rows]))
+    return numbered, unreadable
+
+
+def _numbered(rows: pa.Table, files: Sequence[int], counts: Sequence[int]) -> pa.Table:
+    """The rows of some files, each with the number of its file and its own in it."""
+    numbers = pa.array(np.repeat(np.array(files, dtype=np.int32), counts))
+    firsts = np.cumsum([0, *counts[:-1]])
+    row_numbers = pa.array(np.arange(rows.num_rows) - np.repeat(firsts, counts))
+    return rows.append_column("file", numbers).append_column("row", row_numbers)
 
 
 def _needed(rows: pa.Table, ids: pa.Array) -> tuple[pa.Table, Integers]:

@@ -30,6 +30,7 @@ _REQUIRED_COLUMNS = ("transaction_id", "ordinal", "producer_group")
 _TIMES = ("op_timestamp", "next_check_timestamp")
 _FIRST_TIME = pa.scalar(datetime.min.replace(tzinfo=UTC), MICROSECONDS_UTC)
 _FIELDS = list(OP.columns)
+_CURE = "restore this file; until then nothing is settled and nothing is skipped"
 _LAST_TIME = pa.scalar(datetime.max.replace(tzinfo=UTC), MICROSECONDS_UTC)
 
 
@@ -163,8 +164,7 @@ class OpLog:
         for version in range(after + 1, through + 1):
             problem = self.table.commit_problem(version)
             if problem is not None:
-                cure = "restore this file; until then nothing is settled and nothing is skipped"
-                raise StorageError("op", f"{commit_path(version)} {problem}: {cure}")
+                raise StorageError("op", f"{commit_path(version)} {problem}: {_CURE}")
 
     def between(self, after: int, through: int) -> pa.Table:
         """SIGNED_COLUMNS and `_commit_version` of the commits after `after` up to `through`.
@@ -176,12 +176,16 @@ class OpLog:
         return self._trusted(partial(self.table.changes, after + 1, through), warns=True)
 
     def first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
-        """As `between`, up to the commit with which there are enough rows, and that commit."""
+        """As `between`, up to the commit with which there are enough rows, and that commit.
+
+        Raises: StorageError for a commit that is not whole, as `check_commits`.
+        """
         end = through
 
         def read(columns: Sequence[str]) -> pa.Table:
             nonlocal end
-            rows, end = self.table.first_changes(after + 1, through, columns, enough_rows)
+            span = (after + 1, through)
+            rows, end = self.table.first_changes(*span, columns, enough_rows, _CURE)
             return rows
 
         return self._trusted(read, warns=True), end

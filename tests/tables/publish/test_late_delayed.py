@@ -31,15 +31,15 @@ def violations(world: DelayWorld) -> list[str]:
 def send_while_half_cannot_be_read(
     world: DelayWorld, monkeypatch: pytest.MonkeyPatch, body: str, **delay: Any
 ) -> None:
-    stored = ReadTable._stored
+    source = ReadTable._source
 
-    def broken(table: ReadTable, file: DataFile, *rest: Any) -> pa.Table:
+    def broken(table: ReadTable, file: DataFile, *rest: Any) -> pa.NativeFile:
         if table.name == "half":
             raise OSError(5, "Input/output error")
-        return stored(table, file, *rest)
+        return source(table, file, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ReadTable, "_stored", broken)
+        patch.setattr(ReadTable, "_source", broken)
         world.send(body, **delay)
     assert len(read_set_aside(world.store.tables).transactions) == 1
 

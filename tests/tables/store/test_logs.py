@@ -18,9 +18,9 @@ from txmq.admin.status import Admin
 from txmq.check.open_transactions import open_transactions
 from txmq.check.standing import StandingReader
 from txmq.delta.actions import commit_path
+from txmq.delta.changes import ChangesTable
 from txmq.delta.log import clean_log
 from txmq.delta.pinned import PinnedTable
-from txmq.delta.reading import ReadTable
 from txmq.errors import AlreadyResolvedError, StorageError
 from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState
@@ -187,9 +187,9 @@ def test_publisher_does_not_take_a_rival_for_a_restored_op_log(store: Store, loo
 @contextmanager
 def asleep_before_reading_claims(action: Callable[[], None]) -> Iterator[None]:
     """Run `action` once, when a reader has its versions and is about to read claims."""
-    changes, slept = ReadTable.changes, False
+    changes, slept = ChangesTable.changes, False
 
-    def after_sleep(table: ReadTable, *arguments: Any) -> pa.Table:
+    def after_sleep(table: ChangesTable, *arguments: Any) -> pa.Table:
         nonlocal slept
         if table.name == "op" and not slept:
             slept = True
@@ -197,7 +197,7 @@ def asleep_before_reading_claims(action: Callable[[], None]) -> Iterator[None]:
         return changes(table, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReadTable, "changes", after_sleep)
+        patch.setattr(ChangesTable, "changes", after_sleep)
         yield
     assert slept
 

@@ -1,0 +1,142 @@
+"""Many small commits and files are read as one large one: the same rows, in few steps."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.kit.numbers_table import PARTS, another, numbers_table, rows, something
+from tests.kit.reading import delta_rs
+from txmq.delta import file_rows
+from txmq.delta.changes import COMMITS_AT_ONCE
+from txmq.delta.rooted import REQUESTS_AT_ONCE
+from txmq.delta.storage import Table
+
+COLUMNS = ("number", "part")
+MANY = 3 * REQUESTS_AT_ONCE + 1
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return numbers_table(tmp_path)
+
+
+def append(table: Table, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        part = PARTS[number % len(PARTS)]
+        table.append(rows(number, part=part), app_id="numbers", number=number)
+
+
+class Requests:
+    """The file system of an object store: opening a file is a request; some answers are lost."""
+
+    def __init__(self, table: Table, *, are_lost: bool = False) -> None:
+        self._filesystem = table.filesystem
+        self._are_lost = are_lost
+        self._changed = threading.Condition()
+        self._running = self.together = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._filesystem, name)
+
+    def open_input_file(self, path: str) -> Any:
+        """In a thread of its own, wait for another request."""
+        if threading.current_thread() is not threading.main_thread():
+            self._meet()
+            if self._are_lost:
+                raise OSError(5, "the answer is lost")
+        return self._filesystem.open_input_file(path)
+
+    def _meet(self) -> None:
+        with self._changed:
+            self._running += 1
+            self.together = max(self.together, self._running)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.together > 1, timeout=60)
+            self._running -= 1
+
+
+def with_requests(
+    table: Table, monkeypatch: pytest.MonkeyPatch, *, are_lost: bool = False
+) -> Requests:
+    requests = Requests(table, are_lost=are_lost)
+    monkeypatch.setattr(table, "_filesystem", requests)
+    monkeypatch.setattr(type(table.objects), "is_remote", True)
+    return requests
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
+def test_data_files_are_fetched_together_and_a_lost_answer_costs_nothing_but_time(
+    table: Table, monkeypatch: pytest.MonkeyPatch, *, are_lost: bool
+) -> None:
+    append(table, 1, MANY)
+    files, whole = table.refresh().files(), another(table)
+    requests = with_requests(table, monkeypatch, are_lost=are_lost)
+
+    assert table.read(files, COLUMNS).equals(whole.read(files, COLUMNS))
+    assert requests.together > 1
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
+def test_follower_far_behind_fetches_commits_together(
+    table: Table, monkeypatch: pytest.MonkeyPatch, *, are_lost: bool
+) -> None:
+    follower = another(table)
+    append(table, 1, MANY)
+    requests = with_requests(follower, monkeypatch, are_lost=are_lost)
+
+    assert follower.refresh().version == table.version
+    assert {file.path for file in follower.files()} == {file.path for file in table.files()}
+    assert requests.together > 1
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
+def test_changes_of_many_commits_are_fetched_together(
+    table: Table, monkeypatch: pytest.MonkeyPatch, *, are_lost: bool
+) -> None:
+    append(table, 1, MANY)
+    expected = table.changes(1, table.version, COLUMNS)
+    requests = with_requests(table, monkeypatch, are_lost=are_lost)
+
+    assert table.changes(1, table.version, COLUMNS).equals(expected)
+    assert requests.together > 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_first_changes_are_those_of_one_commit_after_the_other(table: Table, seed: int) -> None:
+    dice = random.Random(seed)
+    for step in range(1, COMMITS_AT_ONCE + 20):
+        something(table, dice, step)
+    delta_rs(table).update(updates={"number": "number + 1000"}, predicate="number % 3 = 0")
+    append(table, 10_000, 5)
+    end = table.refresh().version
+    each = [table.changes(version, version, COLUMNS) for version in range(1, end + 1)]
+
+    for enough_rows in (1, 7, dice.randrange(1, 100), 10_000):
+        changes, last = table.first_changes(1, end, COLUMNS, enough_rows)
+
+        counts = [sum(part.num_rows for part in each[:version]) for version in range(1, end + 1)]
+        reached = [version for version, rows in enumerate(counts, 1) if rows >= enough_rows]
+        assert last == min(reached, default=end)
+        assert changes.equals(pa.concat_tables(each[:last]).combine_chunks())
+
+
+@pytest.mark.parametrize("chunks_max", [1, file_rows.CHUNKS_MAX, 1_000])
+def test_files_of_many_partitions_are_read_as_one_after_the_other(
+    table: Table, monkeypatch: pytest.MonkeyPatch, chunks_max: int
+) -> None:
+    monkeypatch.setattr(file_rows, "CHUNKS_MAX", chunks_max)
+    append(table, 1, MANY)
+    table.append(rows(*range(100, 200)), app_id="numbers", number=1_000)
+    files = table.refresh().files()
+
+    counted = table.read_counted(files, COLUMNS)
+
+    each = [table.read([file], COLUMNS) for file in files]
+    assert counted.rows.equals(pa.concat_tables(each))
+    assert counted.counts == [part.num_rows for part in each]
