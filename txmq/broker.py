@@ -153,8 +153,9 @@ class Broker:
     def start(self) -> BrokerHandle:
         """Start all services in threads and streaming queries of their own.
 
-        The publisher catches up before this returns. Where one service cannot start, those that
-        run are stopped. A killed broker can be started again, on this machine or another one.
+        The publisher catches up before this returns, and the others run meanwhile. Where one
+        service cannot start, those that run are stopped. A killed broker can be started again, on
+        this machine or another one.
 
         Commits: those of `Publisher.run_once`; afterwards each service commits as its `run_once`
         does, again and again.
@@ -176,13 +177,14 @@ class Broker:
                 shown, clock = self._metrics, self._clock
                 service = MetricsService(self.store, shown, broker=watched, clock=clock)
                 services["metrics"] = service.start()
-            services["publisher"] = self.publisher.start()
+            # The publisher comes last: it catches up first, and a backlog makes logs long.
             services["check service"] = self.check_service.start()
             services["delay service"] = self.delay_service.start()
             services["maintenance"] = self.maintenance.start()
             if self.catalog_tables is not None:
                 services["catalog"] = self.catalog_tables.start()
-            services["heartbeat"] = HeartbeatHandle(self._heartbeat(services))
+            services["heartbeat"] = HeartbeatHandle(self._heartbeat(["publisher", *services]))
+            services["publisher"] = self.publisher.start()
             services["report"] = ReportHandle(watched.counts)
         except BaseException:
             BrokerHandle(services).stop()
@@ -208,7 +210,7 @@ class WatchedServices:
 
     def counts(self) -> BrokerCounts:
         """What the services have done."""
-        if "maintenance" not in self._services:
+        if not {"maintenance", "check service"} <= self._services.keys():
             return BrokerCounts()
         return counts_of(
             self._broker.publisher.total,

@@ -253,12 +253,15 @@ def test_service_that_cannot_stop_holds_up_no_other() -> None:
     assert stopped == ["maintenance", "check service", "publisher"]
 
 
-@pytest.mark.parametrize("broken", ["check_service", "delay_service", "maintenance"])
+STARTED = ["check_service", "delay_service", "maintenance", "publisher"]
+
+
+@pytest.mark.parametrize("broken", STARTED)
 def test_broker_that_cannot_start_all_services_runs_none(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, stopped = Broker(MemoryStore()), list[str]()
-    for name in ("publisher", "check_service", "delay_service", "maintenance"):
+    for name in STARTED:
         monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
 
     def failing() -> None:
@@ -269,8 +272,7 @@ def test_broker_that_cannot_start_all_services_runs_none(
     with pytest.raises(RuntimeError, match="can't start"):
         broker.start()
 
-    services = ["publisher", "check_service", "delay_service", "maintenance"]
-    assert stopped == services[: services.index(broken)][::-1]
+    assert stopped == STARTED[: STARTED.index(broken)][::-1]
 
 
 # --- what is no Exception -------------------------------------------------------------------------

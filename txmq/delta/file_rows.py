@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +57,7 @@ class FileTable(FollowedTable):
         # Of many files none would still be kept when it is read again.
         keeps = len(files) <= KEPT_FILES
         parts = []
-        for window in windows(files):
+        for window in file_windows(files):
             contents = self.fetched_files(window)
             parts += [self._stored_again(file, stored, contents, keeps=keeps) for file in window]
         rows = _with_partitions(files, parts, schema)
@@ -143,10 +144,17 @@ class FileTable(FollowedTable):
             return pa.BufferReader(source.read_buffer())
 
 
-def windows(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
+def file_windows(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
     """The files in their order, as many at once as are fetched together."""
     for start in range(0, len(files), REQUESTS_AT_ONCE):
         yield files[start : start + REQUESTS_AT_ONCE]
+
+
+def small_windows(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
+    """The files in their order: neighbours together that are small, each other one alone."""
+    for is_small_file, run in groupby(files, lambda file: file.size_bytes <= SMALL_BYTES):
+        alike = list(run)
+        yield from file_windows(alike) if is_small_file else ([file] for file in alike)
 
 
 def _parquet(source: pa.NativeFile) -> pq.ParquetFile:

@@ -27,12 +27,15 @@ from txmq.delta.replay import parsed_commit
 from txmq.delta.snapshot import LiveFile
 from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
+from txmq.results import Sum
 
 logger = logging.getLogger(__name__)
 
 # Only checkpoints of one file: such a file is complete or absent.
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet", re.ASCII)
 _OF_A_VERSION = re.compile(r"(\d{20})\..*", re.ASCII)
+# A longer log is cleaned in steps, so that who is killed keeps what is done so far.
+COMMITS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,15 @@ class LogFiles:
         """The oldest version to keep so that `keep_from` can be read: a checkpoint, or 0."""
         return max((at for at in self.checkpoints if at <= keep_from), default=0)
 
+    def next_base(self, base: int) -> int:
+        """The checkpoint up to which COMMITS_AT_ONCE are cleaned, or a few more; `base` at last."""
+        first = min(self.commits_ms, default=base)
+        within = [at for at in self.checkpoints if first + COMMITS_AT_ONCE <= at < base]
+        return min(within, default=base)
+
 
 @dataclass(frozen=True, slots=True)
-class LogCleaned:
+class LogCleaned(Sum):
     """How many commit files were deleted, and how many data files that only they named."""
 
     commits: int = 0
@@ -112,16 +121,27 @@ def clean_log(table: Table, keep_from: int) -> LogCleaned:
     The kept log begins at a checkpoint, which is read first as a whole. Commit files
     are deleted first, oldest first, and data files after them, so that no commit ever names a
     deleted file. A process that is killed in between leaves files that no commit names, which
-    `maintenance.orphans` removes.
+    `maintenance.orphans` removes. A long log is cleaned in steps, each of which is final.
 
     Raises: StorageError.
     """
     files = log_files(table.refresh())
     base = min(files.base(keep_from), _last_checkpoint(table, files))
+    cleaned = LogCleaned()
+    while step := _clean_up_to(table, files, files.next_base(base)):
+        cleaned += step
+        files = log_files(table)
+    return cleaned
+
+
+def _clean_up_to(table: Table, files: LogFiles, base: int) -> LogCleaned | None:
+    """Clean the log before a checkpoint; None where there is nothing, or it cannot be read."""
     doomed = [version for version in files.commits_ms if version < base]
     if not doomed or not _is_whole(table, base):
-        return LogCleaned()
-    removed = set(removed_by(table, doomed)) - named_by(table, _from(files, base))
+        return None
+    removed = set(removed_by(table, doomed))
+    if removed:
+        removed -= named_by(table, _from(files, base))
     delete_files(table, _log_paths(table, base))
     reached(FailPoint.LOG_CLEANED)
     gone = delete_files(table, removed - {file.path for file in table.files()})

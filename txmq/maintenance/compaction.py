@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from txmq.delta.file_rows import small_windows
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.storage import Table
@@ -25,6 +26,8 @@ from txmq.results import Sum
 
 FILES_OF_A_CLASS = 8
 SMALLEST_CLASS_BYTES = 128 * 1024
+# What is merged at once: after it there is a commit, and memory is free again.
+FILES_AT_ONCE = 2_048
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ def _bins(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFil
     run: list[DataFile] = []
     size_bytes = 0
     for file in files:
-        if run and size_bytes + file.size_bytes > target_bytes:
+        if run and (size_bytes + file.size_bytes > target_bytes or len(run) == FILES_AT_ONCE):
             yield from [run] if len(run) > 1 else []
             run, size_bytes = [], 0
         run.append(file)
@@ -79,18 +82,30 @@ def _bins(files: Sequence[DataFile], target_bytes: int) -> Iterator[list[DataFil
 
 
 def compact(table: Table, target_bytes: int) -> Compacted:
-    """Merge small files: one commit for all groups of a table, none without a group.
+    """Merge small files: one commit for each FILES_AT_ONCE of them or a few more; none without.
 
     Raises: CommitRefusedError where another program changed the same files. Then no row is lost
         or doubled, and `maintenance.orphans` removes the files that were written.
     """
-    groups = groups_to_compact(table.refresh().files(), target_bytes)
-    if not groups:
-        return Compacted()
-    merged = [_merged(table, group) for group in groups]
-    old = [file for group in groups for file in group]
-    replace_files(table, old, merged)
-    return Compacted(len(old), len(merged))
+    compacted = Compacted()
+    for groups in _of_one_commit(groups_to_compact(table.refresh().files(), target_bytes)):
+        merged = [_merged(table, group) for group in groups]
+        old = [file for group in groups for file in group]
+        # Who is killed keeps what is done so far.
+        replace_files(table, old, merged)
+        compacted += Compacted(len(old), len(merged))
+    return compacted
+
+
+def _of_one_commit(groups: Iterable[list[DataFile]]) -> Iterator[list[list[DataFile]]]:
+    waiting: list[list[DataFile]] = []
+    for group in groups:
+        waiting.append(group)
+        if sum(map(len, waiting)) >= FILES_AT_ONCE:
+            yield waiting
+            waiting = []
+    if waiting:
+        yield waiting
 
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
@@ -105,8 +120,9 @@ def _row_groups(
     """The rows of many files in few tables; each table becomes a row group."""
     parts: list[pa.Table] = []
     size_bytes = 0
-    for file in files:
-        parts.append(table.read([file], names))
+    for window in small_windows(files):
+        # A table of one row is a hundred times as large as its row: as many are held as of a bin.
+        parts.append(table.read(window, names).combine_chunks())
         size_bytes += parts[-1].nbytes
         if size_bytes >= ROW_GROUP_BYTES:
             yield pa.concat_tables(parts).combine_chunks()

@@ -133,9 +133,9 @@ class Maintenance:
         return result
 
     def _looked_after(self, path: str, table: Table) -> MaintenanceResult:
-        """A file that cannot be merged keeps no log from being cleaned."""
+        """First what makes the log short; a file that cannot be merged keeps nothing from that."""
         result = MaintenanceResult()
-        for step in (self._compacted, self._checkpointed, partial(self._log_cleaned, path)):
+        for step in (self._checkpointed, partial(self._log_cleaned, path), self._compacted):
             result += self._attempt(path, partial(step, table))
         return result
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given
@@ -15,6 +17,7 @@ from tests.kit.builders import halves, transaction_id
 from txmq.delta.files import DataFile
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
+from txmq.fail_points import FailPoint, arm
 from txmq.maintenance import compaction
 from txmq.maintenance.compaction import (
     FILES_OF_A_CLASS,
@@ -236,6 +239,53 @@ def test_size_of_each_file_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> Non
     table: Any = SimpleNamespace(read=lambda *_: next(left))
     monkeypatch.setattr(compaction.pa, "concat_tables", lambda found: found[0])
 
-    list(compaction._row_groups(table, [None] * len(parts), []))  # type: ignore[list-item]
+    list(compaction._row_groups(table, files(len(parts), TARGET_BYTES), []))
 
     assert [part.asked for part in parts] == [1] * len(parts)
+
+
+# --- many small files ----------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing after it runs."""
+
+
+def test_what_was_merged_before_a_kill_stays_merged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "FILES_AT_ONCE", 10)
+    table, left = filled(store, 35), [3]
+    before = content(table)
+
+    def dies(point: FailPoint) -> None:
+        left[0] -= point is FailPoint.FILES_MERGED
+        if not left[0]:
+            raise Killed
+
+    disarm = arm(dies)
+    with pytest.raises(Killed):
+        compact(table, TARGET_BYTES)
+    disarm()
+
+    another = store.tables.table_at("half").refresh()
+    assert len(another.files()) == 2 + 15
+    assert compact(another, TARGET_BYTES) == Compacted(17, 2)
+    assert content(another) == before
+
+
+def test_rows_of_many_small_files_are_held_together_and_not_in_a_table_each(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, held = filled(store, 64), list[int]()
+    concat_tables = pa.concat_tables
+
+    def noted(tables: Iterable[pa.Table], **options: Any) -> pa.Table:
+        parts = list(tables)
+        held.append(len(parts))
+        return concat_tables(parts, **options)
+
+    monkeypatch.setattr(compaction.pa, "concat_tables", noted)
+    compact(table, TARGET_BYTES)
+
+    assert max(held) <= 64 // 4

@@ -14,6 +14,9 @@ from txmq import __version__
 from txmq.admin.status import Admin
 from txmq.broker import Broker
 from txmq.cli.app import app
+from txmq.fail_points import FailPoint, arm
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.watch.brokers import GONE_MS, SWEPT_MS
@@ -96,6 +99,27 @@ def test_running_broker_is_shown_and_leaves_at_its_end(store: Store) -> None:
         assert running.services == ("publisher", "check service", "delay service", "maintenance")
 
     assert Admin(store).status().brokers == ()
+
+
+def test_broker_that_catches_up_is_known_and_cleans_logs_meanwhile(store: Store) -> None:
+    store = store.with_settings(store.config.replace(maintenance_interval_s=0.1))
+    with TransactionProducer(store, producer_group="orders") as producer:
+        for number in range(10):
+            producer.send(Message("a", b"%d" % number))
+    merged, waits = threading.Event(), list[bool]()
+
+    def catches_up(point: FailPoint) -> None:
+        if point is FailPoint.FILES_REPLACED:
+            merged.set()
+        if point is FailPoint.CLAIMS_READ and not waits:
+            waits.append(merged.wait(60))
+            wait_until(lambda: bool(Admin(store).status().brokers), what="the first heartbeat")
+
+    disarm = arm(catches_up)
+    with Broker(store, name="one").start():
+        disarm()
+
+    assert waits == [True]
 
 
 def test_status_says_that_no_broker_runs_and_which_was_last(
