@@ -24,6 +24,8 @@ TOPIC, GROUP = "numbers", "writers"
 # A number names its producer and its place there.
 NUMBERS_EACH = 1_000_000_000
 PAUSE_S = 0.2
+# Twenty that never rest take all of two cores, and brokers and readers get none.
+SEND_PAUSE_S = 0.25
 LISTINGS_MAX = 100
 SPARK_LISTINGS_MAX = 30
 Read = Callable[[str], "np.ndarray[Any, Any]"]
@@ -55,6 +57,7 @@ def produce(location: str, folder: Path, name: str) -> None:
             except TxmqError:
                 continue
             os.write(journal, np.int64(number).tobytes())
+            time.sleep(SEND_PAUSE_S)
 
 
 def serve(location: str, folder: Path, name: str) -> None:  # noqa: ARG001 - as the others
