@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.5
+# As others are told of them, in the order of a message's way.
+SERVICES = ("publisher", "check service", "delay service", "maintenance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +155,9 @@ class Broker:
     def start(self) -> BrokerHandle:
         """Start all services in threads and streaming queries of their own.
 
-        The publisher catches up before this returns, and the others run meanwhile. Where one
-        service cannot start, those that run are stopped. A killed broker can be started again, on
-        this machine or another one.
+        The publisher catches up before this returns; maintenance runs meanwhile. Where one service
+        cannot start, those that run are stopped. A killed broker can be started again, on this
+        machine or another one.
 
         Commits: those of `Publisher.run_once`; afterwards each service commits as its `run_once`
         does, again and again.
@@ -177,14 +179,15 @@ class Broker:
                 shown, clock = self._metrics, self._clock
                 service = MetricsService(self.store, shown, broker=watched, clock=clock)
                 services["metrics"] = service.start()
-            # The publisher comes last: it catches up first, and a backlog makes logs long.
+            # Before the publisher: it catches up first, and a backlog makes logs long.
+            services["maintenance"] = self.maintenance.start()
+            services["heartbeat"] = HeartbeatHandle(self._heartbeat())
+            services["publisher"] = self.publisher.start()
+            # After it: what is not settled yet they would hold in memory.
             services["check service"] = self.check_service.start()
             services["delay service"] = self.delay_service.start()
-            services["maintenance"] = self.maintenance.start()
             if self.catalog_tables is not None:
                 services["catalog"] = self.catalog_tables.start()
-            services["heartbeat"] = HeartbeatHandle(self._heartbeat(["publisher", *services]))
-            services["publisher"] = self.publisher.start()
             services["report"] = ReportHandle(watched.counts)
         except BaseException:
             BrokerHandle(services).stop()
@@ -193,7 +196,8 @@ class Broker:
         logger.info("ready after %.1f s: %s", time.monotonic() - begun_s, ", ".join(services))
         return BrokerHandle(services)
 
-    def _heartbeat(self, services: Iterable[str]) -> Heartbeat:
+    def _heartbeat(self) -> Heartbeat:
+        services = [*SERVICES, *(["catalog"] if self.catalog_tables is not None else [])]
         return Heartbeat(self.store.tables, self._clock, self.publisher.name, services)
 
 
@@ -289,7 +293,7 @@ class BrokerHandle:
     def stop(self) -> None:
         """Stop all services, each between two rounds or micro-batches; returns when none runs.
 
-        The publisher stops last, so that it can publish the last answers of the check service.
+        The publisher stops after the check service, whose last answers it publishes.
 
         Raises: the first failure, after every service was told to stop.
         """

@@ -22,6 +22,7 @@ from txmq.handles import (
     batch_of_spark,
     is_survivable,
 )
+from txmq.watch.counts import BrokerCounts
 
 
 class Query:
@@ -253,7 +254,7 @@ def test_service_that_cannot_stop_holds_up_no_other() -> None:
     assert stopped == ["maintenance", "check service", "publisher"]
 
 
-STARTED = ["check_service", "delay_service", "maintenance", "publisher"]
+STARTED = ["maintenance", "publisher", "check_service", "delay_service"]
 
 
 @pytest.mark.parametrize("broken", STARTED)
@@ -273,6 +274,19 @@ def test_broker_that_cannot_start_all_services_runs_none(
         broker.start()
 
     assert stopped == STARTED[: STARTED.index(broken)][::-1]
+
+
+def test_publisher_stops_after_the_check_service_whose_answers_it_publishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, stopped = Broker(MemoryStore()), list[str]()
+    monkeypatch.setattr("txmq.broker.WatchedServices.counts", lambda _: BrokerCounts())
+    for name in STARTED:
+        monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
+
+    broker.start().stop()
+
+    assert stopped == STARTED[::-1]
 
 
 # --- what is no Exception -------------------------------------------------------------------------

@@ -32,8 +32,13 @@ class Inserted(NamedTuple):
 
     @property
     def num_records(self) -> int:
-        """The rows of its files, by the log."""
+        """The rows of its files, by the log; 0 where it does not say so."""
         return sum(file.num_records for file in (*self.added, *self.changed))
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there are files without a number of rows."""
+        return not all(file.num_records for file in (*self.added, *self.changed))
 
 
 class ChangesTable(ReadTable):
@@ -135,7 +140,7 @@ def in_windows(
         window.append(commit)
         rows += commit.num_records
         is_enough = enough_rows is not None and rows >= enough_rows
-        if is_enough or len(window) >= COMMITS_AT_ONCE:
+        if is_enough or commit.is_unknown or len(window) >= COMMITS_AT_ONCE:
             yield window
             window = []
     if window:

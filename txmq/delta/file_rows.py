@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -56,14 +55,27 @@ class FileTable(FollowedTable):
         stored = [name for name in columns if name not in self.schema.partition_by]
         # Of many files none would still be kept when it is read again.
         keeps = len(files) <= KEPT_FILES
-        parts = []
-        for window in file_windows(files):
-            contents = self.fetched_files(window)
-            parts += [self._stored_again(file, stored, contents, keeps=keeps) for file in window]
+        parts = list(self._each_stored(files, stored, keeps=keeps))
         rows = _with_partitions(files, parts, schema)
         if len(parts) > CHUNKS_MAX and rows.nbytes <= BATCH_BYTES:
             rows = rows.combine_chunks()
         return CountedRows(rows, [part.num_rows for part in parts])
+
+    def each(self, files: Sequence[DataFile], columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows of one file after the other, as `read`; memory holds one of them."""
+        schema = self._columns_of(columns)
+        stored = [name for name in columns if name not in self.schema.partition_by]
+        parts = self._each_stored(files, stored, keeps=False)
+        for file, part in zip(files, parts, strict=True):
+            yield with_partition(part, file, schema)
+
+    def _each_stored(
+        self, files: Sequence[DataFile], stored: list[str], *, keeps: bool
+    ) -> Iterator[pa.Table]:
+        for window in file_windows(files):
+            contents = self.fetched_files(window)
+            for file in window:
+                yield self._stored_again(file, stored, contents, keeps=keeps)
 
     def fetched_files(self, files: Sequence[DataFile]) -> Contents:
         """The small ones of a few files, as `fetched`."""
@@ -148,13 +160,6 @@ def file_windows(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
     """The files in their order, as many at once as are fetched together."""
     for start in range(0, len(files), REQUESTS_AT_ONCE):
         yield files[start : start + REQUESTS_AT_ONCE]
-
-
-def small_windows(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
-    """The files in their order: neighbours together that are small, each other one alone."""
-    for is_small_file, run in groupby(files, lambda file: file.size_bytes <= SMALL_BYTES):
-        alike = list(run)
-        yield from file_windows(alike) if is_small_file else ([file] for file in alike)
 
 
 def _parquet(source: pa.NativeFile) -> pq.ParquetFile:

@@ -20,6 +20,9 @@ SECOND_MS = 1000
 # A file of about so many bytes is the commit of a few callers.
 STREAMED_MAX_BYTES = 64 * 1024
 
+# A larger file is read alone.
+FETCHED_MAX_BYTES = 1024 * 1024
+
 # Small files that were fetched together, by their paths.
 Contents = Mapping[str, pa.Buffer]
 NOTHING: Contents = MappingProxyType({})
@@ -97,8 +100,12 @@ class TableFolder:
         if len(paths) <= 1 or not self.objects.is_remote:
             return NOTHING
         filesystem = self.filesystem
-        with ThreadPoolExecutor(min(len(paths), REQUESTS_AT_ONCE)) as pool:
-            contents = list(pool.map(lambda path: _content(filesystem, path), paths))
+        try:
+            with ThreadPoolExecutor(min(len(paths), REQUESTS_AT_ONCE)) as pool:
+                contents = list(pool.map(lambda path: _content(filesystem, path), paths))
+        except RuntimeError:
+            # No thread can be started any more, as at the end of the process.
+            return NOTHING
         pairs = zip(paths, contents, strict=True)
         return {path: content for path, content in pairs if content is not None}
 
@@ -188,6 +195,6 @@ class TableFolder:
 def _content(filesystem: pa_fs.FileSystem, path: str) -> pa.Buffer | None:
     try:
         with filesystem.open_input_file(path) as file:
-            return file.read_buffer()
+            return file.read_buffer() if file.size() <= FETCHED_MAX_BYTES else None
     except (*STORAGE_ERRORS, pa.ArrowException):
         return None

@@ -57,11 +57,10 @@ class LogFiles:
         """The oldest version to keep so that `keep_from` can be read: a checkpoint, or 0."""
         return max((at for at in self.checkpoints if at <= keep_from), default=0)
 
-    def next_base(self, base: int) -> int:
-        """The checkpoint up to which COMMITS_AT_ONCE are cleaned, or a few more; `base` at last."""
+    def bases(self, base: int) -> list[int]:
+        """Up to where COMMITS_AT_ONCE are cleaned, or more: checkpoints in their order, `base`."""
         first = min(self.commits_ms, default=base)
-        within = [at for at in self.checkpoints if first + COMMITS_AT_ONCE <= at < base]
-        return min(within, default=base)
+        return [*(at for at in self.checkpoints if first + COMMITS_AT_ONCE <= at < base), base]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +125,20 @@ def clean_log(table: Table, keep_from: int) -> LogCleaned:
     Raises: StorageError.
     """
     files = log_files(table.refresh())
-    base = min(files.base(keep_from), _last_checkpoint(table, files))
+    end = min(files.base(keep_from), _last_checkpoint(table, files))
     cleaned = LogCleaned()
-    while step := _clean_up_to(table, files, files.next_base(base)):
-        cleaned += step
+    while any(version < end for version in files.commits_ms):
+        # One that cannot be read is passed over.
+        base = next((at for at in files.bases(end) if _is_whole(table, at)), None)
+        if base is None:
+            break
+        cleaned += _clean_up_to(table, files, base)
         files = log_files(table)
     return cleaned
 
 
-def _clean_up_to(table: Table, files: LogFiles, base: int) -> LogCleaned | None:
-    """Clean the log before a checkpoint; None where there is nothing, or it cannot be read."""
+def _clean_up_to(table: Table, files: LogFiles, base: int) -> LogCleaned:
     doomed = [version for version in files.commits_ms if version < base]
-    if not doomed or not _is_whole(table, base):
-        return None
     removed = set(removed_by(table, doomed))
     if removed:
         removed -= named_by(table, _from(files, base))
@@ -196,7 +196,7 @@ def _is_whole(table: ReadTable, version: int) -> bool:
             for group in range(checkpoint.num_row_groups):
                 checkpoint.read_row_group(group)
     except (OSError, pa.ArrowException) as error:
-        logger.warning("%s: %s cannot be read; no commit is deleted: %s",
+        logger.warning("%s: %s cannot be read, and is passed over: %s",
                        table.name, path, in_one_line(error))  # fmt: skip
         return False
     return True

@@ -254,6 +254,10 @@ class Snapshot:
             self._bounds.clear()
         return self._listed
 
+    def holds(self, path: str) -> bool:
+        """Whether a file is live."""
+        return path in self._files
+
     def follow(self, seen: Seen, actions: CommitActions) -> None:
         """Become the version after a commit."""
         # First what may fail: a version is followed as a whole, or not at all.

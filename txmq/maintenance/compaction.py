@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from txmq.delta.file_rows import small_windows
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.storage import Table
+from txmq.errors import CommitRefusedError
 from txmq.maintenance.rewriting import (
     ROW_GROUP_BYTES,
     replace_files,
@@ -28,6 +28,7 @@ FILES_OF_A_CLASS = 8
 SMALLEST_CLASS_BYTES = 128 * 1024
 # What is merged at once: after it there is a commit, and memory is free again.
 FILES_AT_ONCE = 2_048
+TABLES_HELD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,27 @@ def compact(table: Table, target_bytes: int) -> Compacted:
     """
     compacted = Compacted()
     for groups in _of_one_commit(groups_to_compact(table.refresh().files(), target_bytes)):
-        merged = [_merged(table, group) for group in groups]
-        old = [file for group in groups for file in group]
-        # Who is killed keeps what is done so far.
-        replace_files(table, old, merged)
-        compacted += Compacted(len(old), len(merged))
+        try:
+            # Who is killed keeps what is done so far.
+            compacted += _merged_groups(table, groups)
+        except CommitRefusedError:
+            if compacted == Compacted():
+                raise
+            break
     return compacted
+
+
+def _merged_groups(table: Table, groups: Sequence[list[DataFile]]) -> Compacted:
+    """Merge these groups in one commit; without those of which a file is gone meanwhile."""
+    snapshot = table.refresh().snapshot
+    # What is gone before the version that the commit starts from, no rule of conflicts sees.
+    whole = [group for group in groups if all(snapshot.holds(file.path) for file in group)]
+    if not whole:
+        return Compacted()
+    merged = [_merged(table, group) for group in whole]
+    old = [file for group in whole for file in group]
+    replace_files(table, old, merged)
+    return Compacted(len(old), len(merged))
 
 
 def _of_one_commit(groups: Iterable[list[DataFile]]) -> Iterator[list[list[DataFile]]]:
@@ -118,13 +134,22 @@ def _row_groups(
     table: Table, files: Sequence[DataFile], names: Sequence[str]
 ) -> Iterator[pa.Table]:
     """The rows of many files in few tables; each table becomes a row group."""
+    whole: list[pa.Table] = []
     parts: list[pa.Table] = []
     size_bytes = 0
-    for window in small_windows(files):
-        # A table of one row is a hundred times as large as its row: as many are held as of a bin.
-        parts.append(table.read(window, names).combine_chunks())
-        size_bytes += parts[-1].nbytes
+    for rows in table.each(files, names):
+        parts.append(rows)
+        size_bytes += rows.nbytes
         if size_bytes >= ROW_GROUP_BYTES:
-            yield pa.concat_tables(parts).combine_chunks()
-            parts, size_bytes = [], 0
-    yield from [pa.concat_tables(parts).combine_chunks()] if parts else []
+            yield _together([*whole, *parts])
+            whole, parts, size_bytes = [], [], 0
+        elif len(parts) == TABLES_HELD:
+            # A table of one row is a hundred times as large as its row.
+            whole.append(_together(parts))
+            parts = []
+    if whole or parts:
+        yield _together([*whole, *parts])
+
+
+def _together(parts: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(parts).combine_chunks()

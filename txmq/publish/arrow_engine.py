@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,9 @@ def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
     """The size of one batch, so that all topics together hold `publish_batch_bytes`."""
     return max(1, publish_batch_bytes // (threads * BATCHES_OF_A_TOPIC))
 
+
+# Of many small files so many are put together.
+TABLES_HELD = 256
 
 # Messages with a topic's column names, and their rows of the plan.
 _Messages = tuple[pa.Table, pa.Table]
@@ -98,8 +101,33 @@ def copied(
     Raises: UnreadableFileError.
     """
     messages = _messages(files, in_order(rows, "file", "row"), batch_bytes)
-    for batch, plan_rows in _joined(messages, batch_bytes):
-        yield _topic_rows(batch, plan_rows, schema, now_ms)
+    waiting: list[_Messages] = []
+    ready: list[pa.Table] = []
+    count = size_bytes = 0
+    for batch, plan_rows in messages:
+        waiting.append((batch, plan_rows))
+        count, size_bytes = count + batch.num_rows, size_bytes + batch.nbytes
+        is_full = count >= BATCH_ROWS or size_bytes >= batch_bytes
+        if is_full or len(waiting) >= TABLES_HELD:
+            # A table of one row is a hundred times as large as its row.
+            ready.append(_topic_rows_of(waiting, schema, now_ms))
+            waiting = []
+        if is_full:
+            # Each table becomes a row group of the new file.
+            table, ready, count, size_bytes = pa.concat_tables(ready), [], 0, 0
+            yield table
+    if waiting:
+        ready.append(_topic_rows_of(waiting, schema, now_ms))
+    if ready:
+        yield pa.concat_tables(ready)
+
+
+def _topic_rows_of(messages: Sequence[_Messages], schema: pa.Schema, now_ms: int) -> pa.Table:
+    """Few messages of each of many files together: each call of Arrow has its price."""
+    # Another program may have written files of other types, or an earlier txmq of fewer columns.
+    runs = groupby(messages, lambda pair: pair[0].schema)
+    tables = [_topic_rows(*_together(list(run)), schema, now_ms) for _, run in runs]
+    return pa.concat_tables(tables)
 
 
 def _messages(files: Sequence[PlanFile], rows: pa.Table, batch_bytes: int) -> Iterator[_Messages]:
@@ -157,29 +185,11 @@ def _batches(
         raise UnreadableFileError(file.table.schema.name, file.file.path, problem) from error
 
 
-def _joined(messages: Iterator[_Messages], batch_bytes: int) -> Iterator[_Messages]:
-    """Few messages of each of many files together: each call of Arrow has its price.
-
-    Each table also becomes a row group of the new file.
-    """
-    waiting: list[_Messages] = []
-    rows = size_bytes = 0
-    for batch, plan_rows in messages:
-        waiting.append((batch, plan_rows))
-        rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
-        if rows >= BATCH_ROWS or size_bytes >= batch_bytes:
-            yield _together(waiting)
-            waiting, rows, size_bytes = [], 0, 0
-    if waiting:
-        yield _together(waiting)
-
-
 def _together(messages: Sequence[_Messages]) -> _Messages:
     if len(messages) == 1:
         return messages[0]
     batches, plan_rows = zip(*messages, strict=True)
-    # A file of an earlier txmq may lack columns.
-    joined, rows = pa.concat_tables(batches, promote_options="default"), pa.concat_tables(plan_rows)
+    joined, rows = pa.concat_tables(batches), pa.concat_tables(plan_rows)
     if len(messages) <= CHUNKS_MAX:
         return joined, rows
     return joined.combine_chunks(), rows.combine_chunks()

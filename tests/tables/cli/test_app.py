@@ -449,7 +449,8 @@ def test_serve_says_what_it_serves_with_which_listeners_and_when_it_is_ready(sto
     text = "".join(serving(store, until="ready after"))
 
     assert f"serving {store.location}; no listener" in text
-    assert re.search(r"ready after \d+\.\d s: check service, delay service, maintenance", text)
+    services = "maintenance, heartbeat, publisher, check service, delay service"
+    assert re.search(rf"ready after \d+\.\d s: {services}", text)
 
 
 def test_log_of_serve_is_json_where_it_is_asked_for(store: Store) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.builders import halves
 from txmq.delta import log
+from txmq.delta.checkpoint_file import checkpoint_path
 from txmq.delta.log import LogCleaned, LogFiles, clean_log, commit_news, log_files
 from txmq.delta.objects import Objects
 from txmq.delta.storage import Table
@@ -339,3 +340,18 @@ def test_long_log_is_cleaned_in_steps_of_which_a_kill_takes_none_back(
     assert message_ids(Table(table.location, table.schema)) == ids
     assert clean_log(table, table.version) == LogCleaned(28 - oldest)
     assert message_ids(Table(table.location, table.schema)) == ids
+
+
+def test_damaged_checkpoint_between_two_steps_keeps_no_log_from_being_cleaned(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "COMMITS_AT_ONCE", 5)
+    table = store.tables.table_at("half")
+    for number in range(1, 31):
+        table.append(halves(number), app_id="producer", number=number)
+        if number % 4 == 0:
+            table.checkpoint()
+    Path(table.location, checkpoint_path(8)).write_bytes(b"")
+
+    assert clean_log(table, table.version).commits == 28
+    assert len(message_ids(Table(table.location, table.schema))) == len(message_ids(table)) > 0

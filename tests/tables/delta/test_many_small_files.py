@@ -12,8 +12,9 @@ import pytest
 
 from tests.kit.numbers_table import PARTS, another, numbers_table, rows, something
 from tests.kit.reading import delta_rs
-from txmq.delta import file_rows
-from txmq.delta.changes import COMMITS_AT_ONCE
+from txmq.delta import file_rows, folder
+from txmq.delta.changes import COMMITS_AT_ONCE, Inserted, in_windows
+from txmq.delta.files import DataFile
 from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.storage import Table
 
@@ -140,3 +141,26 @@ def test_files_of_many_partitions_are_read_as_one_after_the_other(
     each = [table.read([file], COLUMNS) for file in files]
     assert counted.rows.equals(pa.concat_tables(each))
     assert counted.counts == [part.num_rows for part in each]
+
+
+def test_process_that_can_start_no_thread_any_more_reads_one_file_after_the_other(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = another(table)
+    append(table, 1, MANY)
+    monkeypatch.setattr(type(table.objects), "is_remote", True)
+
+    def submit(*_: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(folder.ThreadPoolExecutor, "submit", submit)
+
+    assert follower.refresh().version == table.version
+    assert follower.read(follower.files(), COLUMNS).num_rows == MANY
+
+
+def test_commit_that_does_not_say_how_many_rows_it_has_ends_a_window() -> None:
+    unknown = DataFile("a.parquet", 0, 1_000, {})
+    commits = [Inserted(version, [unknown], []) for version in range(3)]
+
+    assert [len(window) for window in in_windows(iter(commits), 10)] == [1, 1, 1]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
@@ -122,3 +124,19 @@ def test_two_publishers_with_a_backlog_show_each_message_once(backlog: Store) ->
     first.run_once()
 
     assert are_published(backlog)
+
+
+def test_files_with_times_of_another_program_are_published_beside_others(store: Store) -> None:
+    send_each(store, *TEXTS, topic="a")
+    table = store.tables.table_at("half")
+    for file in table.files()[::2]:
+        # As Spark writes them: without a zone, and in a type of its own.
+        path = Path(table.location, file.path)
+        rows = pq.ParquetFile(path).read()
+        options = {"use_deprecated_int96_timestamps": True, "store_schema": False}
+        pq.write_table(rows, path, **options)
+
+    result = Publisher(store).run_once()
+
+    assert (result.published, result.parked, result.set_aside) == (ENDS, 0, 0)
+    assert are_published(store)
