@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from txmq.delta.actions import EMPTY_COMMIT, CommitActions, commit_path
 from txmq.delta.files import DataFile, with_partition
+from txmq.delta.folder import in_windows
 from txmq.delta.reading import ReadTable
 from txmq.delta.replay import parsed_commit
-from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.snapshot import LiveFile
 from txmq.errors import StorageError
 
@@ -71,7 +71,7 @@ class ChangesTable(ReadTable):
         if start <= end:
             self._reach(end)
         commits = self._inserted_by(start, end, cure)
-        for window in in_windows(commits, enough_rows):
+        for window in read_together(commits, enough_rows):
             parts.append(self._rows(window, columns))
             version = window[-1].version
             if enough_rows is not None and sum(part.num_rows for part in parts) >= enough_rows:
@@ -79,8 +79,7 @@ class ChangesTable(ReadTable):
         return pa.concat_tables(parts).cast(full), version
 
     def _inserted_by(self, start: int, end: int, cure: str | None) -> Iterator[Inserted]:
-        for first in range(start, end + 1, REQUESTS_AT_ONCE):
-            versions = range(first, min(first + REQUESTS_AT_ONCE, end + 1))
+        for versions in in_windows(range(start, end + 1)):
             contents = self.fetched([commit_path(version) for version in versions])
             for version in versions:
                 content = self.commit_among(contents, version)
@@ -130,7 +129,7 @@ class ChangesTable(ReadTable):
             raise StorageError(self.name, problem)
 
 
-def in_windows(
+def read_together(
     commits: Iterator[Inserted], enough_rows: int | None
 ) -> Iterator[Sequence[Inserted]]:
     """The commits in their order, some together; a window ends where there are enough rows."""

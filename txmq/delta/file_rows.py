@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 
 from txmq.delta.batches import BATCH_BYTES, record_batches
 from txmq.delta.files import LARGE_FILE_BYTES, DataFile, as_type, with_partition
-from txmq.delta.folder import NOTHING, Contents
+from txmq.delta.folder import NOTHING, Contents, in_windows
 from txmq.delta.followed import FollowedTable
 from txmq.delta.retries import read_again
-from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.schemas import TableSchema
 from txmq.delta.small_files import KEPT_FILES, SMALL_BYTES, SmallFiles, is_small, some_columns
 
@@ -72,7 +71,7 @@ class FileTable(FollowedTable):
     def _each_stored(
         self, files: Sequence[DataFile], stored: list[str], *, keeps: bool
     ) -> Iterator[pa.Table]:
-        for window in file_windows(files):
+        for window in in_windows(files):
             contents = self.fetched_files(window)
             for file in window:
                 yield self._stored_again(file, stored, contents, keeps=keeps)
@@ -154,12 +153,6 @@ class FileTable(FollowedTable):
             return source
         with source:
             return pa.BufferReader(source.read_buffer())
-
-
-def file_windows(files: Sequence[DataFile]) -> Iterator[Sequence[DataFile]]:
-    """The files in their order, as many at once as are fetched together."""
-    for start in range(0, len(files), REQUESTS_AT_ONCE):
-        yield files[start : start + REQUESTS_AT_ONCE]
 
 
 def _parquet(source: pa.NativeFile) -> pq.ParquetFile:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pa_fs
@@ -20,6 +21,7 @@ SECOND_MS = 1000
 # A file of about so many bytes is the commit of a few callers.
 STREAMED_MAX_BYTES = 64 * 1024
 
+Value = TypeVar("Value")
 # A larger file is read alone.
 FETCHED_MAX_BYTES = 1024 * 1024
 
@@ -190,6 +192,12 @@ class TableFolder:
         # A commit may name thousands of files, and one that is empty has no marks.
         lines = [line for line in commit.splitlines() if b'"txn"' in line]
         return dict(commit_actions(b"\n".join(lines)).marks) if lines else {}
+
+
+def in_windows(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
+    """The values in their order, as many at once as are fetched together."""
+    for start in range(0, len(values), REQUESTS_AT_ONCE):
+        yield values[start : start + REQUESTS_AT_ONCE]
 
 
 def _content(filesystem: pa_fs.FileSystem, path: str) -> pa.Buffer | None:

@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, path_of
+from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, commit_path, path_of
 from txmq.delta.checkpoint_file import LAST_CHECKPOINT, checkpoint_path
 from txmq.delta.failures import in_one_line
 from txmq.delta.files import FilePart
-from txmq.delta.folder import TableFolder
+from txmq.delta.folder import TableFolder, in_windows
 from txmq.delta.reading import ReadTable
 from txmq.delta.replay import parsed_commit
 from txmq.delta.snapshot import LiveFile
@@ -159,8 +159,10 @@ def removed_by(table: ReadTable, versions: Iterable[int]) -> list[str]:
 
 
 def _actions_of(table: ReadTable, versions: Iterable[int]) -> Iterator[tuple[str, str]]:
-    for version in versions:
-        yield from _file_actions(table.commit_bytes(version))
+    for window in in_windows(list(versions)):
+        contents = table.fetched([commit_path(version) for version in window])
+        for version in window:
+            yield from _file_actions(table.commit_among(contents, version))
 
 
 def _from(files: LogFiles, version: int) -> list[int]:

@@ -25,7 +25,7 @@ from txmq.delta.actions import (
     stamp_of,
 )
 from txmq.delta.failures import in_one_line
-from txmq.delta.folder import NOT_FOUND, TableFolder
+from txmq.delta.folder import NOT_FOUND, TableFolder, in_windows
 from txmq.delta.snapshot import Definition, LiveFile, Marks, Snapshot
 from txmq.errors import StorageError, StoreNotFoundError
 
@@ -93,9 +93,8 @@ def replayed(folder: TableFolder, missing: str) -> Snapshot:
         raise StoreNotFoundError(folder.name, missing)
     log.commits.update(overlooked(folder, log, max(log.checkpoints, default=-1)))
     base, snapshot = begin(folder, log, log.bases())
-    for version in range(base + 1, log.newest + 1):
-        content, seen = _commit(folder, version)
-        actions = parsed_commit(folder.name, version, content)
+    for content, seen in _commits(folder, range(base + 1, log.newest + 1)):
+        actions = parsed_commit(folder.name, seen.version, content)
         snapshot = first(actions) if snapshot is None else snapshot
         follow(folder.name, snapshot, seen, actions)
     assert snapshot is not None  # noqa: S101 - there is a checkpoint, or commit 0
@@ -143,12 +142,16 @@ def first(actions: CommitActions) -> Snapshot:
     return Snapshot(Seen(-1), Definition(actions.metadata, actions.protocol), (), Marks())
 
 
-def _commit(folder: TableFolder, version: int) -> tuple[bytes, Seen]:
-    (info,) = folder.commit_infos(version)
-    content = folder.commit_bytes(version)
-    if content is None or info.type is NOT_FOUND:
-        raise FileNotFoundError(commit_path(version))
-    return content, Seen(version, stamp_of(info))
+def _commits(folder: TableFolder, versions: range) -> Iterator[tuple[bytes, Seen]]:
+    """The content of these commits; of an object store some are fetched at the same time."""
+    for window in in_windows(versions):
+        infos = folder.commit_infos(*window)
+        contents = folder.fetched([commit_path(version) for version in window])
+        for version, info in zip(window, infos, strict=True):
+            content = folder.commit_among(contents, version)
+            if content is None or info.type is NOT_FOUND:
+                raise FileNotFoundError(commit_path(version))
+            yield content, Seen(version, stamp_of(info))
 
 
 def parsed_commit(table: str, version: int, content: bytes) -> CommitActions:

@@ -18,9 +18,8 @@ from txmq.delta.batches import BATCH_BYTES
 from txmq.delta.failures import disk_error, problem_of
 from txmq.delta.file_rows import CHUNKS_MAX
 from txmq.delta.files import as_type
-from txmq.delta.folder import Contents
+from txmq.delta.folder import Contents, in_windows
 from txmq.delta.parquet import NewFile, write_file, write_partitions
-from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.delta.storage import Table
 from txmq.errors import UnreadableFileError
@@ -139,8 +138,7 @@ def _messages(files: Sequence[PlanFile], rows: pa.Table, batch_bytes: int) -> It
         (files[number], rows.slice(first, end - first))
         for number, first, end in zip(chosen.tolist(), firsts.tolist(), ends, strict=True)
     ]
-    for start in range(0, len(parts), REQUESTS_AT_ONCE):
-        window = parts[start : start + REQUESTS_AT_ONCE]
+    for window in in_windows(parts):
         contents = _fetched([file for file, _ in window])
         for file, file_rows in window:
             yield from _messages_in(file, file_rows, batch_bytes, contents)

@@ -13,7 +13,7 @@ import pytest
 from tests.kit.numbers_table import PARTS, another, numbers_table, rows, something
 from tests.kit.reading import delta_rs
 from txmq.delta import file_rows, folder
-from txmq.delta.changes import COMMITS_AT_ONCE, Inserted, in_windows
+from txmq.delta.changes import COMMITS_AT_ONCE, Inserted, read_together
 from txmq.delta.files import DataFile
 from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.storage import Table
@@ -97,6 +97,22 @@ def test_follower_far_behind_fetches_commits_together(
 
 
 @pytest.mark.parametrize("are_lost", [False, True])
+def test_commits_after_a_checkpoint_are_fetched_together(
+    table: Table, monkeypatch: pytest.MonkeyPatch, *, are_lost: bool
+) -> None:
+    append(table, 1, 2)
+    table.checkpoint()
+    append(table, 3, MANY)
+    starter, names = Table(table.location, table.schema), table.log_names()
+    monkeypatch.setattr(starter, "log_names", lambda: names)
+    requests = with_requests(starter, monkeypatch, are_lost=are_lost)
+
+    assert starter.refresh().version == table.version
+    assert {file.path for file in starter.files()} == {file.path for file in table.files()}
+    assert requests.together > 1
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
 def test_changes_of_many_commits_are_fetched_together(
     table: Table, monkeypatch: pytest.MonkeyPatch, *, are_lost: bool
 ) -> None:
@@ -163,4 +179,4 @@ def test_commit_that_does_not_say_how_many_rows_it_has_ends_a_window() -> None:
     unknown = DataFile("a.parquet", 0, 1_000, {})
     commits = [Inserted(version, [unknown], []) for version in range(3)]
 
-    assert [len(window) for window in in_windows(iter(commits), 10)] == [1, 1, 1]
+    assert [len(window) for window in read_together(iter(commits), 10)] == [1, 1, 1]
