@@ -16,6 +16,7 @@ from txmq.broker import Broker
 from txmq.consumer.stream import Consumer
 from txmq.delta.log import log_files
 from txmq.listeners.protocol import HalfMessage
+from txmq.maintenance import service
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
@@ -141,8 +142,10 @@ def test_stream_sees_every_message_once_while_its_topic_is_compacted_and_cleaned
 
 
 def test_broker_asks_and_publishes_everything_while_its_logs_are_cleaned(
-    store: Store, spark: SparkSession
+    store: Store, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Else a log whose commits are too young in a round is looked at a minute later.
+    monkeypatch.setattr(service, "QUIET_MS", 0)
     handle = Broker(store, spark=spark, listeners={GROUP: Answering()}).start()
     try:
         with TransactionProducer(store, producer_group=GROUP) as producer:
