@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from tests.kit.builders import halves, table_versions
 from tests.kit.dead_world import DEAD, DeadWorld
 from tests.kit.delay_world import TOPIC
+from tests.kit.kills import killed_at
 from txmq.admin.dead_letters import Chosen
 from txmq.admin.erasure import Erasure
 from txmq.admin.rebuild_write import rebuild_topic
@@ -218,17 +219,8 @@ def test_topic_finds_its_traces_whenever_the_one_before_was_killed(
 ) -> None:
     for topic in (EARLY, "invoices"):
         send_traced(world, topic)
-    left = [passes]
-
-    def dies(point: FailPoint) -> None:
-        left[0] -= point is FailPoint.FILES_REPLACED
-        if not left[0]:
-            raise _Killed
-
-    disarm = arm(dies)
-    with pytest.raises(_Killed):
+    with killed_at(passes, FailPoint.FILES_REPLACED):
         erasure(world, topic=EARLY).apply(reason=WHY)
-    disarm()
     assert is_clean(world)
     erasure(world, topic=EARLY).apply(reason=WHY)
 
@@ -408,18 +400,8 @@ class _Killed(BaseException):
 def test_killed_erasure_is_finished_by_the_next_one(world: DeadWorld, passes: int) -> None:
     send_secret(world)
     world.bury(SECRET, keys=KEY)
-    left = [passes]
-
-    def dies(point: FailPoint) -> None:
-        if point in (FailPoint.FILES_MERGED, FailPoint.FILES_REPLACED):
-            left[0] -= 1
-            if not left[0]:
-                raise _Killed
-
-    disarm = arm(dies)
-    with pytest.raises(_Killed):
+    with killed_at(passes, FailPoint.FILES_MERGED, FailPoint.FILES_REPLACED):
         erasure(world).apply(reason=WHY)
-    disarm()
     assert is_clean(world)
 
     erasure(world).apply(reason=WHY)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.kit.builders import halves
+from tests.kit.kills import killed_at
 from txmq.delta import log
 from txmq.delta.checkpoint_file import checkpoint_path
 from txmq.delta.log import LogCleaned, LogFiles, clean_log, commit_news, log_files
 from txmq.delta.objects import Objects
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError
-from txmq.fail_points import FailPoint, arm
+from txmq.fail_points import FailPoint
 from txmq.maintenance.compaction import compact
 from txmq.store.store import Store
 
@@ -310,30 +311,19 @@ def test_swap_of_a_writer_that_slept_in_its_commit_is_refused(sleeping: Table) -
     assert Table(sleeping.location, sleeping.schema).refresh().mark("progress") is None
 
 
-class Killed(BaseException):
-    """As SIGKILL: nothing after it runs."""
-
-
 def test_long_log_is_cleaned_in_steps_of_which_a_kill_takes_none_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "COMMITS_AT_ONCE", 5)
-    table, left = store.tables.table_at("half"), [2]
+    table = store.tables.table_at("half")
     for number in range(1, 31):
         table.append(halves(number), app_id="producer", number=number)
         if number % 4 == 0:
             table.checkpoint()
     ids = message_ids(table)
 
-    def dies(point: FailPoint) -> None:
-        left[0] -= point is FailPoint.LOG_CLEANED
-        if not left[0]:
-            raise Killed
-
-    disarm = arm(dies)
-    with pytest.raises(Killed):
+    with killed_at(2, FailPoint.LOG_CLEANED):
         clean_log(table, table.version)
-    disarm()
 
     oldest = min(log_files(table).commits_ms)
     assert 10 <= oldest < 28

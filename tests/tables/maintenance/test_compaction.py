@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.kit.builders import halves, transaction_id
+from tests.kit.kills import killed_at
 from txmq.delta.files import DataFile
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
@@ -246,26 +247,15 @@ def test_size_of_each_file_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> Non
 # --- many small files ----------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """As SIGKILL: nothing after it runs."""
-
-
 def test_what_was_merged_before_a_kill_stays_merged(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "FILES_AT_ONCE", 10)
-    table, left = filled(store, 35), [3]
+    table = filled(store, 35)
     before = content(table)
 
-    def dies(point: FailPoint) -> None:
-        left[0] -= point is FailPoint.FILES_MERGED
-        if not left[0]:
-            raise Killed
-
-    disarm = arm(dies)
-    with pytest.raises(Killed):
+    with killed_at(3, FailPoint.FILES_MERGED):
         compact(table, TARGET_BYTES)
-    disarm()
 
     another = store.tables.table_at("half").refresh()
     assert len(another.files()) == 2 + 15
