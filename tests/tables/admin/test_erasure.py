@@ -392,10 +392,6 @@ def test_delivery_that_a_publisher_makes_meanwhile_is_found(world: DeadWorld) ->
 # --- who works meanwhile --------------------------------------------------------------------------
 
 
-class _Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("passes", range(1, 5))
 def test_killed_erasure_is_finished_by_the_next_one(world: DeadWorld, passes: int) -> None:
     send_secret(world)
@@ -467,15 +463,9 @@ def test_two_erasures_and_a_sender_at_once(world: DeadWorld) -> None:
 
 
 def test_leftovers_of_a_killed_sender_are_told_and_swept(world: DeadWorld) -> None:
-    def dies(point: FailPoint) -> None:
-        if point is FailPoint.FILES_WRITTEN:
-            raise _Killed
-
-    disarm = arm(dies)
-    with pytest.raises(_Killed):
+    with killed_at(1, FailPoint.FILES_WRITTEN):
         half = world.store.tables.table_at("half")
         half.append(halves(1, [Message(TOPIC, SECRET.encode(), keys=KEY)]), app_id="a", number=1)
-    disarm()
     folder = Path(world.store.location, "half")
     for name in ("torn.parquet", "torn.parquet#2", f"torn.parquet.0a{UNFINISHED}"):
         (folder / name).write_bytes(b"torn")
