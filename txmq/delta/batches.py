@@ -1,11 +1,14 @@
-"""The rows of a Parquet file in batches that are bounded in bytes."""
+"""Rows of Parquet files in batches, and these in row groups, that are bounded in bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+Part = TypeVar("Part")
 
 READ_BUFFER_BYTES = 1 << 20
 # A batch of rows that is in memory at once, where its caller names no other limit.
@@ -13,6 +16,8 @@ BATCH_BYTES = 16 * 1024 * 1024
 # Within a row group that is larger than a batch the large rows may stand together.
 UNEVEN_ROWS = 64
 UNEVEN_PARTS = 8
+# A table of one row is a hundred times as large as its row: so many are put together at once.
+TABLES_HELD = 256
 
 
 def record_batches(
@@ -66,3 +71,37 @@ def in_windows(
         waiting_bytes += batch.nbytes
     if waiting:
         yield pa.Table.from_batches(waiting), True
+
+
+def in_row_groups(
+    parts: Iterable[Part],
+    joined: Callable[[Sequence[Part]], pa.Table],
+    size: Callable[[Part], tuple[int, int]],
+    limits: tuple[int, int],
+) -> Iterator[pa.Table]:
+    """Parts, most of few rows, in tables that each become a row group of a new file.
+
+    Args:
+        parts: what is put together, in this order.
+        joined: makes a table of up to TABLES_HELD parts.
+        size: the rows and the bytes of a part; it is asked once for each.
+        limits: a table ends with the part with which it has so many rows or bytes.
+    """
+    tables: list[pa.Table] = []
+    waiting: list[Part] = []
+    rows = size_bytes = 0
+    for part in parts:
+        part_rows, part_bytes = size(part)
+        rows, size_bytes = rows + part_rows, size_bytes + part_bytes
+        waiting.append(part)
+        is_full = rows >= limits[0] or size_bytes >= limits[1]
+        if is_full or len(waiting) == TABLES_HELD:
+            tables.append(joined(waiting))
+            waiting = []
+        if is_full:
+            yield pa.concat_tables(tables)
+            tables, rows, size_bytes = [], 0, 0
+    if waiting:
+        tables.append(joined(waiting))
+    if tables:
+        yield pa.concat_tables(tables)

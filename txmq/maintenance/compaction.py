@@ -7,11 +7,13 @@ is copied at most once for each class, and a partition keeps at most seven files
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from txmq.delta.batches import in_row_groups
 from txmq.delta.files import DataFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.storage import Table
@@ -28,7 +30,6 @@ FILES_OF_A_CLASS = 8
 SMALLEST_CLASS_BYTES = 128 * 1024
 # What is merged at once: after it there is a commit, and memory is free again.
 FILES_AT_ONCE = 2_048
-TABLES_HELD = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,29 +127,14 @@ def _of_one_commit(groups: Iterable[list[DataFile]]) -> Iterator[list[list[DataF
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
     """A new file with the rows of all `files`, in their order."""
-    rows = _row_groups(table, files, stored_columns(table))
-    return written_anew(table, rows, files[0].partition)
+    rows = table.each(files, stored_columns(table))
+    return written_anew(table, _row_groups(rows), files[0].partition)
 
 
-def _row_groups(
-    table: Table, files: Sequence[DataFile], names: Sequence[str]
-) -> Iterator[pa.Table]:
-    """The rows of many files in few tables; each table becomes a row group."""
-    whole: list[pa.Table] = []
-    parts: list[pa.Table] = []
-    size_bytes = 0
-    for rows in table.each(files, names):
-        parts.append(rows)
-        size_bytes += rows.nbytes
-        if size_bytes >= ROW_GROUP_BYTES:
-            yield _together([*whole, *parts])
-            whole, parts, size_bytes = [], [], 0
-        elif len(parts) == TABLES_HELD:
-            # A table of one row is a hundred times as large as its row.
-            whole.append(_together(parts))
-            parts = []
-    if whole or parts:
-        yield _together([*whole, *parts])
+def _row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of many files in few tables; each becomes a row group."""
+    limits = (sys.maxsize, ROW_GROUP_BYTES)
+    return in_row_groups(tables, _together, lambda rows: (rows.num_rows, rows.nbytes), limits)
 
 
 def _together(parts: Sequence[pa.Table]) -> pa.Table:

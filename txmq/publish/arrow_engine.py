@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from txmq.clock import timestamp
 from txmq.columns import in_order
-from txmq.delta.batches import BATCH_BYTES
+from txmq.delta.batches import BATCH_BYTES, in_row_groups
 from txmq.delta.failures import disk_error, problem_of
 from txmq.delta.file_rows import CHUNKS_MAX
 from txmq.delta.files import as_type
@@ -35,9 +35,6 @@ def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
     """The size of one batch, so that all topics together hold `publish_batch_bytes`."""
     return max(1, publish_batch_bytes // (threads * BATCHES_OF_A_TOPIC))
 
-
-# Of many small files so many are put together.
-TABLES_HELD = 256
 
 # Messages with a topic's column names, and their rows of the plan.
 _Messages = tuple[pa.Table, pa.Table]
@@ -99,26 +96,12 @@ def copied(
 
     Raises: UnreadableFileError.
     """
-    messages = _messages(files, in_order(rows, "file", "row"), batch_bytes)
-    waiting: list[_Messages] = []
-    ready: list[pa.Table] = []
-    count = size_bytes = 0
-    for batch, plan_rows in messages:
-        waiting.append((batch, plan_rows))
-        count, size_bytes = count + batch.num_rows, size_bytes + batch.nbytes
-        is_full = count >= BATCH_ROWS or size_bytes >= batch_bytes
-        if is_full or len(waiting) >= TABLES_HELD:
-            # A table of one row is a hundred times as large as its row.
-            ready.append(_topic_rows_of(waiting, schema, now_ms))
-            waiting = []
-        if is_full:
-            # Each table becomes a row group of the new file.
-            table, ready, count, size_bytes = pa.concat_tables(ready), [], 0, 0
-            yield table
-    if waiting:
-        ready.append(_topic_rows_of(waiting, schema, now_ms))
-    if ready:
-        yield pa.concat_tables(ready)
+    return in_row_groups(
+        _messages(files, in_order(rows, "file", "row"), batch_bytes),
+        lambda messages: _topic_rows_of(messages, schema, now_ms),
+        lambda messages: (messages[0].num_rows, messages[0].nbytes),
+        (BATCH_ROWS, batch_bytes),
+    )
 
 
 def _topic_rows_of(messages: Sequence[_Messages], schema: pa.Schema, now_ms: int) -> pa.Table:

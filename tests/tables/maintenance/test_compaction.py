@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import date
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from hypothesis import strategies as some
 
 from tests.kit.builders import halves, transaction_id
 from tests.kit.kills import killed_at
+from txmq.delta import batches
 from txmq.delta.files import DataFile
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
@@ -219,31 +219,6 @@ def _ids(number: int) -> object:
     return pa.array([transaction_id(number)])
 
 
-class Part:
-    """Rows of one small file, that count how often their size is asked."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    @property
-    def nbytes(self) -> int:
-        self.asked += 1
-        return 10
-
-    def combine_chunks(self) -> Part:
-        return self
-
-
-def test_size_of_each_file_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [Part() for _ in range(500)]
-    table: Any = SimpleNamespace(each=lambda *_: iter(parts))
-    monkeypatch.setattr(compaction.pa, "concat_tables", lambda found: found[0])
-
-    list(compaction._row_groups(table, files(len(parts), TARGET_BYTES), []))
-
-    assert [part.asked for part in parts] == [1] * len(parts)
-
-
 # --- many small files ----------------------------------------------------------------------------
 
 
@@ -266,7 +241,7 @@ def test_what_was_merged_before_a_kill_stays_merged(
 def test_rows_of_many_small_files_are_held_together_and_not_in_a_table_each(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "TABLES_HELD", 8)
+    monkeypatch.setattr(batches, "TABLES_HELD", 8)
     table, held = filled(store, 64), list[int]()
     concat_tables = pa.concat_tables
 
@@ -275,7 +250,7 @@ def test_rows_of_many_small_files_are_held_together_and_not_in_a_table_each(
         held.append(len(parts))
         return concat_tables(parts, **options)
 
-    monkeypatch.setattr(compaction.pa, "concat_tables", noted)
+    monkeypatch.setattr(batches.pa, "concat_tables", noted)
     compact(table, TARGET_BYTES)
 
     assert max(held) == 8
