@@ -26,6 +26,7 @@ from bench import (
     growth,
     latency,
     listeners,
+    one_row_commits,
     pending,
     restart,
     thirty_days,
@@ -42,6 +43,7 @@ OF_A_RUN = ("git_commit", "load_before")
 PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "latency": latency.measure,
     "backlog": backlog.measure,
+    "one-row-commits": one_row_commits.measure,
     # Little memory, as the bar asks; and enough for the bare stream to run at its best.
     "dataframe-arrow": partial(dataframe.measure, engine="arrow", heap_mib=768),
     "dataframe-spark": partial(dataframe.measure, engine="spark", heap_mib=768),

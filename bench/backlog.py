@@ -32,8 +32,8 @@ SETTLE_DOWN_S = 0.5
 def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     """Rows a second; the bare stream with whichever trigger is faster."""
     spark = quiet_session()
-    alternate(_sides(spark, sizes.smaller(), fresh_folder(folder, "warm")), 1)
-    samples = alternate(_sides(spark, sizes, fresh_folder(folder, "full")), sizes.rounds)
+    alternate(sides(spark, sizes.smaller(), fresh_folder(folder, "warm")), 1)
+    samples = alternate(sides(spark, sizes, fresh_folder(folder, "full")), sizes.rounds)
     bare = max((samples[BARE_TRIGGER], samples[BARE_AVAILABLE]), key=median)
     facts = {"samples": samples, "rows": sizes.backlog_rows, "commit_rows": sizes.commit_rows}
     bar = Bar(2.0, at_most=False)
@@ -45,7 +45,8 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     ]
 
 
-def _sides(spark: SparkSession, sizes: Sizes, folder: Path) -> dict[str, Callable[[], float]]:
+def sides(spark: SparkSession, sizes: Sizes, folder: Path) -> dict[str, Callable[[], float]]:
+    """Rows a second of each side; makes the backlog of all of them first."""
     _prepare(spark, sizes, folder)
     rows = sizes.backlog_rows
     return {
@@ -69,14 +70,14 @@ def _prepare(spark: SparkSession, sizes: Sizes, folder: Path) -> None:
 
 
 def _once_s(rows: int, folder: Path) -> float:
-    copy = _copy_of_store(folder)
+    copy = copy_of_store(folder)
     publisher = Publisher(Store.open(copy))
     return _until_visible(copy / "topics" / TOPIC, rows, publisher.run_once)
 
 
 def _stream_s(spark: SparkSession, rows: int, folder: Path) -> float:
     """The query runs on an empty op log; then all of its commits are there at once."""
-    copy = _copy_of_store(folder)
+    copy = copy_of_store(folder)
     hidden = _hide_commits(copy / "op" / "_delta_log", folder)
     handle = Publisher(Store.open(copy), spark=spark).start()
     try:
@@ -111,7 +112,8 @@ def _until_visible(location: Path, rows: int, start: Callable[[], object]) -> fl
         return visible.result() - start_s
 
 
-def _copy_of_store(folder: Path) -> Path:
+def copy_of_store(folder: Path) -> Path:
+    """A new copy of the store with the backlog, in place of the one before."""
     copy = folder / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     linked_copy(folder / "store", copy)

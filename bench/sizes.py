@@ -14,6 +14,7 @@ class Sizes:
     single_messages: int = 30
     backlog_rows: int = 1_000_000
     commit_rows: int = 10_000
+    one_row_commits: int = 3_000
     dataframe_rows: int = 1_000_000
     callers_s: float = 5.0
     days: int = 30
@@ -33,6 +34,7 @@ class Sizes:
             self,
             single_messages=max(3, self.single_messages // times),
             backlog_rows=max(self.commit_rows, self.backlog_rows // times),
+            one_row_commits=max(100, self.one_row_commits // times),
             dataframe_rows=max(1, self.dataframe_rows // times),
             callers_s=max(0.5, self.callers_s / times),
             days=max(2, self.days // times),
