@@ -11,10 +11,13 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
 from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, commit_path, path_of
@@ -24,6 +27,7 @@ from txmq.delta.files import FilePart
 from txmq.delta.folder import TableFolder, in_windows
 from txmq.delta.reading import ReadTable
 from txmq.delta.replay import parsed_commit
+from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.snapshot import LiveFile
 from txmq.delta.storage import Table
 from txmq.fail_points import FailPoint, reached
@@ -212,12 +216,24 @@ def _log_paths(table: ReadTable, base: int) -> list[str]:
 
 
 def delete_files(table: Table, paths: Iterable[str]) -> int:
-    """Delete files; returns how many. A file that is already deleted is no error."""
-    count = 0
-    for path in paths:
-        try:
-            table.filesystem.delete_file(path)
-        except FileNotFoundError:
-            continue
-        count += 1
-    return count
+    """Delete files in their order, of an object store some at once; returns how many.
+
+    A file that is already deleted is no error. Where one cannot be deleted, none after the next
+    few is.
+
+    Raises: STORAGE_ERRORS.
+    """
+    delete, some = partial(_is_deleted, table.filesystem), list(paths)
+    if len(some) <= 1 or not table.objects.is_remote:
+        return sum(map(delete, some))
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        return sum(sum(pool.map(delete, window)) for window in in_windows(some))
+
+
+def _is_deleted(filesystem: pa_fs.FileSystem, path: str) -> bool:
+    """Delete a file; whether it was there, where the storage tells."""
+    try:
+        filesystem.delete_file(path)
+    except FileNotFoundError:
+        return False
+    return True

@@ -15,6 +15,7 @@ from tests.kit.reading import delta_rs
 from txmq.delta import file_rows, folder
 from txmq.delta.changes import COMMITS_AT_ONCE, Inserted, read_together
 from txmq.delta.files import DataFile
+from txmq.delta.log import clean_log, log_files
 from txmq.delta.rooted import REQUESTS_AT_ONCE
 from txmq.delta.storage import Table
 
@@ -34,7 +35,10 @@ def append(table: Table, first: int, count: int) -> None:
 
 
 class Requests:
-    """The file system of an object store: opening a file is a request; some answers are lost."""
+    """The file system of an object store, of which some answers are lost.
+
+    To open a file is a request, and to delete one.
+    """
 
     def __init__(self, table: Table, *, are_lost: bool = False) -> None:
         self._filesystem = table.filesystem
@@ -46,20 +50,25 @@ class Requests:
         return getattr(self._filesystem, name)
 
     def open_input_file(self, path: str) -> Any:
-        """In a thread of its own, wait for another request."""
-        if threading.current_thread() is not threading.main_thread():
-            self._meet()
-            if self._are_lost:
-                raise OSError(5, "the answer is lost")
+        self._meet()
         return self._filesystem.open_input_file(path)
 
+    def delete_file(self, path: str) -> None:
+        self._filesystem.delete_file(path)
+        self._meet()
+
     def _meet(self) -> None:
+        """In a thread of its own, wait for another request."""
+        if threading.current_thread() is threading.main_thread():
+            return
         with self._changed:
             self._running += 1
             self.together = max(self.together, self._running)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.together > 1, timeout=60)
             self._running -= 1
+        if self._are_lost:
+            raise OSError(5, "the answer is lost")
 
 
 def with_requests(
@@ -122,6 +131,37 @@ def test_changes_of_many_commits_are_fetched_together(
 
     assert table.changes(1, table.version, COLUMNS).equals(expected)
     assert requests.together > 1
+
+
+def test_commits_of_a_clean_up_are_deleted_together(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(table, 1, MANY)
+    table.checkpoint()
+    append(table, MANY + 1, 1)
+    requests = with_requests(table, monkeypatch)
+
+    assert clean_log(table, table.version).commits == MANY
+    assert requests.together > 1
+    assert set(log_files(table).commits_ms) == {MANY, MANY + 1}
+
+
+def test_clean_up_of_which_an_answer_is_lost_goes_no_further_and_the_next_one_ends_it(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(table, 1, MANY)
+    table.checkpoint()
+    files = {file.path for file in table.files()}
+    with monkeypatch.context() as patched:
+        with_requests(table, patched, are_lost=True)
+        with pytest.raises(OSError, match="lost"):
+            clean_log(table, table.version)
+        assert len(log_files(table).commits_ms) >= MANY + 1 - REQUESTS_AT_ONCE
+
+    clean_log(table, table.version)
+
+    assert set(log_files(table).commits_ms) == {MANY}
+    assert {file.path for file in another(table).refresh().files()} == files
 
 
 @pytest.mark.parametrize("seed", range(6))
