@@ -159,7 +159,7 @@ def _damaged(snapshot: Snapshot) -> Iterator[Need]:
     for group, problem in sorted(snapshot.damaged.items())[:SHOWN_MAX]:
         name = shown_name(group)
         yield Need(
-            Urgency.SOON, "TxmqNobodyConsumes", f"Group {name} cannot be read",
+            Urgency.SOON, "TxmqGroupUnreadable", f"Group {name} cannot be read",
             f"Its members can neither read nor commit: {problem}", "/groups",
             txmq("What deleting it would do", "groups", "delete", snapshot.status.location, name),
         )  # fmt: skip

@@ -55,13 +55,15 @@ class Latencies:
     delay: Histogram = NO_DURATIONS
 
 
-def store_figures(status: Status, lags: Sequence[QueueLag]) -> list[Figure]:
+def store_figures(
+    status: Status, lags: Sequence[QueueLag], unreadable_groups: int = 0
+) -> list[Figure]:
     """What the tables say, whoever asks: the same for each broker of a store."""
     return [
         *_of_transactions(status),
         *_of_messages(status),
         *_of_progress(status),
-        *_of_consumers(lags),
+        *_of_consumers(lags, unreadable_groups),
         *_of_tables(status),
     ]
 
@@ -157,7 +159,7 @@ def _of_progress(status: Status) -> Iterable[Figure]:
     )  # fmt: skip
 
 
-def _of_consumers(lags: Sequence[QueueLag]) -> Iterable[Figure]:
+def _of_consumers(lags: Sequence[QueueLag], unreadable: int) -> Iterable[Figure]:
     messages: dict[tuple[str, ...], float] = {}
     ownerless: dict[tuple[str, ...], float] = {}
     for queue in lags:
@@ -170,6 +172,8 @@ def _of_consumers(lags: Sequence[QueueLag]) -> Iterable[Figure]:
                labels, capped(messages)),
         Figure("txmq_consumer_ownerless_queues", FigureKind.GAUGE,
                "Queues that no living member reads.", labels, capped(ownerless)),
+        _gauge("txmq_unreadable_consumer_groups", "Groups whose state cannot be read.",
+               unreadable),
     )  # fmt: skip
 
 

@@ -128,6 +128,20 @@ def figure_of_lag(world: ConsumerWorld) -> float:
     return figure(values, "txmq_consumer_lag_messages", consumer_group="billing", topic=TOPIC)
 
 
+def test_group_whose_state_cannot_be_read_is_counted_until_it_can(world: ConsumerWorld) -> None:
+    world.consumer().poll(1, timeout_s=0)
+    newest = max(Path(world.store.location, "state", "group_billing", "_delta_log").glob("*.json"))
+    content, service = newest.read_bytes(), MetricsService(world.store, clock=world.clock)
+
+    counts = []
+    for written in (content, b"", b"", content):
+        newest.write_bytes(written)
+        values = samples(service.run_once())
+        counts.append(figure(values, "txmq_unreadable_consumer_groups"))
+
+    assert counts == [0, 1, 1, 0]
+
+
 def test_latencies_are_counted_once_for_each_end(world: ConsumerWorld) -> None:
     ended, shown = world.publisher.total.end_latency, world.publisher.total.publish_latency
 
