@@ -13,6 +13,7 @@ from txmq.backup.copying import Progress
 from txmq.backup.restore import restore
 from txmq.broker import Broker
 from txmq.consumer.pull import PullConsumer
+from txmq.delta.log import log_files
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
@@ -72,15 +73,20 @@ class Life:
     looks: int = 0
 
     def go_on(self, progress: Progress) -> None:
-        """At the first file much is sent; a slow machine gets a store that stands still."""
+        """At the first file logs are cleaned; a slow machine gets a store that stands still."""
         if progress.files > 1:
             return
         self.looks += 1
         if self.looks == 1:
-            goal = len(self.traffic.acknowledged) + DURING
-            self.traffic.wait_for(lambda: len(self.traffic.acknowledged) >= goal)
+            goal, kept = len(self.traffic.acknowledged) + DURING, self.oldest_claims()
+            self.traffic.wait_for(
+                lambda: len(self.traffic.acknowledged) >= goal and self.oldest_claims() > kept
+            )
         elif self.looks == LOOKS_UNDER_TRAFFIC:
             self.end()
+
+    def oldest_claims(self) -> int:
+        return min(log_files(self.traffic.store.tables.op_log().table).commits_ms)
 
     def end(self) -> None:
         """Stop all; once or twice."""
@@ -96,7 +102,7 @@ def test_what_was_acknowledged_before_a_backup_is_restored_once_and_groups_go_on
 ) -> None:
     settings = Config(
         half_queues=1, default_topic_queue_nums=2, checkpoint_interval=5,
-        maintenance_interval_s=0.2, log_reserved_time_s=1.0,
+        maintenance_interval_s=0.2, log_reserved_time_s=5.0,
     )  # fmt: skip
     store = Store.create(tmp_path / "store", settings)
     traffic = Traffic(store)
