@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 
 from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, wake
-from txmq import ConsumerGroups, ConsumeStatus, PullConsumer
+from tests.kit.group_world import consumer, fail
+from txmq import ConsumerGroups
 from txmq.backup.sight import sight_of
 from txmq.consumer.group import group_in
 from txmq.consumer.rules import EVERY_QUEUE
-from txmq.consumer.send_back import SendBack
 from txmq.delta import new_beginning
 from txmq.errors import (
     CommitConflictError,
@@ -23,30 +23,9 @@ from txmq.errors import (
     StorageUnavailableError,
     TxmqError,
 )
-from txmq.message.received import ReceivedMessage
 from txmq.store.register import Register
 from txmq.store.store import Store
 from txmq.verify import verify
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[ConsumerWorld]:
-    made = ConsumerWorld(tmp_path, queues=1, message_delay_level="1s 1s 1s")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def groups(world: ConsumerWorld) -> ConsumerGroups:
-    return ConsumerGroups(world.store, clock=world.clock)
-
-
-def consumer(world: ConsumerWorld) -> PullConsumer:
-    return world.consumer(sends_back=SendBack(world.store, BILLING, world.clock))
-
-
-def fail(_: ReceivedMessage) -> ConsumeStatus:
-    return ConsumeStatus.RECONSUME_LATER
 
 
 def table_of(store: Store) -> Path:

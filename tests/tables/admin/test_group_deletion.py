@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
-from txmq import ConsumerGroups, ConsumeStatus, PullConsumer
+from tests.kit.group_world import consumer, fail
+from txmq import ConsumerGroups
 from txmq.admin.dead_letters import DeadLetters
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import ConsumerLag, readable_groups
 from txmq.consumer.modes import ConsumeFromWhere
-from txmq.consumer.send_back import SendBack
 from txmq.errors import (
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
@@ -23,28 +20,7 @@ from txmq.errors import (
     TopicInUseError,
 )
 from txmq.fail_points import FailPoint, arm
-from txmq.message.received import ReceivedMessage
 from txmq.verify import verify
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[ConsumerWorld]:
-    made = ConsumerWorld(tmp_path, queues=1, message_delay_level="1s 1s 1s")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def groups(world: ConsumerWorld) -> ConsumerGroups:
-    return ConsumerGroups(world.store, clock=world.clock)
-
-
-def consumer(world: ConsumerWorld) -> PullConsumer:
-    return world.consumer(sends_back=SendBack(world.store, BILLING, world.clock))
-
-
-def fail(_: ReceivedMessage) -> ConsumeStatus:
-    return ConsumeStatus.RECONSUME_LATER
 
 
 def later(world: ConsumerWorld) -> None:
