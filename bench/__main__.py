@@ -23,7 +23,9 @@ from bench import (
     callers,
     consumers,
     dataframe,
+    fairness,
     growth,
+    idle,
     latency,
     listeners,
     one_row_commits,
@@ -50,6 +52,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "dataframe-arrow-2g": partial(dataframe.measure, engine="arrow", heap_mib=2048),
     "dataframe-spark-2g": partial(dataframe.measure, engine="spark", heap_mib=2048),
     "callers": callers.measure,
+    "fairness": fairness.measure,
     "asynchronous": asynchronous.measure,
     "listeners": listeners.measure,
     "consumers": consumers.measure,
@@ -57,6 +60,7 @@ PARTS: dict[str, Callable[[Sizes, Path], list[Outcome]]] = {
     "thirty-days": thirty_days.measure,
     "growth": growth.measure,
     "restart": restart.measure,
+    "idle": idle.measure,
     "verify": verify.measure,
 }
 

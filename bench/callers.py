@@ -60,7 +60,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
 
 def _outcomes(callers: Callers, sizes: Sizes, folder: Path) -> list[Outcome]:
     sides = {
-        "ours": partial(_run, _of_txmq, callers, sizes, folder),
+        "ours": partial(_run, of_txmq, callers, sizes, folder),
         "raw": partial(_run, _of_raw_loop, callers, sizes, folder),
     }
     samples = alternate(sides, sizes.rounds)
@@ -84,7 +84,7 @@ Run = Callable[[Path, int, Sizes, float], Commits]
 
 def _run(run: Run, callers: Callers, sizes: Sizes, folder: Path) -> Commits:
     location = fresh_folder(folder, "callers")
-    if run is _of_txmq:
+    if run is of_txmq:
         Store.create(location)
     if callers.processes == 1:
         return run(location, callers.threads, sizes, time.time())
@@ -97,10 +97,10 @@ def _run(run: Run, callers: Callers, sizes: Sizes, folder: Path) -> Commits:
         return [commit_s for one in asked for commit_s in one.result()]
 
 
-def _of_txmq(location: Path, threads: int, sizes: Sizes, start: float) -> Commits:
+def of_txmq(location: Path, threads: int, sizes: Sizes, start: float) -> Commits:
     """Seconds that each commit() took, of all that ended in time."""
     with TransactionProducer(Store.open(location), producer_group=GROUP) as producer:
-        return _in_time(partial(_transaction, producer), threads, sizes, start)
+        return _in_time(partial(transaction, producer), threads, sizes, start)
 
 
 def _of_raw_loop(location: Path, threads: int, sizes: Sizes, start: float) -> Commits:
@@ -128,7 +128,8 @@ def _caller(call: Callable[[bytes], float], body_bytes: int, end_s: float) -> Co
     return commits
 
 
-def _transaction(producer: TransactionProducer, body: bytes) -> float:
+def transaction(producer: TransactionProducer, body: bytes) -> float:
+    """Send one message; the seconds of its commit()."""
     with producer.begin_transaction() as transaction:
         transaction.send(Message(TOPIC, body))
         transaction.prepare()

@@ -17,6 +17,8 @@ class Sizes:
     one_row_commits: int = 3_000
     dataframe_rows: int = 1_000_000
     callers_s: float = 5.0
+    idle_s: float = 40.0
+    crowd_s: float = 20.0
     days: int = 30
     due_transactions: int = 100_000
     asynchronous: int = 100_000
@@ -37,6 +39,8 @@ class Sizes:
             one_row_commits=max(100, self.one_row_commits // times),
             dataframe_rows=max(1, self.dataframe_rows // times),
             callers_s=max(0.5, self.callers_s / times),
+            idle_s=max(1.0, self.idle_s / times),
+            crowd_s=max(2.0, self.crowd_s / times),
             days=max(2, self.days // times),
             due_transactions=max(1, self.due_transactions // times),
             asynchronous=max(8, self.asynchronous // times),
