@@ -79,7 +79,7 @@ class _News:
     def take(self, content: bytes) -> None:
         for line in content.splitlines():
             for kind, values in json.loads(line).items() if line.strip() else ():
-                if kind not in _PASSED:
+                if kind not in _PASSED and values is not None:
                     self._take(kind, values)
 
     def _take(self, kind: str, values: dict[str, Any]) -> None:

@@ -44,13 +44,15 @@ class _Checkpoints:
 
     def __init__(self) -> None:
         self._waiting: dict[str, _Due] = {}
-        self._changed = threading.Condition()
+        # Not entered by the condition: an interrupt in Condition.__enter__ would leave it taken.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._is_closed = False
         self.process_id = process_id()
 
     def ask(self, due: _Due) -> None:
-        with self._changed:
+        with self._lock:
             self._waiting[due.location] = due
             if self._thread is None and not self._is_closed:
                 self._start()
@@ -69,7 +71,7 @@ class _Checkpoints:
 
     def close(self) -> None:
         """End the thread; what waits, or takes too long, is left to maintenance."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify()
         if self._thread is not None:
@@ -84,7 +86,7 @@ class _Checkpoints:
 
     def _next(self, pause_s: float) -> _Due | None:
         """What has waited longest, after the pause; None after `close`."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._is_closed, pause_s)
             self._changed.wait_for(lambda: self._is_closed or self._waiting)
             return None if self._is_closed else self._waiting.pop(next(iter(self._waiting)))

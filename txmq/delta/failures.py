@@ -145,8 +145,8 @@ FINAL_READ_ERRORS = (
 )
 
 
-def failed_read(table: str, error: Exception) -> StorageError:
-    """The error of txmq for a failure to read a table."""
+def failed_read(table: str, error: Exception, path: str = "") -> StorageError:
+    """The error of txmq for a failure to read a table, or one file of it."""
     if unsupported := _unsupported(table, str(error)):
         return unsupported
     known = _of_kind(table, error, _KINDS, "read")
@@ -154,7 +154,8 @@ def failed_read(table: str, error: Exception) -> StorageError:
         known = AccessDeniedError(table, "cannot be read; check its rights")
     if known is None and _CLEANED_BEHIND.search(str(error)):
         return _cleaned_behind(table)
-    return known or StorageError(table, f"cannot be read ({in_one_line(error)})")
+    name = f"{path} " if path else ""
+    return known or StorageError(table, f"{name}cannot be read ({in_one_line(error)})")
 
 
 def failed_write(table: str, error: Exception) -> StorageError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -116,8 +116,11 @@ class FileTable(FollowedTable):
         if (kept := self._small.rows(file.path)) is not None:
             return some_columns(kept, stored)
         if keeps and self._small.is_on:
-            return read_again(self.name, lambda: self._kept(file, stored, contents))
-        return read_again(self.name, lambda: self._stored(file, stored, None, contents))
+            return self._read_again(file, lambda: self._kept(file, stored, contents))
+        return self._read_again(file, lambda: self._stored(file, stored, None, contents))
+
+    def _read_again(self, file: DataFile, read: Callable[[], pa.Table]) -> pa.Table:
+        return read_again(self.name, read, path=file.path)
 
     def _stored(
         self,

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, commit_path, path_of
+from txmq.delta.actions import COMMIT_NAME, LOG_FOLDER, CommitActions, commit_path, path_of
 from txmq.delta.checkpoint_file import LAST_CHECKPOINT, checkpoint_path
 from txmq.delta.failures import in_one_line
 from txmq.delta.files import FilePart
@@ -166,19 +166,18 @@ def _actions_of(table: ReadTable, versions: Iterable[int]) -> Iterator[tuple[str
     for window in in_windows(list(versions)):
         contents = table.fetched([commit_path(version) for version in window])
         for version in window:
-            yield from _file_actions(table.commit_among(contents, version))
+            content = table.commit_among(contents, version) or b""
+            yield from _file_actions(parsed_commit(table.name, version, content))
 
 
 def _from(files: LogFiles, version: int) -> list[int]:
     return [at for at in files.commits_ms if at >= version]
 
 
-def _file_actions(content: bytes | None) -> Iterator[tuple[str, str]]:
-    for line in (content or b"").splitlines():
-        action: dict[str, Any] = json.loads(line)
-        for kind in ("add", "remove", "cdc"):
-            if kind in action:
-                yield kind, path_of(action[kind])
+def _file_actions(actions: CommitActions) -> Iterator[tuple[str, str]]:
+    kinds = (("add", actions.added), ("remove", actions.removed), ("cdc", actions.changed))
+    for kind, of_kind in kinds:
+        yield from ((kind, path_of(action)) for action in of_kind)
 
 
 def _last_checkpoint(table: ReadTable, files: LogFiles) -> int:

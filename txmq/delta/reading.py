@@ -100,7 +100,7 @@ class ReadTable(FileTable):
 
         Raises: StorageError.
         """
-        return read_again(self.name, lambda: self._footer_sizes(file, columns))
+        return read_again(self.name, lambda: self._footer_sizes(file, columns), path=file.path)
 
     def _footer_sizes(self, file: DataFile, columns: Sequence[str]) -> FooterSizes:
         with self.filesystem.open_input_file(file.path) as source:
@@ -138,7 +138,10 @@ class ReadTable(FileTable):
             reads = [
                 partial(self._matching, file, column, values, read_columns, keep) for file in files
             ]
-            parts = [read_again(self.name, read) for read in reads]
+            parts = [
+                read_again(self.name, read, path=file.path)
+                for file, read in zip(files, reads, strict=True)
+            ]
             return pa.concat_tables([keep(self.read([], read_columns)), *parts])
         rows = self.read(files, read_columns)
         if not rows.num_rows:

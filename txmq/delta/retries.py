@@ -26,15 +26,20 @@ def pause(attempt: int) -> None:
     time.sleep(RETRY_PAUSE_S * random.random() * min(2**attempt, 32))  # noqa: S311
 
 
-def read_again(table: str, read: Callable[[], Result], missing: str = MISSING) -> Result:
-    """Read, and try again where fast writers disturb the read. Raises: StorageError."""
+def read_again(
+    table: str, read: Callable[[], Result], missing: str = MISSING, path: str = ""
+) -> Result:
+    """Read, and try again where fast writers disturb the read.
+
+    Raises: StorageError; it names the file of the table that is read, if one is.
+    """
     for attempt in range(READ_ATTEMPTS):
         try:
             return read()
         except TableNotFoundError as error:
             raise StoreNotFoundError(table, missing) from error
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
-            cause, failure = error, failed_read(table, error)
+            cause, failure = error, failed_read(table, error, path)
             if isinstance(failure, FINAL_READ_ERRORS):
                 break
             pause(attempt)

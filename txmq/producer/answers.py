@@ -66,11 +66,18 @@ class Awaited(Generic[Answer]):
         self._error, self._is_answered = error, True
         self._pending.release()
 
+    def wake(self) -> None:
+        """Let its thread go on, or the next call of `result`; it may have been woken already."""
+        try:
+            self._pending.release()
+        except RuntimeError:
+            return
+
     def result(self, timeout_s: float = -1) -> Answer:
         """Wait for the answer, for ever or up to a time. Raises: the error; TimeoutError."""
         if not self._pending.acquire(timeout=timeout_s):
             raise TimeoutError
-        self._pending.release()
+        self.wake()
         if self._woken is not None:
             self._woken.wake(1)
         if self._error is not None:

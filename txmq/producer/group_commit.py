@@ -72,8 +72,11 @@ class GroupCommitter(Generic[Item, Answer]):
         self._max_rows, self._max_bytes, self._max_waiting = max_rows, max_bytes, max_waiting
         self._linger_s, self._is_urgent = linger_s, threading.Event()
         self._waiting: deque[_Entry[Item, Answer]] = deque()
-        lock = threading.Lock()
-        self._has_rows, self._has_room = threading.Condition(lock), threading.Condition(lock)
+        self._group: list[_Entry[Item, Answer]] = []
+        # Not entered by a condition: an interrupt in Condition.__enter__ would leave it taken.
+        self._lock = threading.Lock()
+        self._has_rows = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._closed = self._has_ended = False
         self._refuse, self._may_pass = refuse, may_pass
@@ -123,12 +126,12 @@ class GroupCommitter(Generic[Item, Answer]):
         return self.is_own_thread or self._may_pass()
 
     def _wait_for_room(self) -> None:
-        with self._has_rows:
+        with self._lock:
             while len(self._waiting) >= self._max_waiting and not self._closed:
                 self._has_room.wait()
 
     def _wake(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
-        with self._has_rows:
+        with self._lock:
             try:
                 if self._has_ended and entries[0] in self._waiting:
                     self.check_usable()
@@ -150,7 +153,7 @@ class GroupCommitter(Generic[Item, Answer]):
         """Commit the queued items, then end the thread; in a forked process do nothing."""
         if not self.is_of_this_process:
             return
-        with self._has_rows:
+        with self._lock:
             self._closed = True
             self._has_ended = self._has_ended or self._thread is None
             self._is_urgent.set()
@@ -190,17 +193,16 @@ class GroupCommitter(Generic[Item, Answer]):
     # --- its thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        group: list[_Entry[Item, Answer]] = []
         try:
-            while group := self._next_group():
+            while self._takes_group():
                 begun_s = time.monotonic()
-                self._commit_group(group)
-                self._last_size, self._last_s = len(group), time.monotonic() - begun_s
+                self._commit_group(self._group)
+                self._last_size, self._last_s = len(self._group), time.monotonic() - begun_s
                 # Free the items while the thread waits for the next ones.
-                group = []
+                self._group = []
         except BaseException as error:
             logger.exception("%s: its thread broke", self._name)
-            self._break(group, error)
+            self._break(error)
 
     def _commit_group(self, group: Sequence[_Entry[Item, Answer]]) -> None:
         try:
@@ -216,37 +218,43 @@ class GroupCommitter(Generic[Item, Answer]):
                 awaited.set_result(answer)
         self._woken.wake(AWAKE_AT_ONCE)
 
-    def _break(self, group: Sequence[_Entry[Item, Answer]], error: BaseException) -> None:
+    def _break(self, error: BaseException) -> None:
         """Answer everybody who waits, and refuse all who come."""
-        with self._has_rows:
+        with self._lock:
             self._failure, self._closed, self._has_ended = error, True, True
-            entries = [*group, *self._waiting]
+            # One that was just being taken is in both.
+            entries = list({id(entry): entry for entry in (*self._group, *self._waiting)}.values())
             self._waiting.clear()
             self._has_room.notify_all()
         self._woken.wake_all()
         for item, _, _, awaited in entries:
-            if awaited is not None and not awaited.done():
+            if awaited is None:
+                if self._refuse is not None:
+                    self._refuse(item, error)
+            elif not awaited.done():
                 awaited.set_exception(error)
-            elif awaited is None and self._refuse is not None:
-                self._refuse(item, error)
+            elif isinstance(awaited, Awaited):
+                # The thread may have broken while it woke the one that waits.
+                awaited.wake()
 
-    def _next_group(self) -> list[_Entry[Item, Answer]]:
+    def _takes_group(self) -> bool:
+        """Wait for items, and take those of the next commit; False after `close`."""
         self._sleep()
         if self._linger_s:
             # During this wait callers do not have to wake the thread.
             self._is_urgent.wait(self._linger_s)
         elif self._last_size > 1:
             self._gather()
-        with self._has_rows:
+        with self._lock:
             if not self._closed:
                 self._is_urgent.clear()
-            group = self._taken()
+            self._take()
             # Nobody waits for a commit on account of a thread that gave up waiting.
             self._woken.wake_all()
             self._has_room.notify_all()
             # A caller that queues an item from now on sees that the thread has ended.
-            self._has_ended = not group
-            return group
+            self._has_ended = not self._group
+            return not self._has_ended
 
     def _gather(self) -> None:
         """Wait while calls keep arriving: a commit of many costs little more than one of few.
@@ -263,22 +271,22 @@ class GroupCommitter(Generic[Item, Answer]):
                 return
             count = len(self._waiting)
 
-    def _taken(self) -> list[_Entry[Item, Answer]]:
-        """The first entries that fit into one commit, at least one."""
-        group: list[_Entry[Item, Answer]] = []
+    def _take(self) -> None:
+        """Take the first entries that fit into one commit, at least one."""
         rows = size_bytes = 0
-        waiting, max_rows, max_bytes = self._waiting, self._max_rows, self._max_bytes
+        group, waiting = self._group, self._waiting
         while waiting:
-            _, item_rows, item_bytes, _ = waiting[0]
-            rows, size_bytes = rows + item_rows, size_bytes + item_bytes
-            if group and (rows > max_rows or size_bytes > max_bytes):
+            entry = waiting[0]
+            rows, size_bytes = rows + entry[1], size_bytes + entry[2]
+            if group and (rows > self._max_rows or size_bytes > self._max_bytes):
                 break
-            group.append(waiting.popleft())
-        return group
+            # In this order: where the thread breaks in between, it is answered.
+            group.append(entry)
+            waiting.popleft()
 
     def _sleep(self) -> None:
         """Wait for an item or for `close`; a caller reads `_is_idle` after it queued its item."""
-        with self._has_rows:
+        with self._lock:
             self._is_idle = True
             while not (self._waiting or self._closed):
                 if not self._has_rows.wait(WAKE_ALL_S if self._woken else None):

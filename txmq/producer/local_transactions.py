@@ -95,8 +95,9 @@ class LocalTransactions:
         self._count, self._max_waiting = threads, max_waiting
         self._threads: list[threading.Thread] = []
         self._durable: deque[Sent] = deque()
-        lock = threading.Lock()
-        self._has_work, self._has_room = threading.Condition(lock), threading.Condition(lock)
+        self._lock = threading.Lock()
+        self._has_work = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self._lock)
         self._is_closed = False
 
     def put(self, chunk: Sequence[Sent]) -> None:
@@ -105,7 +106,7 @@ class LocalTransactions:
             return
         # First, so that a send whose threads cannot be started is in no queue.
         self._start()
-        with self._has_work:
+        with self._lock:
             while len(self._durable) >= self._max_waiting:
                 self._has_room.wait()
             self._durable.extend(chunk)
@@ -131,7 +132,7 @@ class LocalTransactions:
 
     def close(self) -> None:
         """Run what is queued and end the threads; call it after the last `put`."""
-        with self._has_work:
+        with self._lock:
             self._is_closed = True
             self._has_work.notify_all()
         for thread in self._threads:
@@ -163,7 +164,7 @@ class LocalTransactions:
         return Executed(sents, states) if sents else None
 
     def _first(self) -> Sent | None:
-        with self._has_work:
+        with self._lock:
             while True:
                 self._has_room.notify()
                 self._has_work.wait_for(lambda: self._durable or self._is_closed)

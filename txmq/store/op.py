@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -178,8 +178,24 @@ class OpLog:
     def first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
         """As `between`, up to the commit with which there are enough rows, and that commit.
 
-        Raises: StorageError for a commit that is not whole, as `check_commits`.
+        Where a commit cannot be read, those before it do not wait for its repair: what is returned
+        ends before it.
+
+        Raises: StorageError where the first commit cannot be read, or is not whole, as
+            `check_commits`.
         """
+        try:
+            return self._first_between(after, through, enough_rows)
+        except StorageError:
+            if through <= after + 1:
+                raise
+        first = self._first_between(after, after + 1, enough_rows)
+        while (through := after + (through - after) // 2) > after + 1:
+            with suppress(StorageError):
+                return self._first_between(after, through, enough_rows)
+        return first
+
+    def _first_between(self, after: int, through: int, enough_rows: int) -> tuple[pa.Table, int]:
         end = through
 
         def read(columns: Sequence[str]) -> pa.Table:

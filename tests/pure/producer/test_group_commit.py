@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from txmq.errors import ClosedError
+from txmq.producer.answers import Awaited, Woken
 from txmq.producer.group_commit import GroupCommitter, Size
 
 THREADS = 8
@@ -189,11 +195,11 @@ def test_thread_that_breaks_answers_all_and_refuses_later_items(
         list, name="test", max_rows=10, refuse=lambda item, _: refused.append(item)
     )
 
-    def broken() -> list[object]:
+    def broken() -> None:
         raise Panic
 
-    monkeypatch.setattr(group, "_taken", broken)
-    with group._has_rows:
+    monkeypatch.setattr(group, "_take", broken)
+    with group._lock:
         group._waiting.append((1, 1, 0, None))
     future = group.submit(2, Size(1))
 
@@ -223,3 +229,73 @@ def test_thread_that_cannot_be_started_leaves_nothing_behind(
     assert group.submit(2, Size(1)).result(5) == -2
     group.close()
     assert log.items == [2]
+
+
+class Torn(deque[Any]):
+    """Entries, of which the thread that takes the second one breaks right after it."""
+
+    def popleft(self) -> Any:
+        entry = super().popleft()
+        if entry[0] == 2:
+            raise Panic
+        return entry
+
+
+def test_thread_that_breaks_while_it_takes_items_answers_all_and_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: list[int] = []
+    group: GroupCommitter[int, int] = GroupCommitter(
+        list, name="test", max_rows=10, refuse=lambda item, _: refused.append(item)
+    )
+    monkeypatch.setattr(group, "_waiting", Torn())
+    with group._lock:
+        group._waiting.extend([(1, 1, 0, None), (2, 1, 0, None)])
+    futures = [group.submit(item, Size(1)) for item in (3, 4)]
+
+    for future in futures:
+        with pytest.raises(Panic):
+            future.result(30)
+    group.close()
+    assert refused == [1, 2]
+
+
+class StopsWaking(Awaited[int]):
+    """An answer of which the committing thread breaks before it wakes who waits."""
+
+    def set_result_in_turn(self, answer: int, woken: Woken) -> None:  # noqa: ARG002 - its signature
+        self._answer, self._is_answered = answer, True
+        raise Panic
+
+
+def test_thread_that_breaks_before_it_wakes_a_caller_leaves_nobody_waiting() -> None:
+    group = committer(Log())
+    awaited = StopsWaking()
+    group.submit_to(awaited, 1, Size(1))
+
+    assert awaited.result(30) == -1
+    group.close()
+
+
+def test_interrupt_of_a_caller_leaves_no_lock_taken() -> None:
+    group = committer(Log())
+    group.submit(1, Size(1)).result(30)
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        """Ctrl-C at the end of Condition.__enter__, which is no step of its own in a Lock."""
+        is_own = frame.f_locals.get("self") in (group._has_rows, group._has_room)
+        if event == "return" and frame.f_code.co_name == "__enter__" and is_own:
+            raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        with suppress(KeyboardInterrupt):
+            group.submit(2, Size(1))
+    finally:
+        sys.settrace(None)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: group.submit(3, Size(1)).result(30))
+        assert answer.result(60) == -3
+    group.close()

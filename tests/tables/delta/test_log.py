@@ -345,3 +345,39 @@ def test_damaged_checkpoint_between_two_steps_keeps_no_log_from_being_cleaned(
 
     assert clean_log(table, table.version).commits == 28
     assert len(message_ids(Table(table.location, table.schema))) == len(message_ids(table)) > 0
+
+
+# --- commits of other programs -------------------------------------------------------------------
+
+ODD_LINES = {
+    "a blank line": '{"commitInfo":{}}\n\n',
+    "spaces": '{"commitInfo":{}}\n   \n',
+    "ends of Windows": '{"commitInfo":{}}\r\n\r\n',
+    "no file": '{"commitInfo":{},"add":null,"remove":null}\n',
+    "no change": '{"commitInfo":{},"cdc":null}\n',
+    "no mark": '{"commitInfo":{},"txn":null}\n',
+}
+
+
+@pytest.mark.parametrize("line", ODD_LINES.values(), ids=ODD_LINES)
+def test_commit_that_is_spelled_oddly_keeps_no_log_from_being_cleaned(
+    table: Table, line: str
+) -> None:
+    odd = Path(table.location, "_delta_log", f"{table.version + 1:020}.json")
+    odd.write_text(line, newline="")
+    table.refresh().append(halves(20), app_id="producer", number=20)
+    table.checkpoint()
+    ids = message_ids(table)
+
+    assert clean_log(table, table.version).commits > 10
+    assert names(table)[0] == f"{table.version:020}.checkpoint.parquet"
+    assert message_ids(Table(table.location, table.schema)) == ids
+
+
+def test_commit_that_is_damaged_is_named_where_the_log_is_cleaned(table: Table) -> None:
+    table.append(halves(20), app_id="producer", number=20)
+    damaged = Path(table.location, "_delta_log", f"{3:020}.json")
+    damaged.write_text('{"add":')
+
+    with pytest.raises(StorageError, match=damaged.name):
+        clean_log(table, table.version)

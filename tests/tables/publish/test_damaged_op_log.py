@@ -1,4 +1,4 @@
-"""A commit file of the op log that lost its content stops the publisher: nothing is skipped."""
+"""A file of the op log that lost its content stops the publisher: nothing is skipped."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from tests.kit.reading import bodies
 from tests.kit.sending import send_each
+from txmq.delta.actions import path_of
+from txmq.delta.replay import parsed_commit
 from txmq.errors import StorageError
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
@@ -59,3 +61,39 @@ def test_it_is_seen_too_where_it_was_settled_before(store: Store, content: bytes
 
     with pytest.raises(StorageError):
         Publisher(store).run_once()
+
+
+# --- a file of claims ----------------------------------------------------------------------------
+
+CLAIMS, DAMAGED = 40, 20
+FILE_DAMAGES = {"empty": b"", "garbage": b"PAR1" * 20, "gone": None}
+
+
+def damage(file: Path, content: bytes | None) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+
+
+@pytest.mark.parametrize("content", FILE_DAMAGES.values(), ids=FILE_DAMAGES)
+def test_claims_before_a_file_of_claims_that_is_damaged_do_not_wait_for_its_repair(
+    store: Store, content: bytes | None
+) -> None:
+    sent = [b"%02d" % number for number in range(CLAIMS)]
+    send(store, *sent)
+    op = store.tables.op_log().table
+    (added,) = parsed_commit("op", DAMAGED, op.commit_bytes(DAMAGED) or b"").added
+    file = Path(op.location, path_of(added))
+    kept = file.read_bytes()
+    damage(file, content)
+
+    publisher = Publisher(store)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=file.name):
+            publisher.run_once()
+    assert bodies(store, "a") == sent[: DAMAGED - 1]
+    file.write_bytes(kept)
+    Publisher(store).run_once()
+
+    assert bodies(store, "a") == sent

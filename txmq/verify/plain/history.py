@@ -108,7 +108,8 @@ def _commit(version: int, content: bytes, file_ms: int) -> Commit:
     commit = Commit(version, moment_ms=file_ms)
     for line in content.splitlines():
         if line.strip():
-            _take(commit, json.loads(line))
+            said = json.loads(line).items()
+            _take(commit, {kind: values for kind, values in said if values is not None})
     return commit
 
 

@@ -144,7 +144,7 @@ def _of_parquet(source: Any) -> pa.Table:
 
 def _of_lines(content: bytes) -> pa.Table:
     actions = (json.loads(line) for line in content.splitlines() if b'"txn"' in line)
-    return _table([action["txn"] for action in actions if "txn" in action])
+    return _table([action["txn"] for action in actions if action.get("txn")])
 
 
 def _table(marks: Sequence[Mapping[str, Any]]) -> pa.Table:
