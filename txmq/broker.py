@@ -17,7 +17,7 @@ from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
 from txmq.clock import Clock
 from txmq.errors import ConfigError
-from txmq.handles import ServiceHandle, caused, ended
+from txmq.handles import ServiceHandle, caused, ended, start_stopped_by
 from txmq.hooks import Hook, Hooks
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
@@ -379,7 +379,8 @@ class Waiting(Protocol):
 def run_until_signal(start: Callable[[], Waiting]) -> None:
     """Run services until SIGTERM or SIGINT, then stop them: the body of a job.
 
-    Call it in the main thread, which alone receives signals.
+    Call it in the main thread, which alone receives signals. A publisher that is still catching up
+    stops after the range that it is at.
 
     Raises: what `start` raises, and as `BrokerHandle.wait`.
     """
@@ -391,7 +392,9 @@ def run_until_signal(start: Callable[[], Waiting]) -> None:
 
     previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        start().wait(stopping)
+        with start_stopped_by(stopping):
+            services = start()
+        services.wait(stopping)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

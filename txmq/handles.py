@@ -12,6 +12,7 @@ import weakref
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -27,6 +28,24 @@ STEADY_S = 30.0
 EXIT_WAIT_S = 10.0
 
 logger = logging.getLogger(__name__)
+
+# Set where services are told to stop while they start.
+_stopping_start: ContextVar[threading.Event | None] = ContextVar("stopping_start", default=None)
+
+
+@contextmanager
+def start_stopped_by(stopping: threading.Event) -> Iterator[None]:
+    """What a service does in the block before its start returns ends early once this is set."""
+    token = _stopping_start.set(stopping)
+    try:
+        yield
+    finally:
+        _stopping_start.reset(token)
+
+
+def stopping_start() -> threading.Event:
+    """What stops the start that is running; nothing sets it where nobody may."""
+    return _stopping_start.get() or threading.Event()
 
 
 def is_survivable(error: BaseException) -> bool:

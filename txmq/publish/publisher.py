@@ -22,6 +22,7 @@ from txmq.handles import (
     batch_of_spark,
     forget_checkpoint,
     is_connect,
+    stopping_start,
 )
 from txmq.hooks import Hooks
 from txmq.publish.engine_choice import EngineChoice
@@ -120,14 +121,17 @@ class Publisher:
             StorageError: a log cannot be read or written.
             EnvironmentProblemError: the setting `payload_engine` is spark, and there is no session.
         """
+        # A stop() of the running service does not stop this call.
+        return self._run_until(threading.Event())
+
+    def _run_until(self, stopping: threading.Event) -> PublishResult:
         with self._lock:
-            # A stop() of the running service does not stop this call.
-            result = self._advance(threading.Event())
+            result = self._advance(stopping)
             self._rounds().keep_progress()
         return result
 
     def start(self) -> Restarting:
-        """Catch up by `run_once()`, then follow the op log until `stop()` of the handle.
+        """Catch up as `run_once()`, then follow the op log until `stop()` of the handle.
 
         With a session the rounds run in the micro-batches of a streaming query, else in a thread;
         in a thread with Spark Connect too, which copies large rounds all the same.
@@ -142,7 +146,7 @@ class Publisher:
         """
         self._stopping.clear()
         self._final = None
-        self.run_once()
+        self._run_until(stopping_start())
         has_batches = self._spark is not None and not is_connect(self._spark)
         timer = self._stream_timer if has_batches else self._thread_timer
         return Restarting(timer, self._stopping, self._is_final)
