@@ -16,8 +16,7 @@ from txmq.check.claims import RoundResult
 from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
 from txmq.clock import Clock
-from txmq.errors import ConfigError
-from txmq.handles import ServiceHandle, caused, ended, start_stopped_by
+from txmq.handles import ServiceHandle, caused, ended, start_stopped_by, stopping_start
 from txmq.hooks import Hook, Hooks
 from txmq.maintenance.service import Maintenance, MaintenanceResult
 from txmq.message.names import shown_name
@@ -104,12 +103,12 @@ class Broker:
         Raises:
             ListenerError: a listener lacks a method, or the settings name one that cannot be made.
             HookError: an object among `hooks` is no hook.
-            ConfigError: `catalog` names no schema, or there is no session for it; `metrics` is
-                something else.
+            ConfigError: `catalog` names no schema, or there is no session for it; `metrics` or
+                `name` is something else.
         """
         check_store(store)
         hooks, self.store = tuple(Hooks(hooks)), store
-        self.catalog_tables = _catalog_tables(store, spark, catalog)
+        self.catalog_tables = CatalogTables.of(store, spark, catalog)
         self._metrics = None if metrics is None else checked_shown(metrics)
         # One for all, so that they look at the storage once.
         clock = StoreClock.of(store, clock)
@@ -183,6 +182,8 @@ class Broker:
             services["maintenance"] = self.maintenance.start()
             services["heartbeat"] = HeartbeatHandle(self._heartbeat())
             services["publisher"] = self.publisher.start()
+            if stopping_start().is_set():
+                return _stopped(services)
             # After it: what is not settled yet they would hold in memory.
             services["check service"] = self.check_service.start()
             services["delay service"] = self.delay_service.start()
@@ -251,22 +252,19 @@ def counts_of(
     )  # fmt: skip
 
 
+def _stopped(services: Mapping[str, ServiceHandle]) -> BrokerHandle:
+    """The handle of a broker that was told to stop while it started."""
+    handle = BrokerHandle(services)
+    handle.stop()
+    return handle
+
+
 def _described(listeners: Mapping[str, object]) -> str:
     """Who answers for which group, by the names of classes."""
     if not listeners:
         return "no listener: nobody can be asked about transactions without an end"
     pairs = (f"{shown_name(name)}={type(one).__name__}" for name, one in listeners.items())
     return f"listeners: {', '.join(sorted(pairs))}"
-
-
-def _catalog_tables(
-    store: Store, spark: SparkSession | None, catalog: str | None
-) -> CatalogTables | None:
-    if catalog is None:
-        return None
-    if spark is None:
-        raise ConfigError([f"catalog {catalog!r} needs a session of Spark: pass spark="])
-    return CatalogTables(store, spark=spark, catalog=catalog)
 
 
 class BrokerHandle:
@@ -342,13 +340,13 @@ class BrokerHandle:
         try:
             while self.is_alive and not event.wait(LOOK_INTERVAL_S):
                 pass
-            failure = self._why_ended()
+            failure = self._why_ended(is_told=event.is_set())
         finally:
             self._stop_after(failure)
         if failure is not None:
             raise failure
 
-    def _why_ended(self) -> BaseException | None:
+    def _why_ended(self, *, is_told: bool) -> BaseException | None:
         """The failure of the first service that ended; None if all run, or were told to stop."""
         for name, service in self._services.items():
             failure = service.exception
@@ -356,7 +354,7 @@ class BrokerHandle:
                 logger.error("the %s ended by %s", name, type(failure).__name__)
                 is_error = isinstance(failure, Exception)
                 return failure if is_error else caused(ended(f"the {name}", failure), failure)
-            if not service.is_alive and not self._is_stopping:
+            if not service.is_alive and not (is_told or self._is_stopping):
                 return ended(f"the {name}", None)
         return None
 

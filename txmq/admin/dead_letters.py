@@ -21,6 +21,7 @@ from txmq.admin.found_message import body_values
 from txmq.admin.replay import Replay, ReplayResult, ReplayTarget
 from txmq.clock import Clock, SystemClock
 from txmq.columns import python_rows, python_values
+from txmq.consumer.arguments import check_max_messages
 from txmq.delta.files import DataFile
 from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
 from txmq.maintenance.retention import published_up_to
@@ -162,8 +163,12 @@ class DeadLetters:
         Returns:
             The dead letters, oldest first.
 
-        Reads: topics/DLQ_<group>, state/dead_letters_<group>. Commits: 0. Raises: StorageError.
+        Reads: topics/DLQ_<group>, state/dead_letters_<group>. Commits: 0.
+
+        Raises: StorageError; ConfigError for a wrong `max_count`.
         """
+        if max_count is not None:
+            check_max_messages(max_count, "max_count")
         noted = self._notes.read()
         rows = self._rows(noted, _CONTENT).slice(0, max_count)
         return tuple(_letters(rows, noted))
@@ -251,6 +256,7 @@ class DeadLetters:
             TopicNotFoundError, InvalidBodyError: the first topic is gone, or refuses the body.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
+        _check_chosen(chosen)
         signed, noted = signed_reason(reason), self._notes.read()
         # Nothing is left of an erased one, so there is nothing to send.
         rows = without_erased(chosen.of(self._rows(noted, (*_PLACE, "properties"))))
@@ -288,6 +294,7 @@ class DeadLetters:
             InvalidReasonError: a wrong reason.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
+        _check_chosen(chosen)
         signed, noted = signed_reason(reason), self._notes.read()
         offsets = offsets_of(chosen.of(self._rows(noted, _PLACE)))
         files = 0
@@ -353,6 +360,11 @@ class DeadLetters:
             for span in offsets
             if span.high < end and (versions[span.file.path] or published) < published
         ]
+
+
+def _check_chosen(chosen: object) -> None:
+    if not isinstance(chosen, Chosen):
+        raise InvalidMessageError("chosen", f"must be a Chosen, not {type(chosen).__name__}")
 
 
 def groups_with_dead_letters(store: Store) -> list[str]:

@@ -33,6 +33,7 @@ from txmq.lifecycle import (
 )
 from txmq.message.ids import check_transaction_id
 from txmq.message.message import LocalTransactionState
+from txmq.message.names import check_stored_group
 from txmq.message.reasons import GIVE_UP, signed_reason
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.forgotten import no_transaction
@@ -79,7 +80,9 @@ class Operator:
         Returns:
             The transactions, oldest first.
 
-        Reads: half, settled, op. Writes: nothing. Commits: 0. Raises: StorageError.
+        Reads: half, settled, op. Writes: nothing. Commits: 0.
+
+        Raises: InvalidNameError for what names no group; StorageError.
         """
         rows = self._open_rows(producer_group).to_pylist()
         incomplete = TransactionState.INCOMPLETE.value
@@ -98,7 +101,9 @@ class Operator:
         Returns:
             The transactions, oldest first.
 
-        Reads: half, settled, op. Writes: nothing. Commits: 0. Raises: StorageError.
+        Reads: half, settled, op. Writes: nothing. Commits: 0.
+
+        Raises: InvalidNameError for what names no group; StorageError.
         """
         rows = self._open_rows(producer_group)
         rows = rows.filter(pc.equal(rows["state"], TransactionState.DISCARDED.value))
@@ -140,9 +145,10 @@ class Operator:
             CommitConflictError, UnknownCommitError, StorageError: the row could not be written,
                 or nobody knows whether it was.
         """
-        if end not in _ENDS:
+        kind = next((kind for state, kind in _ENDS.items() if state == end), None)
+        if kind is None:
             raise InvalidMessageError("end", "must be LocalTransactionState.COMMIT or ROLLBACK")
-        return self._claim(transaction_id, _ENDS[end], reason, apply=apply)
+        return self._claim(transaction_id, kind, reason, apply=apply)
 
     def give_up(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
         """Give up the messages of a set-aside transaction that cannot be read; dry unless `apply`.
@@ -206,10 +212,9 @@ class Operator:
     # --- reading -----------------------------------------------------------------------------
 
     def _open_rows(self, producer_group: str | None) -> pa.Table:
+        group = None if producer_group is None else check_stored_group(producer_group)
         rows = open_transactions(self._store, clock=self._clock)
-        if producer_group is None:
-            return rows
-        return rows.filter(pc.equal(rows["producer_group"], producer_group))
+        return rows if group is None else rows.filter(pc.equal(rows["producer_group"], group))
 
     def _discards(self, transaction_ids: pa.Array) -> dict[tuple[str, str, int], dict[str, Any]]:
         """The first DISCARD row of each life; only the first one took effect."""

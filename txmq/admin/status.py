@@ -38,6 +38,7 @@ from txmq.admin.life import (
 )
 from txmq.check.standing import StandingReader
 from txmq.clock import Clock, SystemClock, timestamp
+from txmq.consumer.arguments import check_max_messages
 from txmq.delta.schemas import SETTLED
 from txmq.message.ids import check_transaction_id
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
@@ -211,9 +212,11 @@ class Admin:
                 and the hash of their bodies, and claims without their place in the op log. Reads
                 of op too only the files that may hold the id.
 
-        Raises: TransactionNotFoundError, StorageError.
+        Raises: TransactionNotFoundError, StorageError; ConfigError for a wrong `max_messages`.
         """
         transaction_id = check_transaction_id(transaction_id)
+        if max_messages is not None:
+            check_max_messages(max_messages)
         ids, logs = pa.array([transaction_id]), self._store.tables.logs()
         known = KnownReader(logs).of(transaction_id)
         claims = (claims_about if max_messages is None else claims_in_no_order)(

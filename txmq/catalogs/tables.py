@@ -17,7 +17,7 @@ from txmq.catalogs.names import (
 )
 from txmq.catalogs.views import view_statements
 from txmq.delta.object_store import spark_location
-from txmq.errors import CatalogError
+from txmq.errors import CatalogError, ConfigError
 from txmq.handles import ThreadHandle, is_survivable
 from txmq.store.store import Store, check_store
 
@@ -69,6 +69,17 @@ class CatalogTables:
         self._done: set[str] = set()
         self._viewed: tuple[Mapping[str, str], frozenset[str]] | None = None
         self._told: dict[str, str] = {}
+
+    @classmethod
+    def of(
+        cls, store: Store, spark: SparkSession | None, catalog: str | None
+    ) -> CatalogTables | None:
+        """The service of a broker; None where it has no catalog. Raises: ConfigError."""
+        if catalog is None:
+            return None
+        if spark is None:
+            raise ConfigError([f"catalog {catalog!r} needs a session of Spark: pass spark="])
+        return cls(store, spark=spark, catalog=catalog)
 
     def run_once(self) -> CatalogResult:
         """Register each topic and log that has no name yet, and the views.

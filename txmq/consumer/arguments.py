@@ -135,9 +135,9 @@ def checked_queue(queue_id: object) -> int | None:
     raise ConfigError([f"queue_id must be a whole number from 0 on, not {shown(queue_id)}"])
 
 
-def check_max_messages(max_messages: object) -> None:
+def check_max_messages(max_messages: object, name: str = "max_messages") -> None:
     """Refuse what is no number of messages. Raises: ConfigError."""
-    if faults := _faults_of_max_messages(max_messages):
+    if faults := _faults_of_max_messages(max_messages, name):
         raise ConfigError(faults)
 
 
@@ -157,10 +157,10 @@ def check_poll(max_messages: object, timeout_s: object) -> None:
         raise ConfigError(faults)
 
 
-def _faults_of_max_messages(max_messages: object) -> list[str]:
+def _faults_of_max_messages(max_messages: object, name: str = "max_messages") -> list[str]:
     if type(max_messages) is int and max_messages > 0:
         return []
-    return [f"max_messages must be a whole number above 0, not {shown(max_messages)}"]
+    return [f"{name} must be a whole number above 0, not {shown(max_messages)}"]
 
 
 def checked_timeout(consume_timeout_s: object, default_s: float) -> float:

@@ -13,7 +13,13 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from txmq.clock import Clock
-from txmq.errors import EnvironmentProblemError, SourceRestoredError, TxmqError
+from txmq.errors import (
+    ConfigError,
+    EnvironmentProblemError,
+    SourceRestoredError,
+    TxmqError,
+    shown,
+)
 from txmq.fail_points import FailPoint, reached
 from txmq.handles import (
     Restarting,
@@ -61,7 +67,7 @@ class Publisher:
         name: the name in logs, threads and Spark's query; a random one by default.
         hooks: are told of messages with a trace context that became visible.
 
-    Raises: HookError for an object among `hooks` that is no hook.
+    Raises: HookError for an object among `hooks` that is no hook; ConfigError for another name.
 
     Attributes:
         total: the sum of the results since this object was made.
@@ -86,6 +92,8 @@ class Publisher:
     ) -> None:
         """Open nothing."""
         check_store(store)
+        if name is not None and not isinstance(name, str):
+            raise ConfigError([f"name must be a text, not {shown(name)}"])
         self.store = store
         self.name = name or f"publisher-{uuid.uuid4().hex[:8]}"
         self.total = PublishResult()
@@ -146,7 +154,10 @@ class Publisher:
         """
         self._stopping.clear()
         self._final = None
-        self._run_until(stopping_start())
+        stopping = stopping_start()
+        self._run_until(stopping)
+        if stopping.is_set():
+            self._stopping.set()
         has_batches = self._spark is not None and not is_connect(self._spark)
         timer = self._stream_timer if has_batches else self._thread_timer
         return Restarting(timer, self._stopping, self._is_final)

@@ -10,7 +10,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.kit.stores import HandMadeStore, transaction_id
+from txmq.broker import Broker
 from txmq.errors import ConfigError, StorageError
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.store.store import Store
 from txmq.verify import verify
 from txmq.verify.plain.id_ranges import IdRange
 from txmq.verify.plain.tables import PinnedTable
@@ -89,3 +93,28 @@ def test_text_in_place_of_a_list_of_keys_is_refused_and_not_shown(
         verify(tmp_path, claim_keys=keys)
 
     assert "secret" not in str(refused.value)
+
+
+# --- commits of other programs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"commitInfo":{}}\n\n   \n',
+        '{"commitInfo":null,"add":null,"remove":null,"txn":null}\n',
+        '{"commitInfo":{},"cdc":null}\n',
+    ],
+)
+def test_commit_that_is_spelled_oddly_is_checked_as_any_other(store: Store, line: str) -> None:
+    with TransactionProducer(store, producer_group="orders") as producer:
+        producer.send(Message("order-paid", b"1"))
+        Broker(store).run_once()
+        for path in ("half", "op", "settled", "topics/order-paid"):
+            newest = max(Path(store.location, path, "_delta_log").glob("*.json"))
+            newest.with_name(f"{int(newest.stem) + 1:020}.json").write_text(line)
+        producer.send(Message("order-paid", b"2"))
+    Broker(store).run_once()
+
+    # No promise but that nobody else commits to half and op.
+    assert set(verify(store.location).broken) == {"I17"}

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 UNREAD_PREFIXES = ("SCHEDULE_TOPIC_",)
 _TOPIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9][A-Za-z0-9_-]*)?")
 _GROUP = "group_"
+# Libraries in C++ end the process where they meet these.
+_NO_TEXT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _WELL_FORMED_ID = "^[0-9a-f]{8}-[0-9a-f]{4}-7"
 
 
@@ -205,7 +207,7 @@ class PinnedStore:
 def checked_location(location: object) -> str:
     """The location as text. Raises: ConfigError where it is no path and no URI."""
     text: object = os.fspath(location) if isinstance(location, str | os.PathLike) else None
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str) or not text.strip() or _NO_TEXT.search(text):
         raise ConfigError([f"location must be a path or a URI, not {shown(location)}"])
     return text
 
