@@ -13,7 +13,7 @@ ROWS = [
     *(f"P{number}" for number in range(1, 8)),
     *(f"C{number}" for number in range(1, 9)),
     *("G1", "J1", "E1", "E2", "E3", "E4", "K1", "K2", "K3", "K4"),
-    *(f"H{number}" for number in range(1, 21)),
+    *(f"H{number}" for number in range(1, 23)),
     *("O1", "O2", "T1", "T2", "T3", "T4", "O5", "O3", "O4", "R1"),
 ]
 
