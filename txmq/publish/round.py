@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_INTERVAL_S = 1.0
 LARGE_ROUND_ROWS = 100_000
 # After so long without a claim the op log is looked at less often.
-QUIET_AFTER_S, QUIET_FACTOR = 30.0, 10
+QUIET_AFTER_S, QUIET_FACTOR = 30.0, 20
 
 
 class PublishRound:
