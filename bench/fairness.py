@@ -41,7 +41,7 @@ def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     beside = f"beside {PROCESSES} processes of {THREADS} threads"
     p99s = [percentile(commits, 0.99) for commits, _, _ in runs]
     facts = {
-        "commits": [len(commits) for commits, _, _ in runs],
+        "slow_commits": [len(commits) for commits, _, _ in runs],
         "crowd_per_s": [round(crowd / sizes.crowd_s) for _, _, crowd in runs],
     }
     rounds = [rounds for _, rounds, _ in runs]
