@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from txmq.catalogs.tables import CatalogTables
+from txmq.catalogs.tables import catalog_tables
 from txmq.check.claims import RoundResult
 from txmq.check.recheck import RecheckResult
 from txmq.check.service import CheckService
@@ -108,7 +108,7 @@ class Broker:
         """
         check_store(store)
         hooks, self.store = tuple(Hooks(hooks)), store
-        self.catalog_tables = CatalogTables.of(store, spark, catalog)
+        self.catalog_tables = catalog_tables(store, spark, catalog)
         self._metrics = None if metrics is None else checked_shown(metrics)
         # One for all, so that they look at the storage once.
         clock = StoreClock.of(store, clock)

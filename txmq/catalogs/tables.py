@@ -70,17 +70,6 @@ class CatalogTables:
         self._viewed: tuple[Mapping[str, str], frozenset[str]] | None = None
         self._told: dict[str, str] = {}
 
-    @classmethod
-    def of(
-        cls, store: Store, spark: SparkSession | None, catalog: str | None
-    ) -> CatalogTables | None:
-        """The service of a broker; None where it has no catalog. Raises: ConfigError."""
-        if catalog is None:
-            return None
-        if spark is None:
-            raise ConfigError([f"catalog {catalog!r} needs a session of Spark: pass spark="])
-        return cls(store, spark=spark, catalog=catalog)
-
     def run_once(self) -> CatalogResult:
         """Register each topic and log that has no name yet, and the views.
 
@@ -199,3 +188,14 @@ def _plain(location: str) -> str:
     """A path with and without `file:` is one place; so is a bucket by `s3:` and `s3a:`."""
     path = location.removeprefix("file://").removeprefix("file:").rstrip("/")
     return path.replace("s3a://", "s3://", 1)
+
+
+def catalog_tables(
+    store: Store, spark: SparkSession | None, catalog: str | None
+) -> CatalogTables | None:
+    """The service of a broker; None where it has no catalog. Raises: ConfigError."""
+    if catalog is None:
+        return None
+    if spark is None:
+        raise ConfigError([f"catalog {catalog!r} needs a session of Spark: pass spark="])
+    return CatalogTables(store, spark=spark, catalog=catalog)
