@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -27,26 +27,32 @@ BARE_TRIGGER, BARE_AVAILABLE = "bare, trigger 0", "bare, availableNow"
 POLL_S = 0.02
 APP_ID = "bench"
 SETTLE_DOWN_S = 0.5
+BAR = Bar(2.0, at_most=False)
 
 
 def measure(sizes: Sizes, folder: Path) -> list[Outcome]:
     """Rows a second; the bare stream with whichever trigger is faster."""
-    spark = quiet_session()
-    alternate(sides(spark, sizes.smaller(), fresh_folder(folder, "warm")), 1)
-    samples = alternate(sides(spark, sizes, fresh_folder(folder, "full")), sizes.rounds)
-    bare = max((samples[BARE_TRIGGER], samples[BARE_AVAILABLE]), key=median)
+    samples, bare = samples_beside_bare(sizes, fresh_folder(folder, "full"))
     facts = {"samples": samples, "rows": sizes.backlog_rows, "commit_rows": sizes.commit_rows}
-    bar = Bar(2.0, at_most=False)
     return [
         Outcome(
-            "backlog", "inside the streaming query", "rows/s", samples[STREAM], bare, bar, facts
+            "backlog", "inside the streaming query", "rows/s", samples[STREAM], bare, BAR, facts
         ),
-        Outcome("backlog", "run_once()", "rows/s", samples[ONCE], bare, bar),
+        Outcome("backlog", "run_once()", "rows/s", samples[ONCE], bare, BAR),
     ]
 
 
-def sides(spark: SparkSession, sizes: Sizes, folder: Path) -> dict[str, Callable[[], float]]:
-    """Rows a second of each side; makes the backlog of all of them first."""
+def samples_beside_bare(
+    sizes: Sizes, folder: Path
+) -> tuple[dict[str, list[float]], Sequence[float]]:
+    """Rows a second of each side, and of the faster bare stream; the store stays in the folder."""
+    spark = quiet_session()
+    alternate(_sides(spark, sizes.smaller(), fresh_folder(folder, "warm")), 1)
+    samples = alternate(_sides(spark, sizes, folder), sizes.rounds)
+    return samples, max((samples[BARE_TRIGGER], samples[BARE_AVAILABLE]), key=median)
+
+
+def _sides(spark: SparkSession, sizes: Sizes, folder: Path) -> dict[str, Callable[[], float]]:
     _prepare(spark, sizes, folder)
     rows = sizes.backlog_rows
     return {

@@ -100,7 +100,7 @@ def _run(run: Run, callers: Callers, sizes: Sizes, folder: Path) -> Commits:
 def of_txmq(location: Path, threads: int, sizes: Sizes, start: float) -> Commits:
     """Seconds that each commit() took, of all that ended in time."""
     with TransactionProducer(Store.open(location), producer_group=GROUP) as producer:
-        return _in_time(partial(transaction, producer), threads, sizes, start)
+        return _in_time(partial(send_one, producer), threads, sizes, start)
 
 
 def _of_raw_loop(location: Path, threads: int, sizes: Sizes, start: float) -> Commits:
@@ -128,7 +128,7 @@ def _caller(call: Callable[[bytes], float], body_bytes: int, end_s: float) -> Co
     return commits
 
 
-def transaction(producer: TransactionProducer, body: bytes) -> float:
+def send_one(producer: TransactionProducer, body: bytes) -> float:
     """Send one message; the seconds of its commit()."""
     with producer.begin_transaction() as transaction:
         transaction.send(Message(TOPIC, body))

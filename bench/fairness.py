@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.callers import START_DELAY_S, of_txmq, transaction
+from bench.callers import START_DELAY_S, of_txmq, send_one
 from bench.messages import GROUP, random_body
 from bench.outcome import Bar, Outcome, percentile
 from bench.sizes import Sizes
@@ -28,7 +28,7 @@ ROUND_BAR = Bar(1.0, at_most=False)
 
 
 class Rounds(NamedTuple):
-    """The rounds of maintenance that ended while all called."""
+    """The rounds of maintenance that began while all called."""
 
     count: int
     longest_s: float
@@ -86,7 +86,7 @@ def _slow(location: Path, sizes: Sizes, start: float) -> list[float]:
         end_s = time.perf_counter() + sizes.crowd_s
         commits = []
         while time.perf_counter() < end_s:
-            commits.append(transaction(producer, random_body(sizes.body_bytes)))
+            commits.append(send_one(producer, random_body(sizes.body_bytes)))
         return commits
 
 

@@ -340,13 +340,14 @@ class BrokerHandle:
         try:
             while self.is_alive and not event.wait(LOOK_INTERVAL_S):
                 pass
-            failure = self._why_ended(is_told=event.is_set())
+            self._is_stopping |= event.is_set()
+            failure = self._why_ended()
         finally:
             self._stop_after(failure)
         if failure is not None:
             raise failure
 
-    def _why_ended(self, *, is_told: bool) -> BaseException | None:
+    def _why_ended(self) -> BaseException | None:
         """The failure of the first service that ended; None if all run, or were told to stop."""
         for name, service in self._services.items():
             failure = service.exception
@@ -354,7 +355,7 @@ class BrokerHandle:
                 logger.error("the %s ended by %s", name, type(failure).__name__)
                 is_error = isinstance(failure, Exception)
                 return failure if is_error else caused(ended(f"the {name}", failure), failure)
-            if not service.is_alive and not (is_told or self._is_stopping):
+            if not service.is_alive and not self._is_stopping:
                 return ended(f"the {name}", None)
         return None
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in, group_names
@@ -64,14 +64,25 @@ class GroupLag:
 
 
 class DamagedGroups:
-    """Logs each damaged group once. Not safe for several threads."""
+    """Logs each damaged group once, and knows those of one look. Not safe for several threads.
+
+    Attributes:
+        problems: why each group cannot be read that the look met which began last.
+    """
 
     def __init__(self) -> None:
         """Nothing is told yet."""
         self._told: set[str] = set()
+        self.problems: dict[str, str] = {}
+
+    def of_a_look(self) -> Self:
+        """Begin a look, without those of the one before."""
+        self.problems = {}
+        return self
 
     def __call__(self, group: str, error: TxmqError) -> None:
-        """Log it, unless that was done."""
+        """Note it; log it, unless that was done."""
+        self.problems[group] = str(error)
         if group not in self._told:
             self._told.add(group)
             logger.warning("group %s has no figures: %s", shown_name(group), error)

@@ -26,7 +26,6 @@ from txmq.publish.latencies import end_latency
 from txmq.store.settled import NOTHING
 
 if TYPE_CHECKING:
-    from txmq.errors import TxmqError
     from txmq.store.store import Store
     from txmq.store.topic_settings import RegisteredTopics
 
@@ -115,13 +114,7 @@ class Counting:
 
     def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
         status = Admin(self._store, clock=self._clock).status()
-        damaged: dict[str, str] = {}
-
-        def note(group: str, error: TxmqError) -> None:
-            self._damaged(group, error)
-            damaged[group] = str(error)
-
-        groups = readable_groups(self._store, self._clock, note)
+        groups = readable_groups(self._store, self._clock, self._damaged.of_a_look())
         lags = tuple(lag for group in groups for lag in group.queues)
         rows = open_transactions(self._store, clock=self._clock)
         snapshot = Snapshot(
@@ -133,7 +126,7 @@ class Counting:
             counts_of(rows["state"]),
             self._delayed(),
             time.monotonic() - begun_s,
-            damaged,
+            self._damaged.problems,
             self._still.seen(lags, status.at.timestamp()),
         )
         return snapshot, _sample(snapshot, *self._latencies())

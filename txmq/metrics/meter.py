@@ -7,13 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from txmq.admin.status import Admin
 from txmq.clock import Clock, SystemClock
 from txmq.consumer.lag import DamagedGroups, readable_lags
-from txmq.errors import TxmqError
 from txmq.handles import ThreadHandle, is_survivable
 from txmq.metrics.figures import (
     Figure,
@@ -92,9 +90,8 @@ class Meter:
         begun_s = time.monotonic()
         try:
             status = Admin(self._store, clock=self._clock).status()
-            damaged: list[str] = []
-            lags = readable_lags(self._store, self._clock, partial(self._told, damaged))
-            figures = store_figures(status, lags, len(damaged))
+            lags = readable_lags(self._store, self._clock, self._damaged.of_a_look())
+            figures = store_figures(status, lags, len(self._damaged.problems))
         except BaseException:
             with self._lock:
                 self._failures += 1
@@ -104,10 +101,6 @@ class Meter:
             self._count = _Count(tuple(figures), took_s, status.at.timestamp())
             self._failures = 0
         return took_s
-
-    def _told(self, damaged: list[str], group: str, error: TxmqError) -> None:
-        damaged.append(group)
-        self._damaged(group, error)
 
     def figures(self) -> list[Figure]:
         """The figures of the last count, and what the broker has done up to now."""

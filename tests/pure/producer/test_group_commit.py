@@ -44,6 +44,14 @@ def committer(log: Log, **options: float) -> GroupCommitter[int, int]:
     return GroupCommitter(log.commit, name="test", **limits)  # type: ignore[arg-type]
 
 
+def refusing() -> tuple[GroupCommitter[int, int], list[int]]:
+    """One that answers with the items, and what it refused."""
+    refused: list[int] = []
+    return GroupCommitter(
+        list, name="test", max_rows=10, refuse=lambda item, _: refused.append(item)
+    ), refused
+
+
 def test_each_item_of_many_threads_has_its_own_answer() -> None:
     log = Log()
     group = committer(log)
@@ -190,10 +198,7 @@ def test_commit_with_too_few_answers_is_an_error_of_each_caller() -> None:
 def test_thread_that_breaks_answers_all_and_refuses_later_items(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused: list[int] = []
-    group: GroupCommitter[int, int] = GroupCommitter(
-        list, name="test", max_rows=10, refuse=lambda item, _: refused.append(item)
-    )
+    group, refused = refusing()
 
     def broken() -> None:
         raise Panic
@@ -244,10 +249,7 @@ class Torn(deque[Any]):
 def test_thread_that_breaks_while_it_takes_items_answers_all_and_each_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused: list[int] = []
-    group: GroupCommitter[int, int] = GroupCommitter(
-        list, name="test", max_rows=10, refuse=lambda item, _: refused.append(item)
-    )
+    group, refused = refusing()
     monkeypatch.setattr(group, "_waiting", Torn())
     with group._lock:
         group._waiting.extend([(1, 1, 0, None), (2, 1, 0, None)])
