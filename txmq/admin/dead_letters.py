@@ -14,8 +14,8 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from txmq.admin.chosen_letters import Chosen, check_chosen
 from txmq.admin.dead_letter_notes import PURGED, REPLAYED, DeadLetterNotes, Noted, offsets_of
 from txmq.admin.found_message import body_values
 from txmq.admin.replay import Replay, ReplayResult, ReplayTarget
@@ -23,7 +23,11 @@ from txmq.clock import Clock, SystemClock
 from txmq.columns import python_rows, python_values
 from txmq.consumer.arguments import check_max_messages
 from txmq.delta.files import DataFile
-from txmq.errors import CommitRefusedError, InvalidMessageError, MessageNotFoundError
+from txmq.errors import (
+    CommitRefusedError,
+    ConfigError,
+    shown,
+)
 from txmq.maintenance.retention import published_up_to
 from txmq.maintenance.topic_retention import tell_topic_begin
 from txmq.message.erased import without_erased
@@ -93,39 +97,6 @@ class PurgeResult(Plain):
     is_written: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A choice of dead letters: some ids, or all before a time, or all.
-
-    Raises: InvalidMessageError unless exactly one of the three is given.
-    """
-
-    message_ids: tuple[str, ...] = ()
-    before: datetime | None = None
-    everything: bool = False
-
-    def __post_init__(self) -> None:
-        """Require exactly one, so that a forgotten argument never means "purge all"."""
-        if bool(self.message_ids) + (self.before is not None) + self.everything != 1:
-            problem = "must say which: message_ids, before a time, or everything"
-            raise InvalidMessageError("chosen", problem)
-        if self.before is not None and self.before.tzinfo is None:
-            raise InvalidMessageError("before", "has no time zone; write datetime(..., tzinfo=UTC)")
-
-    def of(self, rows: pa.Table) -> pa.Table:
-        """The chosen rows. Raises: MessageNotFoundError, TransactionNotFoundError."""
-        if self.everything:
-            return rows
-        if self.before is not None:
-            return rows.filter(pc.less(rows["store_timestamp"], pa.scalar(self.before)))
-        stored = set(rows["message_id"].to_pylist())
-        for message_id in self.message_ids:
-            message_address(message_id)
-            if message_id not in stored:
-                raise MessageNotFoundError(message_id)
-        return rows.filter(pc.is_in(rows["message_id"], value_set=pa.array(self.message_ids)))
-
-
 class DeadLetters:
     """The dead letters of one consumer group; needs no Spark.
 
@@ -176,8 +147,13 @@ class DeadLetters:
     def between(self, start: int, end: int) -> tuple[DeadLetter, ...]:
         """Those of `all` with an offset from `start` on and below `end`; for pages of a long list.
 
-        Reads: of topics/DLQ_<group> the files that may hold them. Commits, raises: as `all`.
+        Reads: of topics/DLQ_<group> the files that may hold them. Commits: 0.
+
+        Raises: StorageError; ConfigError for an offset that is no whole number.
         """
+        if type(start) is not int or type(end) is not int:
+            problem = f"offsets must be whole numbers, not {shown(start)} and {shown(end)}"
+            raise ConfigError([problem])
         if not self._table.exists():
             return ()
         noted, offsets = self._notes.read(), pa.array(range(start, end), pa.int64())
@@ -256,7 +232,7 @@ class DeadLetters:
             TopicNotFoundError, InvalidBodyError: the first topic is gone, or refuses the body.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
-        _check_chosen(chosen)
+        check_chosen(chosen)
         signed, noted = signed_reason(reason), self._notes.read()
         # Nothing is left of an erased one, so there is nothing to send.
         rows = without_erased(chosen.of(self._rows(noted, (*_PLACE, "properties"))))
@@ -294,7 +270,7 @@ class DeadLetters:
             InvalidReasonError: a wrong reason.
             CommitConflictError, StorageError: a table cannot be read or written.
         """
-        _check_chosen(chosen)
+        check_chosen(chosen)
         signed, noted = signed_reason(reason), self._notes.read()
         offsets = offsets_of(chosen.of(self._rows(noted, _PLACE)))
         files = 0
@@ -360,11 +336,6 @@ class DeadLetters:
             for span in offsets
             if span.high < end and (versions[span.file.path] or published) < published
         ]
-
-
-def _check_chosen(chosen: object) -> None:
-    if not isinstance(chosen, Chosen):
-        raise InvalidMessageError("chosen", f"must be a Chosen, not {type(chosen).__name__}")
 
 
 def groups_with_dead_letters(store: Store) -> list[str]:

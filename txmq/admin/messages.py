@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from txmq.admin.found_message import PLACE_COLUMNS, FoundMessage, message_place, record_moment
 from txmq.admin.key_search import KeySearch, RowBudget, has_key, hits_of, is_one_key
 from txmq.columns import python_rows
+from txmq.consumer.arguments import check_max_messages
 from txmq.errors import InvalidBodyError, InvalidNameError
 from txmq.lifecycle import DeliveryState, TransactionState
 from txmq.maintenance.topic_retention import topic_begins
@@ -103,9 +104,12 @@ class MessageQuery:
             max_count: the first so many messages.
             with_body: read the bodies too.
 
-        Reads, commits: as `by_id`. Raises: TransactionNotFoundError, StorageError.
+        Reads, commits: as `by_id`.
+
+        Raises: TransactionNotFoundError, StorageError; ConfigError for a wrong `max_count`.
         """
         transaction_id = check_transaction_id(transaction_id)
+        check_max_messages(max_count, "max_count")
         ids = self._message_ids(transaction_id)
         if not ids:
             raise no_transaction(self._store, transaction_id)
@@ -135,7 +139,7 @@ class MessageQuery:
 
         Reads: the keys of the topics; then as `by_id`. Commits: 0.
 
-        Raises: InvalidNameError, TopicNotFoundError, StorageError.
+        Raises: InvalidNameError, TopicNotFoundError, StorageError; ConfigError for a wrong number.
         """
         return self._newest(key, topic, max_count, RowBudget(), with_body=with_body)
 
@@ -150,6 +154,7 @@ class MessageQuery:
 
         Reads, commits, raises: as `by_key`.
         """
+        check_max_messages(max_rows, "max_rows")
         budget = RowBudget(max_rows)
         messages = self._newest(key, topic, max_count, budget, with_body=False)
         return KeySearch(messages, max_rows - int(budget.rows), budget.was_enough)
@@ -168,6 +173,7 @@ class MessageQuery:
         self, key: str, topic: str | None, max_count: int, budget: RowBudget, *, with_body: bool
     ) -> tuple[FoundMessage, ...]:
         names = self._searched(key, topic)
+        check_max_messages(max_count, "max_count")
         hits = [hit for name in names for hit in hits_of(self._table(name), key, max_count, budget)]
         newest = dict.fromkeys(hit.message_id for hit in sorted(hits, reverse=True))
         message_ids = list(newest)[:max_count]

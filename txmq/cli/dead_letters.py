@@ -9,8 +9,8 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from txmq.admin.chosen_letters import Chosen
 from txmq.admin.dead_letters import (
-    Chosen,
     DeadLetter,
     DeadLetters,
     PurgeResult,

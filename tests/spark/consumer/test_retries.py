@@ -10,7 +10,7 @@ from tests.kit.delayed import send_all_kinds
 from tests.kit.handed_out import received
 from tests.kit.planted import clean_log_at
 from tests.oracle.agreement import both_reports, differences
-from txmq.admin.dead_letters import Chosen
+from txmq.admin.chosen_letters import Chosen
 from txmq.admin.replay import ReplayTarget
 from txmq.admin.topics import Topics
 from txmq.consumer.send_back import SendBack

@@ -19,7 +19,8 @@ from tests.kit.dead_world import CONSUMERS, DEAD, RETRY, DeadWorld
 from tests.kit.delay_world import TOPIC
 from tests.kit.handed_out import received
 from tests.kit.reading import log_rows
-from txmq.admin.dead_letters import Chosen, DeadLetters, groups_with_dead_letters
+from txmq.admin.chosen_letters import Chosen
+from txmq.admin.dead_letters import DeadLetters, groups_with_dead_letters
 from txmq.admin.replay import ReplayTarget
 from txmq.admin.topics import Topics
 from txmq.cli.app import app

@@ -16,7 +16,7 @@ from tests.kit.builders import halves, table_versions
 from tests.kit.dead_world import DEAD, DeadWorld
 from tests.kit.delay_world import TOPIC
 from tests.kit.kills import killed_at
-from txmq.admin.dead_letters import Chosen
+from txmq.admin.chosen_letters import Chosen
 from txmq.admin.erasure import Erasure
 from txmq.admin.rebuild_write import rebuild_topic
 from txmq.admin.topics import Topics

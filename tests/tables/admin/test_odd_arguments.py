@@ -20,6 +20,7 @@ from txmq import (
     TransactionProducer,
     TxmqError,
 )
+from txmq.admin.messages import MessageQuery
 from txmq.errors import ConfigError
 from txmq.verify import verify
 
@@ -37,8 +38,12 @@ CALLS: dict[str, Callable[[Store, Any], object]] = {
     "resolve": lambda store, odd: Operator(store).resolve(ID, odd, reason="r", apply=True),
     "look": lambda store, odd: Admin(store).transaction(ID, max_messages=odd),
     "dead letters": lambda store, odd: dead(store).all(max_count=odd),
+    "some dead letters": lambda store, odd: dead(store).between(odd, 9),
     "purge": lambda store, odd: dead(store).purge(odd, reason="r", apply=True),
     "replay": lambda store, odd: dead(store).replay(odd, reason="r", apply=True),
+    "messages": lambda store, odd: MessageQuery(store).by_transaction(ID, max_count=odd),
+    "key": lambda store, odd: MessageQuery(store).by_key("k", max_count=odd),
+    "newest": lambda store, odd: MessageQuery(store).newest_by_key("k", max_rows=odd),
     "broker": lambda store, odd: Broker(store, name=odd),
     "verify": lambda _, odd: verify(odd),
 }
@@ -48,8 +53,12 @@ ODD: dict[str, tuple[Any, ...]] = {
     "resolve": (["COMMIT"], None, 5, "UNKNOWN", {}),
     "look": ("3", -1, 0, 1.5, True),
     "dead letters": ("3", -1, 0, 1.5),
+    "some dead letters": ("a", 1.5, None),
     "purge": ("x", None, ["x"]),
     "replay": ("x", None, 5),
+    "messages": ("3", -1, 1.5),
+    "key": ("3", -1, 0, 1.5),
+    "newest": ("3", -1, 1.5),
     "broker": (float("nan"), 5, b"one"),
     "verify": (LONE, "a\nb", 5, "", None),
 }

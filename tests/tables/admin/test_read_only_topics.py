@@ -11,7 +11,7 @@ from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained
 from tests.kit.delay_world import TOPIC
 from txmq import DeadLetters, Message, TransactionProducer
-from txmq.admin.dead_letters import Chosen
+from txmq.admin.chosen_letters import Chosen
 from txmq.admin.replay import ReplayTarget
 from txmq.consumer.send_back import SendBack
 from txmq.errors import ConfigError, TopicReadOnlyError

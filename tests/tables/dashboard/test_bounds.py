@@ -10,7 +10,8 @@ import pytest
 from tests.kit.check_world import CheckWorld
 from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
 from tests.kit.wsgi import asked
-from txmq.admin.dead_letters import Chosen, DeadLetters
+from txmq.admin.chosen_letters import Chosen
+from txmq.admin.dead_letters import DeadLetters
 from txmq.admin.messages import MessageQuery
 from txmq.dashboard.pages import ROWS_MAX
 from txmq.dashboard.service import Dashboard

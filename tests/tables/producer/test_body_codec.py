@@ -13,7 +13,7 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.dead_world import CONSUMERS, DEAD, DeadWorld
 from tests.kit.delay_world import TOPIC
-from txmq.admin.dead_letters import Chosen
+from txmq.admin.chosen_letters import Chosen
 from txmq.admin.erasure import Erasure
 from txmq.admin.replay import ReplayTarget
 from txmq.admin.topics import Topics

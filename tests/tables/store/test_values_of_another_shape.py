@@ -13,7 +13,8 @@ import pytest
 
 from tests.kit.check_world import wall_ms
 from tests.kit.dead_world import CONSUMERS, DeadWorld
-from txmq.admin.dead_letters import Chosen, DeadLetters
+from txmq.admin.chosen_letters import Chosen
+from txmq.admin.dead_letters import DeadLetters
 from txmq.admin.status import Admin
 from txmq.admin.topics import Topics
 from txmq.broker import Broker
