@@ -118,8 +118,8 @@ object-store: $(VERSITYGW) ready ## run tests of tables through an S3 server (ne
 $(VERSITYGW): | $(PACKAGES)
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
-SPARK = $$($(BIN)/python -c "from txmq.local_spark.jars import spark_home; print(spark_home())")
-DELTA = $$($(BIN)/python -c "from txmq.local_spark.jars import *; print(jar_folder(cache_folder()))")
+SPARK = $$($(BIN)/python -c "from txmq.spark.jars import spark_home; print(spark_home())")
+DELTA = $$($(BIN)/python -c "from txmq.spark.jars import *; print(jar_folder(cache_folder()))")
 JAVA_FOLDER := txmq/user_data/java
 
 jar: ready ## build the log store for Spark on S3 anew (needs a JDK)
@@ -166,7 +166,7 @@ bench: ready ## measure, print tables, keep the results in bench/results
 	$(BIN)/python -m bench
 
 ready: $(PACKAGES) ## find or install Python packages, Java and Delta's jars
-	@$(BIN)/python -m txmq.local_spark.environment
+	@$(BIN)/python -m txmq.spark.java
 
 archive: ready ## let Java keep the classes that tests load, so that they start quicker
 	@$(BIN)/python -m tests.kit.class_archive

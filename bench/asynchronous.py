@@ -16,7 +16,7 @@ from bench.workspace import fresh_folder
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
-from txmq.producer.results import SendResult, TransactionSendResult
+from txmq.producer.routing import SendResult, TransactionSendResult
 from txmq.store.store import Store
 
 THREADS = 8

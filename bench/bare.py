@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable, write_deltalake
 
-from txmq.local_spark.session import local_session
+from txmq.spark.session import local_session
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,9 +20,9 @@ from statistics import median
 from bench.machine import machine_facts
 from txmq.check.service import CheckService
 from txmq.listeners.protocol import HalfMessage
-from txmq.local_spark.session import local_session
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.session import local_session
 from txmq.store.store import Store
 
 GROUP = "bench"

@@ -14,7 +14,7 @@ from bench.messages import GROUP, random_body
 from bench.outcome import Bar, Outcome, percentile
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.delta.objects import Objects
+from txmq.delta.folder import Objects
 from txmq.maintenance.service import Maintenance
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store

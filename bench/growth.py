@@ -13,9 +13,9 @@ from bench.messages import GROUP, TOPIC, random_body
 from bench.outcome import Bar, Outcome, alternate
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.broker import Broker
 from txmq.delta.storage import Table
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 

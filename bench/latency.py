@@ -14,8 +14,8 @@ from bench.outcome import BARE, Bar, Outcome, alternate, percentile
 from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.broker import Broker
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 

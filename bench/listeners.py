@@ -18,7 +18,7 @@ from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from tests.kit import databases
 from txmq.check.recheck import RecheckJob
-from txmq.clock import SystemClock
+from txmq.ground.clock import SystemClock
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
 from txmq.store.config import Config

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from txmq.local_spark.java import find_java
+from txmq.spark.java import find_java
 
 PACKAGES = ("pyspark", "delta-spark", "deltalake", "pyarrow", "numpy")
 GIB = 1024**3

@@ -19,8 +19,8 @@ from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
 from txmq.delta.schemas import HALF
-from txmq.lifecycle import ClaimKind
 from txmq.maintenance.service import Maintenance
+from txmq.message.lifecycle import ClaimKind
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store

@@ -13,9 +13,9 @@ from bench.messages import GROUP, one_message_transactions
 from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.broker import Broker
 from txmq.message.ids import message_id, new_transaction_id
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store

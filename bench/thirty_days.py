@@ -16,8 +16,8 @@ from bench.outcome import Bar, Outcome
 from bench.reader import Reader
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.clock import AffineClock
 from txmq.delta.log import log_files
+from txmq.ground.clock import AffineClock
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer

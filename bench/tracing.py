@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from txmq.message.message import Message
+from txmq.ops.tracing import OpenTelemetryHook
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
-from txmq.tracing import OpenTelemetryHook
 
 ROUNDS, TRANSACTIONS, SENDS = 20, 20, 400
 GROUP, MESSAGE = "bench", Message("order-paid", b"x" * 100, keys="order-1")

@@ -31,7 +31,7 @@ from txmq import (
     TransactionProducer,
     verify,
 )
-from txmq.local_spark.session import local_session
+from txmq.spark.session import local_session
 
 try:
     spark  # noqa: B018 - Databricks gives one

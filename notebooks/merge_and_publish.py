@@ -28,7 +28,7 @@ from txmq import (
     verify,
 )
 from txmq.errors import LocalTransactionFencedError
-from txmq.local_spark.session import local_session
+from txmq.spark.session import local_session
 
 try:
     spark  # noqa: B018 - Databricks gives one

@@ -26,8 +26,8 @@ from txmq import (
     TransactionProducer,
     verify,
 )
-from txmq.local_spark.session import local_session
-from txmq.secret_scopes import export_secrets
+from txmq.job import export_secrets
+from txmq.spark.session import local_session
 
 try:
     spark  # noqa: B018 - Databricks gives one

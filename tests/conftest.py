@@ -18,7 +18,7 @@ from tests.kit.delayed import delayed_store
 from tests.kit.stores import HandMadeStore, clean_store, fresh_store
 from txmq.delta import checkpoints, storage
 from txmq.delta.storage import Table
-from txmq.handles import ThreadHandle
+from txmq.ground.handles import ThreadHandle
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 
@@ -139,7 +139,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def files_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No table keeps the rows of small files, so damage is met by whoever reads next."""
-    monkeypatch.setattr("txmq.delta.small_files.SMALL_ROWS", -1)
+    monkeypatch.setattr("txmq.delta.file_rows.SMALL_ROWS", -1)
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def servers() -> Iterator[Callable[[str], databases.Server]]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    from txmq.local_spark.session import local_session
+    from txmq.spark.session import local_session
 
     session = local_session(for_minutes=True)
     yield session

@@ -109,75 +109,74 @@ from txmq.verify import verify
 from txmq.version import __version__
 
 if TYPE_CHECKING:
-    from txmq.admin.consumer_groups import ConsumerGroups
-    from txmq.admin.dead_letters import DeadLetters
-    from txmq.admin.erasure import ErasedTable, Erasure, ErasureReport
-    from txmq.admin.found_message import FoundMessage
-    from txmq.admin.messages import MessageQuery
-    from txmq.admin.operator import Operator
-    from txmq.admin.status import Admin
-    from txmq.admin.topics import Topics
-    from txmq.admin.upgrade import UpgradeResult, upgrade
-    from txmq.backup.backup import BackupResult, back_up
-    from txmq.backup.restore import RestoreResult, restore
-    from txmq.broker import Broker, BrokerHandle, run_until_signal
-    from txmq.catalogs.tables import CatalogTables
     from txmq.check.recheck import RecheckJob
     from txmq.check.service import CheckService
     from txmq.consumer.awaitable import AsyncPullConsumer
-    from txmq.consumer.handler import ConsumeStatus
     from txmq.consumer.lag import ConsumerLag
-    from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
+    from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
     from txmq.consumer.pull import PullConsumer
+    from txmq.consumer.push import ConsumeStatus
     from txmq.consumer.send_back import SendBack
-    from txmq.consumer.stream import Consumer
-    from txmq.hooks import (
+    from txmq.listeners.database import DatabaseListener
+    from txmq.listeners.delta import DeltaListener
+    from txmq.listeners.hooks import (
         CheckForbiddenHook,
         EndContext,
         EndTransactionHook,
+        Operation,
         OperationHook,
+        OperationName,
+        RunningOperation,
         SendContext,
         SendMessageHook,
     )
-    from txmq.lifecycle import TransactionState
-    from txmq.listeners.database import DatabaseListener
-    from txmq.listeners.delta import DeltaListener
     from txmq.listeners.http import HttpListener
-    from txmq.listeners.jdbc import JdbcListener
     from txmq.listeners.protocol import (
         ArrowSetListener,
         HalfMessage,
         SetListener,
         TransactionListener,
     )
-    from txmq.listeners.query import QueryListener
-    from txmq.local_spark.session import local_session
     from txmq.maintenance.service import Maintenance
-    from txmq.message.body_codec import BodyCodec, BodyContext
     from txmq.message.body_schema import BodySchema
     from txmq.message.cloud_events import attributes_of, cloud_event
+    from txmq.message.codec import AesGcmCodec, BodyCodec, BodyContext
     from txmq.message.delay_levels import DelayLevel
-    from txmq.message.encryption import AesGcmCodec
     from txmq.message.filter import MessageFilter, parse_filter
+    from txmq.message.lifecycle import TransactionState
     from txmq.message.message import LocalTransactionState, Message
     from txmq.message.received import ReceivedMessage
     from txmq.message.trace_context import with_trace_context
-    from txmq.metrics.endpoint import MetricsEndpoint
-    from txmq.metrics.otel import OpenTelemetryMetrics
-    from txmq.metrics.service import MetricsService
-    from txmq.operations import Operation, OperationName, RunningOperation
+    from txmq.ops.admin.dead_letters import DeadLetters
+    from txmq.ops.admin.erasure import ErasedTable, Erasure, ErasureReport
+    from txmq.ops.admin.groups import ConsumerGroups
+    from txmq.ops.admin.messages import FoundMessage, MessageQuery
+    from txmq.ops.admin.operator import Operator
+    from txmq.ops.admin.status import Admin
+    from txmq.ops.admin.topics import Topics
+    from txmq.ops.admin.upgrade import UpgradeResult, upgrade
+    from txmq.ops.backup.backup import BackupResult, back_up
+    from txmq.ops.backup.restore import RestoreResult, restore
+    from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
+    from txmq.ops.metrics.formats import OpenTelemetryMetrics
+    from txmq.ops.metrics.server import MetricsEndpoint
+    from txmq.ops.metrics.service import MetricsService
+    from txmq.ops.tracing import OpenTelemetryHook
     from txmq.producer.awaitable import AsyncTransaction, AsyncTransactionProducer
-    from txmq.producer.micro_batches import BatchTransactions
     from txmq.producer.producer import TransactionProducer
-    from txmq.producer.results import SendResult, TransactionSendResult
+    from txmq.producer.routing import SendResult, TransactionSendResult
     from txmq.producer.trace import TraceHook
     from txmq.producer.transaction import Transaction
     from txmq.publish.delay import DelayService
     from txmq.publish.publisher import Publisher
+    from txmq.spark.catalogs import CatalogTables
+    from txmq.spark.listeners import JdbcListener, QueryListener
+    from txmq.spark.micro_batches import BatchTransactions
+    from txmq.spark.session import local_session
+    from txmq.spark.streams import Consumer
     from txmq.store.config import Config
     from txmq.store.store import Store
     from txmq.store.topic_settings import TopicKind, TopicSettings
-    from txmq.tracing import OpenTelemetryHook
     from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
     from txmq.user_data.database_marker import marker_table_ddl
     from txmq.user_data.delta_inbox import DeltaInbox

@@ -1,6 +1,6 @@
 """`python -m txmq` is the `txmq` command."""
 
-from txmq.cli.app import main
+from txmq.ops.cli.app import main
 
 if __name__ == "__main__":
     main()

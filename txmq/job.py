@@ -3,29 +3,87 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+import re
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.broker import Broker, BrokerHandle, run_until_signal
-from txmq.catalogs.tables import CatalogTables
 from txmq.check.recheck import RecheckResult
-from txmq.handles import ServiceHandle
+from txmq.errors import EnvironmentProblemError
+from txmq.ground.handles import ServiceHandle
+from txmq.ground.results import plain
 from txmq.maintenance.service import MaintenanceResult
 from txmq.message.names import shown_name
-from txmq.metrics.endpoint import MetricsEndpoint
-from txmq.results import plain
-from txmq.secret_scopes import export_secrets
-from txmq.store.claim_keys import required_keys
-from txmq.store.opening import open_store
-from txmq.store.store import Store
+from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
+from txmq.ops.broker_log import LogFormat, LogLevel, log_to_stderr
+from txmq.ops.metrics.server import MetricsEndpoint
+from txmq.spark.catalogs import CatalogTables
+from txmq.store.op import required_keys
+from txmq.store.store import Store, open_store
 from txmq.verify import MarkerPlace, VerifyReport, verify
-from txmq.watch.logs import LogFormat, LogLevel, log_to_stderr
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# --- secret_scopes:
+
+# Those of the clouds' own tools, and the settings of txmq.
+CREDENTIALS = ("AWS", "AZURE", "GOOGLE", "TXMQ")
+_NAME = re.compile(f"(?:{'|'.join(CREDENTIALS)})_[A-Z0-9_]+", re.ASCII)
+
+
+def variable_of(key: str) -> str | None:
+    """The variable that a secret is for, None for another secret.
+
+    A scope on Azure's key vault has no underscores: `azure-storage-account-key` is
+    `AZURE_STORAGE_ACCOUNT_KEY`.
+    """
+    name = key.replace("-", "_").upper()
+    return name if _NAME.fullmatch(name) else None
+
+
+def export_secrets(scope: str, environment: MutableMapping[str, str]) -> list[str]:
+    """Put the credentials of a secret scope into an environment; other secrets are not read.
+
+    Args:
+        scope: its name; who runs the job needs READ on it. Without a name nothing is done.
+        environment: usually `os.environ`.
+
+    Returns:
+        The names of the variables, sorted.
+
+    Raises: EnvironmentProblemError outside of Databricks, and for a scope without credentials.
+    """
+    if not scope:
+        return []
+    secrets = _secrets()
+    names: dict[str, str] = {}
+    for key in sorted(str(secret.key) for secret in secrets.list(scope)):
+        if name := variable_of(key):
+            environment[name] = secrets.get(scope, key)
+            names[name] = key
+    if not names:
+        starts = ", ".join(f"{start}_" for start in CREDENTIALS)
+        problem = f"the secret scope {scope!r} has no secret whose name begins with {starts}"
+        raise EnvironmentProblemError(problem, f"Run `databricks secrets put-secret {scope} NAME`")
+    return sorted(names)
+
+
+def _secrets() -> Any:
+    try:
+        runtime = importlib.import_module("databricks.sdk.runtime")
+    except ImportError as error:
+        problem = "there are no secret scopes here: this is not Databricks"
+        step = "Leave --secrets out, and set the variables of the cloud's own tools"
+        raise EnvironmentProblemError(problem, step) from error
+    return runtime.dbutils.secrets
+
+
+# --- job:
 
 
 class BatchService(Protocol):

@@ -10,7 +10,7 @@ from tests.endurance.harness import Options, Scale, kept_result
 from tests.endurance.torture.plan import POINTS, kills, round_of
 from tests.endurance.torture.story import tell
 from tests.endurance.torture.strikes import ROLES, STRIKING, Strike, strikes_of
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 
 SEED = 20261121
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from tests.kit.books import GROUP, TOPICS, Books
 from tests.kit.forked import Forked, forked
 from tests.kit.steps import PATIENCE_S, act
-from txmq.admin.topics import Topics
 from txmq.errors import AlreadyResolvedError
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.message.message import Message
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 

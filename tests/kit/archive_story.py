@@ -9,11 +9,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from txmq.broker import Broker
-from txmq.consumer.stream import Consumer
-from txmq.local_spark.session import local_session
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.session import local_session
+from txmq.spark.streams import Consumer
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from txmq.clock import timestamp
 from txmq.delta.schemas import MICROSECONDS_UTC
+from txmq.ground.clock import timestamp
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kit.reading import topic_rows
-from txmq.backup.copying import Progress
-from txmq.broker import Broker
-from txmq.clock import SystemClock
 from txmq.consumer.pull import PullConsumer
 from txmq.delta.log import clean_log
+from txmq.ground.clock import SystemClock
 from txmq.maintenance.compaction import compact
 from txmq.message.message import Message
+from txmq.ops.backup.backup import Progress
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store

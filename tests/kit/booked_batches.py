@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from txmq.producer.micro_batches import BatchTransactions
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.spark.micro_batches import BatchTransactions
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

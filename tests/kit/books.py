@@ -86,7 +86,7 @@ def sell(
 
 def sell_frame(store: Store, books: Books, rows: int) -> None:
     """One order of many messages to each topic, sent as DataFrames."""
-    from txmq.local_spark.session import local_session
+    from txmq.spark.session import local_session
 
     frame = (
         local_session(for_minutes=True)

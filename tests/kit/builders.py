@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Halves
+from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource, Halves
 from txmq.message.message import Message
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow

@@ -15,8 +15,8 @@ import pyarrow as pa
 from tests.kit import reading
 from tests.kit.stores import fresh_store
 from txmq.delta.schemas import HALF
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.ids import new_transaction_id
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.store.config import Config
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table

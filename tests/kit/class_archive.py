@@ -20,13 +20,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.local_spark.jars import cache_folder, jar_folder, jar_paths, spark_home
-from txmq.local_spark.java import home_for_spark, java_options, require_java
+from txmq.spark.jars import cache_folder, jar_folder, jar_paths, spark_home
+from txmq.spark.java import home_for_spark, java_options, require_java
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from txmq.local_spark.java import Java
+    from txmq.spark.java import Java
 
 VARIABLE = "SPARK_SUBMIT_OPTS"
 # A mismatch is not worth a warning: Java then loads the classes from their jars.

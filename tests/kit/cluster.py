@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.kit.s3 import free_port
 from tests.kit.spark_environment import spark_environment
-from txmq.local_spark.jars import (
+from txmq.spark.jars import (
     cache_folder,
     fetch_jars,
     jar_folder,
@@ -25,7 +25,7 @@ from txmq.local_spark.jars import (
     missing_jars,
     spark_home,
 )
-from txmq.local_spark.java import home_for_spark, require_java
+from txmq.spark.java import home_for_spark, require_java
 
 PROJECT = Path(__file__).parents[2]
 HOST = "127.0.0.1"

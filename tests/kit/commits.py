@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from txmq.delta.actions import LOG_FOLDER
-from txmq.delta.objects import Objects
+from txmq.delta.folder import Objects
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.kit.s3 import free_port
 from tests.kit.spark_environment import spark_environment
-from txmq.local_spark.jars import (
+from txmq.spark.jars import (
     cache_folder,
     fetch_jars,
     jar_folder,
@@ -19,7 +19,7 @@ from txmq.local_spark.jars import (
     missing_jars,
     spark_home,
 )
-from txmq.local_spark.java import home_for_spark, require_java
+from txmq.spark.java import home_for_spark, require_java
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _START_S = 180.0

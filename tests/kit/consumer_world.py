@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.delay_world import TOPIC, DelayWorld
-from txmq.admin.topics import Topics
-from txmq.clock import Clock
 from txmq.consumer.group import group_in
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import GroupState, TopicQueue
 from txmq.consumer.send_back import FailedMessage
+from txmq.ground.clock import Clock
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.topics import Topics
 
 BILLING = "billing"
 QUEUES = 4

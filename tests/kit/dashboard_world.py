@@ -12,11 +12,11 @@ from tests.kit.consumer_world import ConsumerWorld, drained
 from tests.kit.handed_out import received
 from tests.kit.wsgi import Page, asked
 from txmq.consumer.send_back import SendBack
-from txmq.dashboard.service import Dashboard
 from txmq.delta.schemas import HALF
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.ids import new_transaction_id
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
+from txmq.ops.dashboard.app import Dashboard
 from txmq.producer.transaction import Transaction
 from txmq.store.half import HalfOrigin, HalfTransaction
 from txmq.store.op import OpRow

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.kit.delay_world import DelayWorld
 from tests.kit.handed_out import received
-from txmq.admin.dead_letters import DeadLetters
 from txmq.consumer.send_back import SendBack
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.dead_letters import DeadLetters
 
 CONSUMERS = "billing"
 DEAD = f"DLQ_{CONSUMERS}"

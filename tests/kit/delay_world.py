@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.stores import fresh_store
-from txmq.clock import timestamp
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.ground.clock import timestamp
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 
 
 class Fault(enum.StrEnum):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 
 
 class Killed(BaseException):

@@ -22,7 +22,6 @@ import pyarrow.fs as pa_fs
 from deltalake import Schema
 from deltalake.exceptions import CommitFailedError
 
-from txmq.clock import Clock
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.commit_writer import new_token
 from txmq.delta.failures import translated
@@ -31,7 +30,8 @@ from txmq.delta.folder import NOTHING, Contents
 from txmq.delta.parquet import FooterSizes, NewFile, new_file_path
 from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
-from txmq.publish import arrow_engine
+from txmq.ground.clock import Clock
+from txmq.publish import engines as arrow_engine
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.store.tables import StoreTables

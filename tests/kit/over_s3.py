@@ -18,15 +18,10 @@ import deltalake
 from deltalake.fs import DeltaStorageHandler
 
 from tests.kit import s3
-from txmq.delta import (
-    checkpoints,
-    followed,
-    object_store,
-    objects,
-    pinned,
-    rooted,
-    storage,
-)
+from txmq.delta import checkpoints, followed, pinned, storage
+from txmq.delta import folder as object_store
+from txmq.delta import folder as objects
+from txmq.delta import folder as rooted
 from txmq.store import store as store_module
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
 from txmq.delta.schemas import HALF, REGISTER, SETTLED, TOPIC, TableSchema
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.ids import first_transaction_id, new_transaction_id
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.admin.operator import Operator
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

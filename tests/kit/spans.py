@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from txmq.tracing import OpenTelemetryHook
+from txmq.ops.tracing import OpenTelemetryHook
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from txmq.local_spark.jars import cache_folder, spark_home
-from txmq.local_spark.java import home_for_spark, require_java
+from txmq.spark.jars import cache_folder, spark_home
+from txmq.spark.java import home_for_spark, require_java
 
 # What a session of Spark Connect leaves in its process, and what would make others use Connect.
 _OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")

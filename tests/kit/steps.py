@@ -9,13 +9,13 @@ from pathlib import Path
 from tests.kit.books import GROUP, TOPICS, Books, sell, sell_frame
 from tests.kit.forked import forked
 from txmq.check.recheck import RecheckJob
-from txmq.fail_points import FailPoint
-from txmq.local_spark.session import local_session
+from txmq.ground.fail_points import FailPoint
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.spark.session import local_session
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 

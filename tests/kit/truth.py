@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tests.kit.books import GROUP, TOPICS, Books
 from tests.kit.reading import are_gap_free, topic_rows, wait_until
-from txmq.admin.status import Admin
-from txmq.broker import Broker
+from txmq.ops.admin.status import Admin
+from txmq.ops.broker import Broker
 from txmq.verify import verify
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from pathlib import Path
 from tests.kit.browser import Browser, browser
 from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
 from tests.kit.reading import wait_until
-from txmq.dashboard.service import Dashboard, DashboardEndpoint
-from txmq.dashboard.snapshot import Counting, Snapshot
+from txmq.ops.dashboard.app import Dashboard, DashboardEndpoint
+from txmq.ops.dashboard.snapshot import Counting, Snapshot
 
 ROUNDS = 36
 LOCATION = "/data/txmq"

@@ -8,7 +8,7 @@ import sys
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq import Store, Topics, TransactionProducer
-from txmq.consumer.stream import Consumer
+from txmq.spark.streams import Consumer
 
 TOPIC, TYPED = "order-paid", "order-typed"
 _FIELDS = [{"name": "order", "type": "long"}]

@@ -21,7 +21,7 @@ from txmq import (
     Store,
     TransactionProducer,
 )
-from txmq.consumer.stream import Consumer
+from txmq.spark.streams import Consumer
 
 GROUP, TOPIC = "orders", "order-paid"
 FRAME_ROWS = 1_000

@@ -11,7 +11,7 @@ from tests.kit.browser import Browser, axe_script
 from tests.kit.dashboard_world import DashboardWorld
 from tests.kit.reading import wait_until
 from tests.places.dashboard_screenshots import paths_of
-from txmq.dashboard.service import Dashboard, DashboardEndpoint
+from txmq.ops.dashboard.app import Dashboard, DashboardEndpoint
 
 pytestmark = pytest.mark.skipif(
     not kit.is_there(), reason="chromium and chromium-driver are not on this machine"

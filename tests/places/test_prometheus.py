@@ -20,8 +20,8 @@ from tests.kit.prometheus import Prometheus
 from tests.kit.reading import wait_until
 from tests.kit.s3 import free_port
 from tests.kit.truth import assert_topics_tell_the_truth, drain
-from txmq.broker import Broker, run_until_signal
-from txmq.metrics.endpoint import MetricsEndpoint
+from txmq.ops.broker import Broker, run_until_signal
+from txmq.ops.metrics.server import MetricsEndpoint
 from txmq.store.config import Config
 from txmq.store.store import Store
 

@@ -16,15 +16,15 @@ from pyspark.errors import AnalysisException
 from tests.kit.booked_batches import booked_twice
 from tests.kit.reading import wait_until
 from tests.kit.serverless import ServerlessRules, serverless_session
-from txmq.broker import Broker
-from txmq.catalogs.tables import CatalogTables
 from txmq.check.recheck import RecheckJob
-from txmq.consumer.stream import Consumer
 from txmq.errors import EnvironmentProblemError
 from txmq.listeners.delta import DeltaListener
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.spark.catalogs import CatalogTables
+from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.user_data.delta_inbox import DeltaInbox

@@ -13,8 +13,8 @@ from tests.kit import s3
 from tests.places.conftest import PROJECT
 from tests.places.log_store_on_s3 import COMMITS
 from tests.places.spark_on_s3 import FRAME_ROWS
-from txmq.cli.app import app
 from txmq.message.message import Message
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 
@@ -43,7 +43,7 @@ def test_commands_of_the_page_serve_a_store_in_a_bucket(lake: str, submit: RunSp
     with TransactionProducer(store, producer_group="orders") as producer:
         producer.send(Message("order-paid", b"42"))
 
-    submit(PROJECT / "jobs" / "broker.py", store.location, "--once")
+    submit(PROJECT / "jobs" / "ops/broker.py", store.location, "--once")
 
     assert store.topics() == ["order-paid"]
     assert run(app, ["verify", store.location]).exit_code == 0

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from tests.kit.books import GROUP, Books
-from txmq.broker import Broker, BrokerHandle, run_until_signal
-from txmq.local_spark.session import local_session
+from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
+from txmq.spark.session import local_session
 from txmq.store.store import Store
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txmq.local_spark.session import local_session
 from txmq.publish.publisher import Publisher
-from txmq.publish.spark_engine import SparkEngine
+from txmq.spark.payload_engine import SparkEngine
+from txmq.spark.session import local_session
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tests.kit.books import GROUP, SETTINGS, Books, sell
 from tests.kit.forked import Forked, forked
 from tests.kit.reading import log_rows, wait_until
 from tests.kit.truth import assert_topics_tell_the_truth, drain
-from txmq.broker import Broker, run_until_signal
+from txmq.ops.broker import Broker, run_until_signal
 from txmq.store.config import Config
 from txmq.store.store import Store
 

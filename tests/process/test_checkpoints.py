@@ -15,10 +15,10 @@ from pyspark.errors import PySparkException
 from tests.kit.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.kit.reading import bodies, publish, topic_rows, wait_until
 from tests.kit.truth import assert_topics_tell_the_truth
-from txmq.broker import Broker, BrokerHandle
-from txmq.consumer.stream import Consumer
 from txmq.message.message import Message
+from txmq.ops.broker import Broker, BrokerHandle
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store, service_checkpoint_location
 

@@ -24,15 +24,15 @@ from tests.kit.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.kit.reading import log_rows, publish, topic_rows, wait_until
 from tests.kit.steps import REPOSITORY
 from tests.kit.truth import assert_topics_tell_the_truth, drain, run_until_all_is_done
-from txmq.admin.status import Admin
-from txmq.broker import Broker
 from txmq.check.claims import RoundResult
 from txmq.check.recheck import RecheckJob
 from txmq.errors import AlreadyResolvedError, StorageError, TransactionNotFoundError
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.admin.status import Admin
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

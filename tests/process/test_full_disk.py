@@ -19,13 +19,13 @@ import pytest
 from tests.kit.books import GROUP, SETTINGS, TOPICS, Books, sell
 from tests.kit.reading import log_rows, topic_rows
 from tests.kit.truth import assert_topics_tell_the_truth, drain
-from txmq.admin.status import Admin
 from txmq.check.recheck import RecheckJob
 from txmq.errors import ReadOnlyStoreError, StorageError, StoreFullError
-from txmq.fail_points import FailPoint, arm
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.ground.fail_points import FailPoint, arm
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.admin.status import Admin
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from txmq.local_spark.jars import (
+from txmq.message.message import Message
+from txmq.producer.producer import TransactionProducer
+from txmq.spark.jars import (
     cache_folder,
     fetch_jars,
     jar_folder,
@@ -21,9 +23,7 @@ from txmq.local_spark.jars import (
     missing_jars,
     spark_home,
 )
-from txmq.local_spark.java import home_for_spark, java_options, require_java
-from txmq.message.message import Message
-from txmq.producer.producer import TransactionProducer
+from txmq.spark.java import home_for_spark, java_options, require_java
 from txmq.store.store import Store
 from txmq.verify import verify
 
@@ -88,7 +88,7 @@ def test_submitted_broker_publishes_what_is_there_and_ends(
 ) -> None:
     send_one(store)
 
-    job = submit(environment, "broker.py", store.location, "--once")
+    job = submit(environment, "ops/broker.py", store.location, "--once")
     said, _ = job.communicate(timeout=START_LIMIT_S)
 
     assert job.returncode == 0, said

@@ -15,7 +15,7 @@ from tests.kit.reading import log_rows, wait_until
 from tests.kit.steps import ORDERS, STEPS, WITH_SPARK, obstacle, run
 from tests.kit.truth import assert_topics_tell_the_truth, drain
 from txmq.check.recheck import RecheckJob
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store

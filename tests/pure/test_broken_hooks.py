@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from tests.pure.test_hooks_of_operations import CHECK, CONTEXT, PARENT, Journal, Returning
 from txmq.errors import SendForbiddenError
-from txmq.hooks import EndContext, Hooks, SendContext
+from txmq.listeners.hooks import TOLD_S, EndContext, Hooks, SendContext
 from txmq.message.message import LocalTransactionState, Message
-from txmq.operations import TOLD_S
-from txmq.publish import publish_watch
-from txmq.publish.publish_watch import PublishWatch
+from txmq.publish import announcement as publish_watch
+from txmq.publish.announcement import PublishWatch
 
 END = EndContext("orders", None, "t", LocalTransactionState.COMMIT, "PRODUCER", from_check=False)
 LATER = "01" + PARENT[2:]
@@ -217,7 +216,7 @@ class Slow(Journal):
 def test_slow_hook_holds_up_a_commit_for_a_bounded_time(
     cost_s: float, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "txmq.hooks")
+    caplog.set_level(logging.DEBUG, "txmq.listeners.hooks")
     monkeypatch.setattr(publish_watch, "operations", lambda *_: [CHECK] * 128)
     slow, plan = Slow(cost_s), object()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.clock import SystemClock, milliseconds, moment_problem, timestamp
+from txmq.ground.clock import SystemClock, milliseconds, moment_problem, timestamp
 from txmq.testing import START_MS, ManualClock
 
 YEAR_3000_MS = 32_503_680_000_000

@@ -5,7 +5,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.columns import DistinctRows, equal_pairs, in_order, only
+from txmq.ground.columns import DistinctRows, equal_pairs, in_order, only
 
 values = st.tuples(
     st.sampled_from(["a", "b", None]), st.integers(0, 3) | st.none(), st.booleans() | st.none()

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import txmq
-from txmq.fail_points import FailPoint, reached
+from txmq.ground.fail_points import FailPoint, reached
 from txmq.testing import FAIL_POINTS_VARIABLE, arm_fail_points
 
 CODE = Path(txmq.__file__).parent
 POINT = FailPoint.FACTS_DECIDED
-REACH = f"from txmq.fail_points import FailPoint, reached; reached(FailPoint('{POINT}'))"
+REACH = f"from txmq.ground.fail_points import FailPoint, reached; reached(FailPoint('{POINT}'))"
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def exit_code(code: str) -> int:
 
 
 def test_variable_alone_does_nothing() -> None:
-    assert exit_code(f"import txmq, txmq.broker; {REACH}") == 0
+    assert exit_code(f"import txmq, txmq.ops.broker; {REACH}") == 0
 
 
 def test_variable_kills_where_the_test_module_is_imported() -> None:

@@ -11,10 +11,9 @@ import pytest
 
 from tests.kit.memory_table import MemoryStore
 from tests.kit.reading import wait_until
-from txmq import handles as service
-from txmq.broker import Broker, BrokerHandle
 from txmq.errors import EnvironmentProblemError
-from txmq.handles import (
+from txmq.ground import handles as service
+from txmq.ground.handles import (
     BREAKS_MAX,
     Restarting,
     StreamHandle,
@@ -22,7 +21,8 @@ from txmq.handles import (
     batch_of_spark,
     is_survivable,
 )
-from txmq.watch.counts import BrokerCounts
+from txmq.ops.broker import Broker, BrokerHandle
+from txmq.ops.broker_log import BrokerCounts
 
 
 class Query:
@@ -280,7 +280,7 @@ def test_publisher_stops_after_the_check_service_whose_answers_it_publishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker, stopped = Broker(MemoryStore()), list[str]()
-    monkeypatch.setattr("txmq.broker.WatchedServices.counts", lambda _: BrokerCounts())
+    monkeypatch.setattr("txmq.ops.broker.WatchedServices.counts", lambda _: BrokerCounts())
     for name in STARTED:
         monkeypatch.setattr(getattr(broker, name), "start", partial(Started, name, stopped))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.histogram import BOUNDS_S, NO_DURATIONS, Histogram
+from txmq.ground.histogram import BOUNDS_S, NO_DURATIONS, Histogram
 
 durations_ms = st.lists(st.floats(-1e6, 1e9, allow_nan=False), max_size=30)
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from txmq.errors import HookError
-from txmq.hooks import Hooks, SendContext
-from txmq.operations import Operation, OperationName
+from txmq.listeners.hooks import Hooks, Operation, OperationName, SendContext
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CONTEXT = SendContext("orders", None, ("t",), ())

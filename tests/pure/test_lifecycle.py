@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kit.builders import COMPLETE, GROUP, claim
-from txmq.lifecycle import (
+from txmq.message.lifecycle import (
     CONFLICT,
     FINAL_STATES,
     MISSING,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import COMPLETE, GROUP, transaction_id
-from txmq.lifecycle import (
+from txmq.message.lifecycle import (
     FINAL_STATES,
     Claim,
     ClaimKind,

@@ -57,9 +57,9 @@ def test_import_of_a_producer_loads_neither_spark_nor_what_others_need() -> None
 @pytest.mark.parametrize(
     "imports",
     [
-        "import txmq, txmq.verify.plain.checker",
+        "import txmq, txmq.verify.checker",
         "import txmq.verify.report, txmq",
-        "import txmq.verify.plain, txmq",
+        "import txmq.verify, txmq",
     ],
 )
 def test_verify_is_the_function_whatever_is_imported_first(imports: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from txmq import random_names
+from txmq.ground import random_names
+from txmq.ground.random_names import new_uuid, random_bits
 from txmq.message.ids import new_transaction_id
-from txmq.random_names import new_uuid, random_bits
 
 if TYPE_CHECKING:
     import pytest
@@ -22,7 +22,7 @@ def test_names_are_uuids_of_version_4_and_differ() -> None:
 
 def test_two_processes_of_one_image_choose_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     image, times = random_names._random.getstate(), iter([10**18, 10**18 + 1])
-    monkeypatch.setattr("txmq.random_names.time.time_ns", lambda: next(times))
+    monkeypatch.setattr("txmq.ground.random_names.time.time_ns", lambda: next(times))
     first = random_bits(74)
     random_names._random.setstate(image)
 

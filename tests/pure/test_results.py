@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from txmq.results import Plain, Sum, plain
+from txmq.ground.results import Plain, Sum, plain
 
 MOMENT = datetime(2026, 7, 1, 12, 0, 0, 5, UTC)
 

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from txmq.errors import EnvironmentProblemError
-from txmq.secret_scopes import export_secrets, variable_of
+from txmq.job import export_secrets, variable_of
 
 
 class Secrets:

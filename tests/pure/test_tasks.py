@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from txmq.tasks import called, submitted
+from txmq.ground.tasks import called, submitted
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.kit.reading import bodies, log_rows, rows_of, wait_until
-from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.errors import ListenerError
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store

@@ -9,12 +9,7 @@ from typer.testing import CliRunner
 
 from tests.kit.reading import bodies, publish, rows_of, topic_rows
 from tests.oracle.tables import NAME
-from txmq.admin.messages import MessageQuery
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
 from txmq.check.recheck import RecheckJob, all_listeners
-from txmq.cli.app import app
-from txmq.consumer.stream import Consumer
 from txmq.errors import (
     InvalidBodyError,
     InvalidNameError,
@@ -26,10 +21,15 @@ from txmq.errors import (
 )
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRACE_TOPIC
+from txmq.ops.admin.messages import MessageQuery
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.topics import Topics
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.trace import TraceHook
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.store.topic_settings import TopicKind
@@ -198,7 +198,7 @@ def test_two_tenants_whose_names_differ_in_case_alone_share_no_topic(store: Stor
 
 
 def test_an_idempotency_key_belongs_to_its_tenant(store: Store, clock: ManualClock) -> None:
-    from txmq.clock import timestamp
+    from txmq.ground.clock import timestamp
 
     ids = set()
     for namespace in ("red", "blue"):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import txmq
-from txmq.admin.doctor import Doctor
 from txmq.delta.failures import failed_write
 from txmq.errors import (
     ClosedError,
@@ -24,11 +23,12 @@ from txmq.errors import (
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
 from txmq.message.message import Message
+from txmq.ops.admin.doctor import Doctor
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.store.tables import StoreTables
-from txmq.user_data.inbox_table import InboxTable
+from txmq.user_data.delta_inbox import InboxTable
 
 # What else they need; nothing of it is looked at before the store.
 OTHERS: dict[str, dict[str, Any]] = {

@@ -14,12 +14,12 @@ from tests.kit.check_world import COMMIT
 from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import GROUP, TOPIC
 from tests.kit.spans import Spans
-from txmq import tracing
 from txmq.check.recheck import RecheckJob
 from txmq.message.message import Message
+from txmq.ops import tracing
+from txmq.ops.tracing import OpenTelemetryHook
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
-from txmq.tracing import OpenTelemetryHook
 
 LATER = "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.kit.reading import bodies
 from tests.kit.sending import send_each
-from txmq.broker import Broker, run_until_signal
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
+from txmq.ops.broker import Broker, run_until_signal
 from txmq.store.config import Config
 from txmq.store.store import Store
 

@@ -28,15 +28,15 @@ from tests.kit.builders import ids
 from tests.kit.fault_vocabulary import CLOCK_JUMPS_S, WRITTEN_BY
 from tests.kit.memory_table import MemoryStore, payload_files_in_memory
 from tests.kit.store_model import FOR_GOOD, GROUP, Fate, Model
-from txmq import lifecycle
 from txmq.check.open_transactions import OpenTransactions, dues_of
 from txmq.check.round import CheckRound
-from txmq.delta import retries
+from txmq.delta import failures as retries
 from txmq.delta.storage import Table
 from txmq.errors import AlreadyResolvedError, CommitRefusedError, TxmqError
-from txmq.lifecycle import ClaimKind, ClaimSource, Standing, TransactionState
 from txmq.listeners.protocol import HalfMessage
+from txmq.message import lifecycle
 from txmq.message.ids import new_transaction_id
+from txmq.message.lifecycle import ClaimKind, ClaimSource, Standing, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction

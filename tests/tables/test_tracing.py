@@ -21,12 +21,12 @@ from txmq.errors import DifferentMessagesError, StoreFullError
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.trace_context import with_trace_context
+from txmq.ops.tracing import OpenTelemetryHook
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
-from txmq.publish import publish_watch
+from txmq.publish import announcement as publish_watch
 from txmq.publish.publisher import Publisher
 from txmq.testing import failing_commits
-from txmq.tracing import OpenTelemetryHook
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 BODY = "private-body"

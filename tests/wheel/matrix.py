@@ -20,11 +20,11 @@ HERE = Path(__file__).parent
 OLDEST, NEWEST = "3.11", "3.13"
 EXTRAS = {
     "avro": "fastavro",
-    "dashboard": "jinja2, txmq.dashboard",
+    "dashboard": "jinja2, txmq.ops.dashboard",
     "database": "sqlalchemy, txmq.listeners.database",
     "http": "requests, txmq.listeners.http",
-    "metrics": "prometheus_client, txmq.metrics.endpoint",
-    "otel": "opentelemetry.trace, txmq.tracing",
+    "metrics": "prometheus_client, txmq.ops.metrics.server",
+    "otel": "opentelemetry.trace, txmq.ops.tracing",
     "pydantic": "pydantic",
     "trace": "opentelemetry.trace",
 }

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.check.due import due_row
-from txmq.check.rules import (
+from txmq.check.standing import (
     Ask,
     CheckStanding,
     Decision,
@@ -21,17 +20,17 @@ from txmq.check.rules import (
     Rearm,
     RollBack,
     decide,
+    due_row,
     next_check_ms,
     next_try_ms,
+    standing_of_row,
 )
-from txmq.check.standing import standing_of_row
-from txmq.columns import DistinctRows, Groups, Integers, first_of_each, flags, integers
-from txmq.lifecycle import ClaimKind, ClaimSource, Standing
-from txmq.listeners.outcomes import Answered, NotReached, Outcome, Reason, outcome_of
+from txmq.ground.columns import DistinctRows, Groups, Integers, first_of_each, flags, integers
+from txmq.ground.results import Sum
+from txmq.listeners.protocol import Answered, NotReached, Outcome, Reason, outcome_of
+from txmq.message.lifecycle import ClaimKind, ClaimSource, Standing
 from txmq.message.message import LocalTransactionState
-from txmq.results import Sum
-from txmq.store.check_settings import CheckSettings
-from txmq.store.config import Config
+from txmq.store.config import CheckSettings, Config
 from txmq.store.op import OpRow, op_table
 
 _ENDS = {

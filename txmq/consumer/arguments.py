@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.offsets import OffsetsByTopic, StartPoint
 from txmq.consumer.rules import ALL, GroupSettings
 from txmq.errors import ConfigError, InvalidNameError, shown

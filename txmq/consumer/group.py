@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from txmq.consumer.followed import TopicCommit
-from txmq.consumer.leases import Membership, Sighting
-from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.leases import ConsumeMode, Membership, Sighting, TopicCommit
 from txmq.consumer.rules import GroupSettings, GroupState, Owner, TopicQueue
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
-from txmq.store.register import Register, SharedValue
+from txmq.store.register import MEMBERS_MAX, Register, SharedValue
 from txmq.store.store import Store
 from txmq.store.tables import CONSUMER_GROUP
-from txmq.store.value_shapes import MEMBERS_MAX
 
 
 class ConsumerGroup(SharedValue[GroupState]):

@@ -9,24 +9,63 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from txmq.clock import Clock
 from txmq.consumer.arguments import Subscription, check_reads
-from txmq.consumer.followed import TopicCommit
+from txmq.consumer.batch import (
+    KnowsSentBack,
+    MessageTaking,
+    QueueMessage,
+    QueuePosition,
+    QueuePositions,
+)
 from txmq.consumer.group import group_in
+from txmq.consumer.leases import ConsumeMode, TopicCommit
 from txmq.consumer.member import Commits, GroupMember
-from txmq.consumer.modes import ConsumeMode
-from txmq.consumer.pauses import Pauses
-from txmq.consumer.positions import QueueMessage, QueuePosition, QueuePositions
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
-from txmq.consumer.taking import KnowsSentBack, MessageTaking
 from txmq.errors import QueueNotOwnedError, StorageError
-from txmq.message.body_codec import BodyCodec, checked_codec
+from txmq.ground.clock import Clock
+from txmq.message.codec import BodyCodec, checked_codec
 from txmq.message.names import shown_name
 from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog, unknown_topics
 from txmq.store.store import Store
+
+# --- pauses:
+
+
+class Pauses:
+    """The topics and the queues of which a member hands out nothing for now.
+
+    Not safe for several threads, as its owner.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is paused."""
+        self._queues: set[TopicQueue] = set()
+        self._topics: set[str] = set()
+
+    def pause(self, topic: str, queue_id: int | None) -> None:
+        """Pause one queue, or a topic with all its queues."""
+        if queue_id is None:
+            self._topics.add(topic)
+        else:
+            self._queues.add(TopicQueue(topic, queue_id))
+
+    def resume(self, topic: str, queue_id: int | None) -> None:
+        """End the pause of one queue, or those of a topic and of all its queues."""
+        if queue_id is None:
+            self._topics.discard(topic)
+            self._queues = {queue for queue in self._queues if queue.topic != topic}
+        else:
+            self._queues.discard(TopicQueue(topic, queue_id))
+
+    def __contains__(self, queue: TopicQueue) -> bool:
+        """Whether the queue or its topic is paused."""
+        return queue in self._queues or queue.topic in self._topics
+
+
+# --- group_reader:
 
 logger = logging.getLogger(__name__)
 

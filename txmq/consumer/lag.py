@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from txmq.clock import Clock, SystemClock
 from txmq.consumer.group import group_in, group_names
 from txmq.consumer.offsets import TopicOffsets
 from txmq.consumer.rules import SHARED, GroupState, TopicQueue
 from txmq.errors import TxmqError
+from txmq.ground.clock import Clock, SystemClock
 from txmq.message.names import shown_name
 from txmq.store.store import Store, check_store
 

@@ -9,9 +9,7 @@ from datetime import datetime
 import numpy as np
 import pyarrow.compute as pc
 
-from txmq.clock import milliseconds, moment_problem, timestamp
-from txmq.columns import integers
-from txmq.consumer.modes import ConsumeFromWhere
+from txmq.consumer.leases import ConsumeFromWhere
 from txmq.delta.files import FilePart, FileRange
 from txmq.delta.storage import Table
 from txmq.errors import (
@@ -21,6 +19,8 @@ from txmq.errors import (
     StorageError,
     shown,
 )
+from txmq.ground.clock import milliseconds, moment_problem, timestamp
+from txmq.ground.columns import integers
 from txmq.message.names import topic_in_namespace
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK

@@ -10,9 +10,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from txmq.consumer.followed import NO_COMMITS, Followed, TopicCommit, forgotten, noted
-from txmq.consumer.leases import Membership, Sighting, sightings
-from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.leases import (
+    NO_COMMITS,
+    ConsumeMode,
+    Followed,
+    Membership,
+    Sighting,
+    TopicCommit,
+    forgotten,
+    noted,
+    sightings,
+)
 from txmq.errors import ConsumerGroupConflictError
 
 # The key of the offsets that all members share; in BROADCASTING each member has a key.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from txmq.clock import Clock, SystemClock, milliseconds
 from txmq.errors import InvalidDelayTypeError, InvalidReasonError
+from txmq.ground.clock import Clock, SystemClock, milliseconds
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
 from txmq.message.names import (
     DEAD_LETTER_ORIGIN_MESSAGE_ID,

@@ -6,10 +6,12 @@ its own commit may follow, and tries the next version. No snapshot is read, and 
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,18 +22,107 @@ from txmq.delta.actions import (
     CommitActions,
     NewCommit,
     Seen,
+    clash,
     commit_actions,
     commit_path,
     stamp_of,
 )
-from txmq.delta.conflicts import clash
 from txmq.delta.failures import STORAGE_ERRORS, failed_write
-from txmq.delta.turns import Turns
+from txmq.delta.folder import Objects
 from txmq.errors import CommitRefusedError, StorageError
-from txmq.random_names import new_uuid
+from txmq.ground.random_names import new_uuid
 
 if TYPE_CHECKING:
     from txmq.delta.folder import TableFolder
+
+
+# --- turns:
+
+TURN_FILE = "_turn"
+
+
+class _Pace(NamedTuple):
+    """How often a writer looks for the turn of another, and how long it waits for it."""
+
+    look_s: float
+    poll_s: float
+    patience_s: float
+    # For who computes its commit anew in its turn, such as a rebuild.
+    long_patience_s: float
+
+
+_LOCAL = _Pace(look_s=0.01, poll_s=0.002, patience_s=0.5, long_patience_s=5.0)
+# Each look is a request.
+_REMOTE = _Pace(look_s=1.0, poll_s=0.1, patience_s=5.0, long_patience_s=15.0)
+_LONG = b"long "
+
+
+class Turns:
+    """The turns of one table, as one writer sees them. Not safe for several threads."""
+
+    def __init__(self, objects: Objects, read: Callable[[str], bytes | None]) -> None:
+        """Look at nothing yet; `read` gives the content of a file, None where there is none."""
+        self._objects, self._read = objects, read
+        self._pace = _REMOTE if objects.is_remote else _LOCAL
+        self._own = b""
+        # A turn that took longer than our patience; its owner may be dead.
+        self._ignored = b""
+        self._looked_s = -math.inf
+        self._is_asked = False
+
+    def ask(self, *, is_long: bool = False) -> None:
+        """Ask the others to wait, unless another writer has its turn."""
+        if not self._is_asked:
+            # A new name each time: who lost patience with a turn ignores it for good.
+            self._own = (_LONG if is_long else b"") + uuid.uuid4().hex.encode()
+            # Who may not write this file, or has no room for it, goes on without a turn.
+            with suppress(Exception):
+                self._is_asked = self._objects.put_new(TURN_FILE, self._own)
+
+    def give_back(self) -> None:
+        """Let the others go on."""
+        if self._is_asked:
+            self._is_asked = False
+            self._end(self._own)
+
+    def wait(self) -> None:
+        """Wait while another writer has its turn; most calls look at nothing."""
+        now_s = time.monotonic()
+        if self._is_asked or now_s - self._looked_s < self._pace.look_s:
+            return
+        turn = self._turn()
+        is_long = turn is not None and turn.startswith(_LONG)
+        patience_s = self._pace.long_patience_s if is_long else self._pace.patience_s
+        until_s = now_s + patience_s
+        while turn is not None and time.monotonic() < until_s:
+            time.sleep(self._pace.poll_s)
+            after = self._turn()
+            if after != turn:
+                break
+        else:
+            self._ignore(turn)
+        self._looked_s = time.monotonic()
+
+    def _turn(self) -> bytes | None:
+        """The turn that another writer has; None also where a look fails."""
+        with suppress(Exception):
+            turn = self._read(TURN_FILE)
+            return None if turn in {self._own, self._ignored} else turn
+        return None
+
+    def _ignore(self, turn: bytes | None) -> None:
+        if turn is not None:
+            self._ignored = turn
+            self._end(turn)
+
+    def _end(self, turn: bytes) -> None:
+        """Remove a turn; a file that stays costs each writer its patience once."""
+        with suppress(Exception):
+            if self._read(TURN_FILE) == turn:
+                self._objects.delete(TURN_FILE)
+
+
+# --- commit_writer:
 
 # Who is further behind opens the table anew; on an object store each commit is a request.
 PASSED_MAX_LOCAL, PASSED_MAX_REMOTE = 100_000, 1_000

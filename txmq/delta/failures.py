@@ -8,27 +8,96 @@ because a topic may be called SlowDown.
 from __future__ import annotations
 
 import errno
+import os
+import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from deltalake.exceptions import CommitFailedError, DeltaError
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from obstore.exceptions import BaseError
 
-from txmq.delta.forks import refuse_panic
 from txmq.errors import (
     AccessDeniedError,
     BucketNotFoundError,
+    ClosedError,
     CommitRefusedError,
     ReadOnlyStoreError,
     StorageError,
     StorageUnavailableError,
     StoreFullError,
+    StoreNotFoundError,
     TxmqError,
     UnsupportedPlaceError,
     UnsupportedTableError,
 )
+
+# --- forks:
+
+FORKED = (
+    "delta-rs cannot work in this process, which was forked from one that had used a store. Open "
+    "the store in the forked processes only (Celery: in worker_process_init; gunicorn: without "
+    "--preload), or start them by spawn or forkserver (multiprocessing.set_start_method)"
+)
+# What delta-rs says where another program of the process used it before the fork.
+_PANIC, _FORK_IN_PANIC = "PanicException", "Forked process"
+
+
+class _DeltaRs:
+    """Whether this process has used delta-rs, and whether a process before a fork had."""
+
+    is_used = False
+    is_lost = False
+
+
+class _Process:
+    """This process."""
+
+    id = os.getpid()
+
+
+def process_id() -> int:
+    """As `os.getpid()`, which asks the system each time: that costs a tenth of a send."""
+    return _Process.id
+
+
+def refuse_fork() -> None:
+    """Raise ClosedError where delta-rs cannot work any more."""
+    if _DeltaRs.is_lost:
+        raise ClosedError(FORKED)
+
+
+def begin_use() -> None:
+    """As `refuse_fork`; call it before each use of delta-rs, so that later forks are known."""
+    refuse_fork()
+    _DeltaRs.is_used = True
+
+
+def refuse_panic(error: BaseException) -> None:
+    """Raise ClosedError if an error is delta-rs's panic about a fork."""
+    if type(error).__name__ == _PANIC and _FORK_IN_PANIC in str(error):
+        raise ClosedError(FORKED) from error
+
+
+def fork_problem(what: str) -> str:
+    """What to do where something is used that was made before a fork."""
+    if _DeltaRs.is_lost:
+        return FORKED
+    return f"{what} belongs to the process before the fork; make a new one in this process"
+
+
+def _in_child() -> None:
+    _Process.id = os.getpid()
+    _DeltaRs.is_lost = _DeltaRs.is_lost or _DeltaRs.is_used
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+# --- failures:
 
 # What delta-rs, obstore and the system raise.
 STORAGE_ERRORS = (DeltaError, BaseError, OSError)
@@ -282,3 +351,40 @@ _SECRETS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (_SECRET_PAIR, r"\1\2…"),
     (_BEARER, r"\1 …"),
 )
+
+
+# --- retries:
+
+READ_ATTEMPTS = 8
+RETRY_PAUSE_S = 0.01
+MISSING = "is not there; run txmq init for a new store, or restore it from a backup"
+Result = TypeVar("Result")
+
+
+def pause(attempt: int) -> None:
+    """Wait before the next attempt; later attempts wait longer."""
+    # Random pauses keep two losers from meeting again.
+    time.sleep(RETRY_PAUSE_S * random.random() * min(2**attempt, 32))  # noqa: S311
+
+
+def read_again(
+    table: str, read: Callable[[], Result], missing: str = MISSING, path: str = ""
+) -> Result:
+    """Read, and try again where fast writers disturb the read.
+
+    Raises: StorageError; it names the file of the table that is read, if one is.
+    """
+    for attempt in range(READ_ATTEMPTS):
+        try:
+            return read()
+        except TableNotFoundError as error:
+            raise StoreNotFoundError(table, missing) from error
+        except (*STORAGE_ERRORS, pa.ArrowException) as error:
+            cause, failure = error, failed_read(table, error, path)
+            if isinstance(failure, FINAL_READ_ERRORS):
+                break
+            pause(attempt)
+        except BaseException as error:
+            refuse_panic(error)
+            raise
+    raise failure from cause

@@ -2,19 +2,334 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import datetime as dt
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import obstore
 import pyarrow as pa
 import pyarrow.fs as pa_fs
+from deltalake.fs import DeltaStorageHandler
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import LocalStore, from_url
 
 from txmq.delta.actions import COMMIT_NAME, DAMAGES, LOG_FOLDER, commit_actions, commit_path
-from txmq.delta.failures import STORAGE_ERRORS, read_errors, translated
-from txmq.delta.objects import Objects
-from txmq.delta.rooted import REQUESTS_AT_ONCE, rooted_filesystem
+from txmq.delta.failures import STORAGE_ERRORS, begin_use, read_errors, translated
+from txmq.errors import StoreFormatError, shown
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+
+# --- object_store:
+
+# obstore asks for the settings of its HTTP client apart from those of the store.
+_OF_THE_CLIENT = frozenset(
+    {
+        "allow_http", "allow_invalid_certificates", "connect_timeout", "default_content_type",
+        "http1_only", "http2_keep_alive_interval", "http2_keep_alive_timeout",
+        "http2_keep_alive_while_idle", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host",
+        "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent",
+    }
+)  # fmt: skip
+# delta-rs has settings of its own among those of the storage.
+_OF_DELTA_RS = ("aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "delta_", "backoff")
+_MAX_RETRIES, _RETRY_TIMEOUT = "max_retries", "retry_timeout"
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h)", re.ASCII)
+_UNIT_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+
+
+def is_remote(location: str) -> bool:
+    """Whether a location is in an object store: each look costs a request there."""
+    return "://" in location
+
+
+def spark_location(location: str) -> str:
+    """A location as Spark spells it: Hadoop knows S3 as s3a, which all other readers know too."""
+    return f"s3a://{location[5:]}" if location[:5].lower() == "s3://" else location
+
+
+def opened(location: str, options: Mapping[str, str]) -> ObjectStore:
+    """The folder; nothing is asked yet."""
+    config, client = _split(options)
+    return from_url(  # type: ignore[call-overload, no-any-return]
+        location, config=config, client_options=client or None, retry_config=_retries(options)
+    )
+
+
+def _split(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of the store, and those of its client."""
+    config: dict[str, Any] = {}
+    client: dict[str, Any] = {}
+    for key, value in options.items():
+        name = key.lower().removeprefix("aws_") if _is_of_the_client(key) else key.lower()
+        if _is_of_the_client(key):
+            client[name] = value
+        elif not name.startswith(_OF_DELTA_RS) and name not in {_MAX_RETRIES, _RETRY_TIMEOUT}:
+            config[name] = value
+    return config, client
+
+
+def _is_of_the_client(key: str) -> bool:
+    return key.lower().removeprefix("aws_") in _OF_THE_CLIENT
+
+
+def _retries(options: Mapping[str, str]) -> Any:
+    """How often and how long a request is tried again; None for what obstore does by itself."""
+    retries: dict[str, Any] = {}
+    if str(options.get(_MAX_RETRIES, "")).isdecimal():
+        retries[_MAX_RETRIES] = int(options[_MAX_RETRIES])
+    duration = _DURATION.fullmatch(str(options.get(_RETRY_TIMEOUT, "")).strip())
+    if duration is not None:
+        timeout_s = int(duration[1]) * _UNIT_S[duration[2]]
+        retries[_RETRY_TIMEOUT] = dt.timedelta(seconds=timeout_s)
+    return retries or None
+
+
+# --- rooted:
+
+# Fewer are asked for one by one.
+FEW_PATHS = 4
+REQUESTS_AT_ONCE = 16
+WHOLE_OBJECT_BYTES = 8 * 1024 * 1024
+
+_LEAVES = re.compile(
+    r"""^/                              # an absolute path
+      | ^[A-Za-z][A-Za-z0-9+.-]*:/      # a URI
+      | (^|[/\\]) \.{1,2} ([/\\]|$)     # this folder, or the one above
+      | %(2e|2f|5c)                     # dots and slashes that are decoded once more
+      | [\\\x00-\x1f\x7f]""",
+    re.ASCII | re.IGNORECASE | re.VERBOSE,
+)
+
+
+def inside(path: str) -> str:
+    """Return a path that is relative to its table and stays in it.
+
+    Raises: StoreFormatError.
+    """
+    if _LEAVES.search(path):
+        problem = "leads out of the folder of its table; it was neither read nor changed"
+        raise StoreFormatError(f"path {shown(path)}", problem)
+    return path
+
+
+def rooted_filesystem(location: str, options: Mapping[str, str]) -> pa_fs.FileSystem:
+    """A file system whose root is `location`, and that refuses paths out of it."""
+    if not is_remote(location):
+        return _LocalFolder(location, pa_fs.LocalFileSystem())
+    return _ObjectFolder(location, options)
+
+
+class _Inside:
+    """Checks each path before the file system gets it."""
+
+    def get_file_info(self, paths: Any) -> Any:
+        return super().get_file_info(_checked(paths))  # type: ignore[misc]
+
+    def open_input_file(self, path: str) -> Any:
+        return super().open_input_file(inside(path))  # type: ignore[misc]
+
+    def open_input_stream(self, path: str, *arguments: Any, **options: Any) -> Any:
+        return super().open_input_stream(inside(path), *arguments, **options)  # type: ignore[misc]
+
+    def open_output_stream(self, path: str, *arguments: Any, **options: Any) -> Any:
+        return super().open_output_stream(inside(path), *arguments, **options)  # type: ignore[misc]
+
+    def delete_file(self, path: str) -> None:
+        super().delete_file(inside(path))  # type: ignore[misc]
+
+    def delete_dir(self, path: str) -> None:
+        super().delete_dir(inside(path))  # type: ignore[misc]
+
+    def move(self, source: str, target: str) -> None:
+        super().move(inside(source), inside(target))  # type: ignore[misc]
+
+
+class _LocalFolder(_Inside, pa_fs.SubTreeFileSystem):  # type: ignore[misc]
+    """A folder of this machine."""
+
+
+class _ObjectFolder(_Inside, pa_fs.PyFileSystem):  # type: ignore[misc]
+    """A folder of an object store."""
+
+    def __init__(self, location: str, options: Mapping[str, str]) -> None:
+        super().__init__(DeltaStorageHandler(location, dict(options) or None))
+        self._location, self._options = location, options
+
+    def get_file_info(self, paths: Any) -> Any:
+        """As pyarrow's; of objects by one request each, where delta-rs lists a folder too."""
+        if isinstance(paths, pa_fs.FileSelector):
+            return super().get_file_info(paths)
+        begin_use()
+        if isinstance(paths, str):
+            return self._info(inside(paths))
+        checked = [inside(path) for path in paths]
+        if len(checked) <= FEW_PATHS:
+            # In their order: a follower rests on it.
+            return [self._info(path) for path in checked]
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            return list(pool.map(self._info, checked))
+
+    def open_input_file(self, path: str) -> Any:
+        """A file; a small one is fetched whole, by one request where pyarrow makes three."""
+        begin_use()
+        try:
+            answer = obstore.get(self._store, inside(path))
+            # A large one is not fetched: its answer is dropped before its body.
+            is_small = answer.meta["size"] <= WHOLE_OBJECT_BYTES
+            content = pa.py_buffer(answer.bytes()) if is_small else None
+        except FileNotFoundError:
+            raise
+        except BaseError as error:
+            # Callers expect what pyarrow raises.
+            raise OSError(str(error)) from error
+        return super().open_input_file(path) if content is None else pa.BufferReader(content)
+
+    def _info(self, path: str) -> pa_fs.FileInfo:
+        try:
+            meta = obstore.head(self._store, path)
+        except FileNotFoundError:
+            return pa_fs.FileInfo(path, pa_fs.FileType.NotFound)
+        return pa_fs.FileInfo(
+            path, pa_fs.FileType.File, mtime=meta["last_modified"], size=meta["size"]
+        )
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        return opened(self._location, self._options)
+
+
+def _checked(paths: Any) -> Any:
+    if isinstance(paths, str):
+        return inside(paths)
+    return paths if isinstance(paths, pa_fs.FileSelector) else [inside(path) for path in paths]
+
+
+# --- objects:
+
+# What is larger is read and written in pieces of this size, a few at a time.
+PIECE_BYTES = 8 * 1024 * 1024
+PIECES_AT_ONCE = 2
+# How files end that are not whole yet.
+UNFINISHED = ".unfinished"
+
+
+class Objects:
+    """Writes objects by their paths relative to one table. Safe for several threads."""
+
+    def __init__(self, location: str, options: Mapping[str, str]) -> None:
+        """Open nothing yet; `options` are those of delta-rs."""
+        self.location = location
+        self._options = options
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each look costs a request."""
+        return is_remote(self.location)
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write an object; readers see all of it, or what was there before."""
+        obstore.put(self._opened(), inside(path), content, use_multipart=False)
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Write an object unless there is one of this name, in one step; whether it was written."""
+        store = self._opened()
+        try:
+            obstore.put(store, inside(path), content, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        return True
+
+    def delete(self, path: str) -> None:
+        """Delete an object, if it is there."""
+        with suppress(FileNotFoundError):
+            obstore.delete(self._opened(), inside(path))
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the objects in a folder, listed once."""
+        objects = obstore.list(self._opened(), prefix=inside(folder)).collect()
+        return [str(meta["path"]).rpartition("/")[2] for meta in objects]
+
+    def root_names(self) -> list[str]:
+        """The names of the objects that lie in no folder, listed once."""
+        found = obstore.list_with_delimiter(self._opened())
+        return [str(meta["path"]) for meta in found["objects"]]
+
+    def sizes(self) -> dict[str, int]:
+        """All objects, of all folders, each with its size."""
+        return {str(meta["path"]): int(meta["size"]) for meta in self._all()}
+
+    def is_empty(self) -> bool:
+        """Whether there is no object at all."""
+        return next(self._all(), None) is None
+
+    def _all(self) -> Iterator[Mapping[str, Any]]:
+        for metas in obstore.list(self._opened()):
+            yield from metas
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        """The content of an object, piece by piece. Raises: FileNotFoundError; STORAGE_ERRORS."""
+        for piece in obstore.get(self._opened(), inside(path)).stream(min_chunk_size=PIECE_BYTES):
+            yield bytes(piece)
+
+    def put_pieces(self, path: str, pieces: Iterable[bytes], size_bytes: int) -> None:
+        """As `put`, of about so many bytes; nothing is written where `pieces` raises.
+
+        Who is killed in the middle leaves on a disk a file that ends in UNFINISHED.
+        """
+        if not self.is_remote:
+            self._put_on_disk(Path(self.location, inside(path)), pieces)
+            return
+        if size_bytes <= PIECE_BYTES:
+            self.put(path, b"".join(pieces))
+            return
+        # Not by `obstore.put`: it asks for the pieces where none can be fetched by obstore.
+        writer = obstore.open_writer(
+            self._opened(), inside(path), buffer_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE
+        )
+        for piece in pieces:
+            writer.write(piece)
+        # Without this there is no object.
+        writer.close()
+
+    def _put_on_disk(self, path: Path, pieces: Iterable[bytes]) -> None:
+        """Not by obstore: what it leaves where it is killed is in no listing of its own."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}{UNFINISHED}")
+        try:
+            with part.open("xb") as file:
+                file.writelines(pieces)
+            part.replace(path)
+        except BaseException as error:
+            part.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError) and error.filename == str(part):
+                # Callers take a file that is not found for a source that is gone.
+                raise OSError(f"{part.name} was removed while it was written") from error
+            raise
+
+    def _opened(self) -> ObjectStore:
+        # As delta-rs, obstore starts threads at its first use, which a fork does not copy.
+        begin_use()
+        return self._store
+
+    @cached_property
+    def _store(self) -> ObjectStore:
+        return (
+            LocalStore(self.location)
+            if not self.is_remote
+            else opened(self.location, self._options)
+        )
+
+
+# --- folder:
 
 NOT_FOUND = pa_fs.FileType.NotFound
 SECOND_MS = 1000

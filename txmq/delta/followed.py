@@ -14,14 +14,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from txmq.delta.actions import Seen, commit_path, stamp_of
-from txmq.delta.failures import failed_read
+from txmq.delta.failures import MISSING, begin_use, failed_read, read_again, refuse_panic
 from txmq.delta.files import Bounds, DataFile, FilePart, FileRange, covering
-from txmq.delta.folder import NOT_FOUND, TableFolder
-from txmq.delta.forks import begin_use, refuse_panic
-from txmq.delta.kept_log import KeptLog, kept_log
-from txmq.delta.replay import follow, parsed_commit, replayed
-from txmq.delta.retries import MISSING, read_again
-from txmq.delta.rooted import REQUESTS_AT_ONCE
+from txmq.delta.folder import NOT_FOUND, REQUESTS_AT_ONCE, TableFolder
+from txmq.delta.replay import KeptLog, follow, kept_log, parsed_commit, replayed
 from txmq.delta.schemas import (
     SCHEMA_VERSION,
     SCHEMA_VERSION_PROPERTY,

@@ -24,17 +24,14 @@ from deltalake.exceptions import DeltaError
 
 from txmq.delta.actions import DAMAGES, NOTE, NewCommit, Seen, commit_actions, stamp_of
 from txmq.delta.commit_writer import CommitWriter, new_token
-from txmq.delta.failures import read_errors, translated
-from txmq.delta.features import (
+from txmq.delta.failures import MISSING, begin_use, read_again, read_errors, translated
+from txmq.delta.folder import NOT_FOUND, TableFolder, is_remote
+from txmq.delta.snapshot import (
     ROWS_STAY,
     TIMES_IN_COMMITS,
     unmarkable_features,
     unwritable_features,
 )
-from txmq.delta.folder import NOT_FOUND, TableFolder
-from txmq.delta.forks import begin_use
-from txmq.delta.object_store import is_remote
-from txmq.delta.retries import MISSING, read_again
 from txmq.errors import (
     CommitRefusedError,
     StorageError,

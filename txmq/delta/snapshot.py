@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,8 +19,81 @@ import pyarrow.compute as pc
 from deltalake import Schema
 
 from txmq.delta.actions import EMPTY_COMMIT, CommitActions, Seen
-from txmq.delta.features import features_beside_files
 from txmq.delta.files import Bounds, DataFile
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+# --- features:
+
+# As Delta's protocol names them; a test asks delta-rs for each.
+WRITABLE_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+        "variantType-preview",
+    }
+)
+
+# They ask something of files, of rows, of checkpoints or of clean-up. A commit with marks alone has
+# none of these; a time in each commit (`inCommitTimestamp`) is written (decision 0057).
+MARKABLE_FEATURES = WRITABLE_FEATURES | {
+    "allowColumnDefaults",
+    "checkpointProtection",
+    "clustering",
+    "domainMetadata",
+    "icebergCompatV1",
+    "icebergCompatV2",
+    "identityColumns",
+    "inCommitTimestamp",
+    "rowTracking",
+    "typeWidening",
+    "typeWidening-preview",
+    "vacuumProtocolCheck",
+}
+TIMES_IN_COMMITS = "delta.enableInCommitTimestamps"
+# Row tracking asks for it in a commit that changes no row.
+ROWS_STAY = {"delta.rowTracking.preserved": "true"}
+# Before features had names, this version of writers stood for columns that count by themselves.
+_WRITER_OF_IDENTITY_COLUMNS = 6
+
+# Data files alone do not say which rows and columns such a table has, or its checkpoints are of
+# another kind.
+MORE_THAN_FILES = frozenset({"columnMapping", "deletionVectors", "v2Checkpoint"})
+
+
+def unwritable_features(handle: DeltaTable) -> list[str]:
+    """The features that the table demands and that delta-rs cannot write, sorted."""
+    return sorted(_demanded(handle) - WRITABLE_FEATURES)
+
+
+def unmarkable_features(handle: DeltaTable) -> list[str]:
+    """The features that the table demands and that keep txmq from setting marks, sorted."""
+    return sorted(_demanded(handle) - MARKABLE_FEATURES)
+
+
+def _demanded(handle: DeltaTable) -> set[str]:
+    protocol = handle.protocol()
+    if protocol.min_writer_version == _WRITER_OF_IDENTITY_COLUMNS:
+        return {"identityColumns"}
+    return {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
+
+
+def features_beside_files(demanded: Iterable[str]) -> list[str]:
+    """The features that keep txmq from reading and writing a table file by file, sorted."""
+    return sorted(set(demanded) - (WRITABLE_FEATURES - MORE_THAN_FILES))
+
+
+# --- snapshot:
 
 _MAPPING_MODE = "delta.columnMapping.mode"
 # The newest versions of Delta's protocol; what a table needs beyond them has a name.

@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
-from txmq.clock import elapsed_ms
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
-from txmq.delta.changes import ChangesTable
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
-from txmq.delta.commit_limits import CommitLimits, added_file, removed_file
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
-from txmq.delta.failures import translated
-from txmq.delta.files import DataFile, partition_columns
-from txmq.delta.forks import begin_use
+from txmq.delta.failures import begin_use, pause, translated
+from txmq.delta.files import CommitLimits, DataFile, added_file, partition_columns, removed_file
 from txmq.delta.parquet import NewFile, small_file, write_file
-from txmq.delta.retries import pause
+from txmq.delta.reading import ChangesTable
 from txmq.delta.schemas import SWEPT_PROPERTY, TableSchema
 from txmq.delta.snapshot import Snapshot
 from txmq.errors import (
@@ -32,7 +28,8 @@ from txmq.errors import (
     StorageError,
     UnknownCommitError,
 )
-from txmq.fail_points import FailPoint, reached
+from txmq.ground.clock import elapsed_ms
+from txmq.ground.fail_points import FailPoint, reached
 
 if TYPE_CHECKING:
     from deltalake.table import TableAlterer

@@ -53,12 +53,6 @@ from txmq.errors.consumers import (
     ReaderOvertakenError,
     TopicRestoredError,
 )
-from txmq.errors.services import (
-    ClosedError,
-    EnvironmentProblemError,
-    HookError,
-    ListenerError,
-)
 from txmq.errors.storage import (
     AccessDeniedError,
     BackupError,
@@ -66,11 +60,15 @@ from txmq.errors.storage import (
     BucketNotFoundError,
     CatalogError,
     CheckpointCorruptError,
+    ClosedError,
     CommitConflictError,
     CommitRefusedError,
+    EnvironmentProblemError,
     ErasureRefusedError,
     FilesSweptError,
+    HookError,
     IncompatibleVersionError,
+    ListenerError,
     PayloadMissingError,
     ReadOnlyStoreError,
     SourceRestoredError,

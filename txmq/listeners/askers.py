@@ -13,16 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.columns import Groups, place_in_group
 from txmq.errors import ListenerError
-from txmq.hooks import Hooks
-from txmq.listeners.check_watch import CheckWatch
+from txmq.ground.columns import Groups, place_in_group
+from txmq.listeners.answering import CheckWatch, RowAsker, SetAsker, call_of
 from txmq.listeners.heads import Heads, heads_of
-from txmq.listeners.outcomes import OUTCOMES, Collect, Reason
-from txmq.listeners.protocol import CHECK_SET, CheckListener, answers_rows, head_columns
-from txmq.listeners.remote_asker import RemoteAskers
-from txmq.listeners.rows import RowAsker
-from txmq.listeners.sets import SetAsker, call_of
+from txmq.listeners.hooks import Hooks
+from txmq.listeners.protocol import (
+    CHECK_SET,
+    OUTCOMES,
+    CheckListener,
+    Collect,
+    Reason,
+    answers_rows,
+    head_columns,
+)
+from txmq.listeners.remote import RemoteAskers
 from txmq.message.message import LocalTransactionState
 from txmq.store.config import Config
 from txmq.store.half import HalfLog

@@ -9,12 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from txmq.clock import Clock, SystemClock
 from txmq.errors import EnvironmentProblemError, ListenerError
-from txmq.listeners.outcomes import outcome_table
-from txmq.listeners.protocol import ages_s
+from txmq.ground.clock import Clock, SystemClock
+from txmq.listeners.protocol import ages_s, outcome_table
 from txmq.message.message import LocalTransactionState
-from txmq.user_data.database_marker import DONE, FENCED, MARKER_TABLE, MarkerTable, check_table
+from txmq.user_data.database_marker import (
+    DONE,
+    FENCED,
+    MARKER_TABLE,
+    MarkerTable,
+    check_marker_table,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +87,7 @@ class DatabaseListener:
             raise ListenerError(type(self).__name__, "needs either connect or url_variable")
         source = connect if url_variable is None else _engine(url_variable)
         self._connect = source if callable(source) else source.connect
-        self._table = check_table(table)
+        self._table = check_marker_table(table)
         self._rollback_after_s = rollback_after_s
         self._clock: Clock = clock or SystemClock()
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import Clock, SystemClock
-from txmq.listeners.outcomes import outcome_table
-from txmq.listeners.protocol import ages_s
+from txmq.ground.clock import Clock, SystemClock
+from txmq.listeners.protocol import ages_s, outcome_table
 from txmq.message.message import LocalTransactionState
 from txmq.user_data.delta_marker import DONE, MarkedTable
 

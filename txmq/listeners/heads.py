@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.columns import Integers, integers
 from txmq.delta.files import DataFile
 from txmq.delta.schemas import HALF, HEAD_SEQUENCE
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
+from txmq.ground.columns import Integers, integers
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage
 from txmq.message.names import unwrapped
 from txmq.store.half import HalfLog

@@ -12,8 +12,12 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from txmq.errors import EnvironmentProblemError, ListenerError
-from txmq.listeners.outcomes import MAX_REASON_CHARACTERS, OUTCOMES, outcome_table
-from txmq.listeners.protocol import DEFAULT_HEAD_COLUMNS
+from txmq.listeners.protocol import (
+    DEFAULT_HEAD_COLUMNS,
+    MAX_REASON_CHARACTERS,
+    OUTCOMES,
+    outcome_table,
+)
 
 # Of one response, and of all responses of one call after their texts are cut.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from txmq.clock import Clock
-from txmq.handles import ThreadHandle, is_survivable
-from txmq.hooks import Hooks
+from txmq.ground.clock import Clock
+from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.listeners.askers import Askers
-from txmq.listeners.outcomes import Reason
-from txmq.listeners.protocol import CheckListener
-from txmq.listeners.remote_requests import (
+from txmq.listeners.hooks import Hooks
+from txmq.listeners.protocol import CheckListener, Reason
+from txmq.listeners.remote import (
     MEMBER_SILENCE_MAX_S,
     RemoteAnswer,
     RemoteQuestion,

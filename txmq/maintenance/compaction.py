@@ -8,23 +8,55 @@ is copied at most once for each class, and a partition keeps at most seven files
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-from txmq.delta.batches import in_row_groups
-from txmq.delta.files import DataFile
-from txmq.delta.parquet import NewFile
+from txmq.delta.file_rows import in_row_groups
+from txmq.delta.files import DataFile, partition_texts
+from txmq.delta.parquet import NewFile, write_file
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
-from txmq.maintenance.rewriting import (
-    ROW_GROUP_BYTES,
-    replace_files,
-    stored_columns,
-    written_anew,
-)
-from txmq.results import Sum
+from txmq.ground.fail_points import FailPoint, reached
+from txmq.ground.results import Sum
+
+# --- rewriting:
+
+# About so many bytes become a row group.
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+
+
+def stored_columns(table: Table) -> list[str]:
+    """The columns in the files of a table; a typed topic has more than its schema."""
+    return [name for name in table.columns.names if name not in table.schema.partition_by]
+
+
+def written_anew(table: Table, rows: Iterable[pa.Table], partition: Mapping[str, Any]) -> NewFile:
+    """A new file of one partition with these rows in `stored_columns`; 0 commits.
+
+    Memory holds one of the tables; each becomes a row group.
+    """
+    names = stored_columns(table)
+    schema = pa.schema([table.columns.field(name) for name in names])
+    statistics = table.schema.statistics_columns or names
+    return write_file(rows, schema, table.filesystem, statistics, partition_texts(partition))
+
+
+def replace_files(table: Table, old: Sequence[DataFile], new: Sequence[NewFile]) -> int:
+    """Replace files; the version of the commit, which no reader sees as news.
+
+    Raises: CommitRefusedError where another program changed the same files. Then no row is lost
+        or doubled, and `maintenance.orphans` removes the files that were written.
+    """
+    reached(FailPoint.FILES_MERGED)
+    version = table.rewrite(old, new)
+    reached(FailPoint.FILES_REPLACED)
+    return version
+
+
+# --- compaction:
 
 FILES_OF_A_CLASS = 8
 SMALLEST_CLASS_BYTES = 128 * 1024

@@ -10,8 +10,8 @@ from contextlib import suppress
 import pyarrow.fs as pa_fs
 
 from txmq.delta.actions import LOG_FOLDER
+from txmq.delta.folder import rooted_filesystem
 from txmq.delta.log import delete_files, log_files, named_by
-from txmq.delta.rooted import rooted_filesystem
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
 from txmq.store.store import SERVICE_CHECKPOINTS, Store

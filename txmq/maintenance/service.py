@@ -15,16 +15,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from txmq.clock import Clock, affine
 from txmq.delta.log import clean_log, log_files
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
-from txmq.handles import ThreadHandle, is_survivable
+from txmq.ground.clock import Clock, affine
+from txmq.ground.handles import ThreadHandle, is_survivable
+from txmq.ground.results import Sum, plain
 from txmq.maintenance.compaction import Compacted, compact
 from txmq.maintenance.orphans import IsOld, remove_checkpoints, remove_clock_files, sweep
-from txmq.maintenance.retention import Retained, Retention, published_up_to
-from txmq.maintenance.topic_retention import TopicRetention
-from txmq.results import Sum, plain
+from txmq.maintenance.retention import Retained, Retention, TopicRetention, published_up_to
 from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from txmq.clock import moment_problem
 from txmq.errors import InvalidMessageTypeError, InvalidPropertyError, shown
+from txmq.ground.clock import moment_problem
 from txmq.message.message import Message
 
 PREFIX = "CE_"

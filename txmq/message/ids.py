@@ -12,15 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import milliseconds, moment_problem
 from txmq.errors import (
     InvalidMessageError,
     InvalidMessageTypeError,
     MessageIdError,
     TransactionNotFoundError,
 )
+from txmq.ground.clock import milliseconds, moment_problem
+from txmq.ground.random_names import random_bits
 from txmq.message.message import MAX_FIELD_BYTES
-from txmq.random_names import random_bits
 
 _TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)

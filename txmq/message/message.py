@@ -10,7 +10,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from txmq.clock import moment_problem
 from txmq.errors import (
     InvalidDelayError,
     InvalidDelayTypeError,
@@ -22,6 +21,7 @@ from txmq.errors import (
     ReservedPropertyError,
     shown,
 )
+from txmq.ground.clock import moment_problem
 from txmq.message.delay_levels import MAX_DELAY_S
 from txmq.message.json_body import json_body
 from txmq.message.names import check_readable_topic, check_topic

@@ -8,8 +8,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from txmq.columns import python_values
-from txmq.message.body_codec import decoded
+from txmq.ground.columns import python_values
+from txmq.message.codec import decoded
 from txmq.message.json_body import parsed_json
 from txmq.message.names import (
     EFFECT_TABLES,
@@ -25,7 +25,7 @@ from txmq.message.names import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from txmq.message.body_codec import BodyCodec
+    from txmq.message.codec import BodyCodec
 
 MESSAGE_COLUMNS = (
     "message_id", "transaction_id", "producer_group", "topic", "queue_id", "queue_offset", "tags",

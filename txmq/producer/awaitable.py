@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from txmq.errors import NotPreparedError
-from txmq.lifecycle import ClaimKind, TransactionState
+from txmq.message.lifecycle import ClaimKind, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
-from txmq.producer.results import SendResult, TransactionSendResult
+from txmq.producer.routing import SendResult, TransactionSendResult
 from txmq.producer.transaction import Transaction
 from txmq.store.store import Store
 

@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from txmq.hooks import EndContext, Hooks, RunningOperations, SendContext, sent_messages
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.listeners.hooks import (
+    EndContext,
+    Hooks,
+    Operation,
+    OperationName,
+    RunningOperations,
+    SendContext,
+    sent_messages,
+)
 from txmq.message.ids import message_id
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import namespace_of, unwrapped
-from txmq.operations import Operation, OperationName
 from txmq.store.resolution import Resolution
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.clock import Clock
-from txmq.fail_points import FailPoint, reached
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.ground.clock import Clock
+from txmq.ground.fail_points import FailPoint, reached
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.producer.routing import PlannedSend
 from txmq.store.claim_writer import ClaimWriter
-from txmq.store.forgotten import Forgotten
 from txmq.store.op import end_table
 from txmq.store.passing_claims import OWN_ENDS, PassingClaims
 from txmq.store.resolution import EndReader, Resolution
+from txmq.store.retained import Forgotten
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

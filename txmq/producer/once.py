@@ -6,21 +6,21 @@ and append are one compare-and-swap on the half log: of two tries at once only o
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from txmq.clock import Clock
+from txmq.delta.failures import pause
 from txmq.delta.parquet import NewFile
-from txmq.delta.retries import pause
 from txmq.errors import CommitConflictError, CommitRefusedError, IncompleteTransactionError
-from txmq.fail_points import FailPoint, reached
-from txmq.lifecycle import ClaimKind, Halves, TransactionState
+from txmq.ground.clock import Clock
+from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.ids import MAX_AHEAD_S, keyed_transaction_id, message_id
+from txmq.message.lifecycle import ClaimKind, Halves, TransactionState
 from txmq.message.message import Message
-from txmq.producer.attempts import Attempt, attempts_that_count
 from txmq.producer.ends import EndCommits
 from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
 from txmq.store.resolution import Resolution
@@ -29,6 +29,69 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from txmq.store.store import Store
+
+
+# --- attempts:
+
+TRIED_AGAIN_AFTER = frozenset([TransactionState.ROLLED_BACK, TransactionState.EXPIRED])
+# Of several ids of one attempt the one that readers see already, or may see yet.
+_PREFERRED = {TransactionState.COMMITTED: 0, TransactionState.PENDING: 1}
+_LAST = len(_PREFERRED)
+Key_contra = TypeVar("Key_contra", contravariant=True)
+
+
+class AttemptIds(Protocol[Key_contra]):
+    """The transaction ids of attempts; they follow from what is sent."""
+
+    def candidates(self, key: Key_contra, attempt: int) -> Sequence[str]:
+        """All ids under which somebody may have made this attempt."""
+
+    def new(self, key: Key_contra, attempt: int) -> str:
+        """The id under which this attempt is made now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt that counts, and where it stands; `end` is None where nobody has made it."""
+
+    transaction_id: str
+    end: Resolution | None
+
+
+def attempts_that_count(
+    keys: Sequence[Key_contra],
+    ids: AttemptIds[Key_contra],
+    ends_of: Callable[[Sequence[str]], Mapping[str, Resolution]],
+) -> list[Attempt]:
+    """For each key the first attempt that is not over, in the order of `keys`.
+
+    Args:
+        keys: what is sent.
+        ids: the ids of its attempts.
+        ends_of: where transactions stand, without those that nobody has made; called once for each
+            number of attempts, for all keys together.
+    """
+    attempts: dict[int, Attempt] = {}
+    for number in itertools.count():
+        waiting = {place: key for place, key in enumerate(keys) if place not in attempts}
+        if not waiting:
+            break
+        candidates = {place: ids.candidates(key, number) for place, key in waiting.items()}
+        ends = ends_of(list(itertools.chain.from_iterable(candidates.values())))
+        for place, key in waiting.items():
+            attempt = _made(candidates[place], ends) or Attempt(ids.new(key, number), None)
+            if attempt.end is None or attempt.end.state not in TRIED_AGAIN_AFTER:
+                attempts[place] = attempt
+    return [attempts[place] for place in range(len(keys))]
+
+
+def _made(candidates: Sequence[str], ends: Mapping[str, Resolution]) -> Attempt | None:
+    made = [name for name in candidates if name in ends]
+    made.sort(key=lambda name: _PREFERRED.get(ends[name].state, _LAST))
+    return Attempt(made[0], ends[made[0]]) if made else None
+
+
+# --- once:
 
 _MARK = "txmq-once/"
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from txmq.errors import InvalidMessageError, InvalidMessageTypeError
-from txmq.lifecycle import ClaimKind
 from txmq.message.ids import new_transaction_id
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.producer.commits import ProducerCommits, half_size
 from txmq.producer.contexts import Sending
 from txmq.producer.ends import asked_ends
-from txmq.producer.results import SendResult
 from txmq.producer.routing import (
     MessageRouter,
     PlannedSend,
     QueueSelector,
     RoutedMessage,
+    SendResult,
     send_result,
 )
 from txmq.store.half import HalfTransaction

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from txmq.clock import Clock, SystemClock
-from txmq.delta.forks import refuse_fork
+from txmq.delta.failures import refuse_fork
 from txmq.errors import InvalidMessageTypeError, ListenerError, NotAcceptedError
-from txmq.hooks import Hook, Hooks
+from txmq.ground.clock import Clock, SystemClock
+from txmq.listeners.hooks import Hook, Hooks
 from txmq.listeners.protocol import (
     CheckListener,
     ExecutingListener,
@@ -34,11 +34,9 @@ from txmq.message.names import (
 from txmq.producer.asynchronous import AsyncLimits, AsyncSends
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
-from txmq.producer.local_execution import half_message, local_state
-from txmq.producer.local_transactions import Execute
+from txmq.producer.local import Execute, half_message, local_state
 from txmq.producer.ordinary import OrdinaryMessages
-from txmq.producer.results import SendResult, TransactionSendResult
-from txmq.producer.routing import MessageRouter
+from txmq.producer.routing import MessageRouter, SendResult, TransactionSendResult
 from txmq.producer.steps import StepFutures
 from txmq.producer.transaction import ProducerParts, Transaction
 from txmq.store.store import Store, check_store
@@ -50,7 +48,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from txmq.message.body_codec import BodyCodec
+    from txmq.message.codec import BodyCodec
     from txmq.producer.routing import QueueSelector
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from txmq.errors import NotRecalledError, ProducerGroupMismatchError
-from txmq.lifecycle import (
+from txmq.message.ids import message_id
+from txmq.message.lifecycle import (
     PENDING,
     Claim,
     ClaimKind,
@@ -20,10 +21,8 @@ from txmq.lifecycle import (
     fold,
     fold_deliveries,
 )
-from txmq.message.ids import message_id
-from txmq.store.forgotten import no_transaction
-from txmq.store.known import KnownReader, known_by_message
-from txmq.store.schedule import delayed_messages
+from txmq.store.retained import KnownReader, known_by_message, no_transaction
+from txmq.store.settled import delayed_messages
 
 if TYPE_CHECKING:
     from txmq.store.store import Store

@@ -15,15 +15,15 @@ from functools import partial
 from threading import Lock, get_ident
 from typing import Any
 
-from txmq.producer.body_watch import Refused
+from txmq.ground.tasks import submitted
+from txmq.producer.asynchronous import SendRoom
+from txmq.producer.body_check import Refused
 from txmq.producer.commits import ProducerCommits, half_size
 from txmq.producer.contexts import AskedEnd, Sending
 from txmq.producer.ends import AskedEnds
 from txmq.producer.group_commit import Size
 from txmq.producer.routing import PlannedSend, RoutedMessage
-from txmq.producer.send_room import SendRoom
 from txmq.store.resolution import Resolution
-from txmq.tasks import submitted
 
 logger = logging.getLogger(__name__)
 

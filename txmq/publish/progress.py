@@ -7,10 +7,19 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from txmq.delta.storage import Table
 from txmq.errors import SourceRestoredError
+from txmq.ground.columns import times_ms
+from txmq.ground.histogram import NO_DURATIONS, Histogram
+from txmq.message.ids import transaction_times_ms
+from txmq.message.lifecycle import TransactionState
 from txmq.store.settled import NOTHING, SettledLog
 from txmq.store.topic import TopicEnd
+
+# --- progress:
 
 FINGERPRINT_HEX_DIGITS = 15
 
@@ -187,3 +196,67 @@ def commit_sha256(log: Table, version: int) -> str | None:
     """The hash of a commit of a log; None if log clean-up has removed the commit."""
     content = log.commit_bytes(version) if version >= 0 else None
     return None if content is None else hashlib.sha256(content).hexdigest()
+
+
+# --- pauses:
+
+MAX_DOUBLINGS = 5
+
+
+class RetryPauses:
+    """When each thing was last tried, by one clock that is compared with itself only.
+
+    A time stamp of another process may lie in the future, so none is believed.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        """Nothing was tried yet; the pause doubles with each attempt, up to 32 intervals."""
+        self._interval_ms = interval_s * 1000
+        self._tried_ms: dict[str, int] = {}
+
+    def is_due(self, name: str, attempts: int, now_ms: int) -> bool:
+        """Whether to try again; due at once: what was never tried, and a clock that went back."""
+        if name not in self._tried_ms:
+            return True
+        passed_ms = now_ms - self._tried_ms[name]
+        pause_ms = self._interval_ms * (1 << min(max(attempts, 1) - 1, MAX_DOUBLINGS))
+        return not 0 <= passed_ms < pause_ms
+
+    def tried(self, name: str, now_ms: int) -> None:
+        """It was tried now, and failed."""
+        self._tried_ms[name] = now_ms
+
+    def forget(self, name: str) -> None:
+        """It has succeeded."""
+        self._tried_ms.pop(name, None)
+
+
+# --- latencies:
+
+_ENDS = pa.array([TransactionState.COMMITTED.value, TransactionState.ROLLED_BACK.value])
+
+
+def end_latency(facts: pa.Table) -> Histogram:
+    """From the half message to its COMMIT or ROLLBACK, by the clocks of who wrote them (R86).
+
+    Args:
+        facts: transaction_id, state and op_timestamp of new facts.
+    """
+    ends = facts.filter(pc.is_in(facts["state"], value_set=_ENDS))
+    if not ends.num_rows:
+        return NO_DURATIONS
+    return Histogram.of(
+        times_ms(ends["op_timestamp"]) - transaction_times_ms(ends["transaction_id"])
+    )
+
+
+def publish_latency(facts: pa.Table, now_ms: int) -> Histogram:
+    """From a claim, by the clock of who wrote it, to the messages that are visible now.
+
+    Args:
+        facts: op_timestamp of facts whose messages were just shown.
+        now_ms: the store's time.
+    """
+    return (
+        Histogram.of(now_ms - times_ms(facts["op_timestamp"])) if facts.num_rows else NO_DURATIONS
+    )

@@ -12,7 +12,6 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from txmq.clock import Clock
 from txmq.errors import (
     ConfigError,
     EnvironmentProblemError,
@@ -20,8 +19,9 @@ from txmq.errors import (
     TxmqError,
     shown,
 )
-from txmq.fail_points import FailPoint, reached
-from txmq.handles import (
+from txmq.ground.clock import Clock
+from txmq.ground.fail_points import FailPoint, reached
+from txmq.ground.handles import (
     Restarting,
     StreamHandle,
     TurnHandle,
@@ -30,9 +30,9 @@ from txmq.handles import (
     is_connect,
     stopping_start,
 )
-from txmq.hooks import Hooks
-from txmq.publish.engine_choice import EngineChoice
-from txmq.publish.publish_watch import PublishWatch
+from txmq.listeners.hooks import Hooks
+from txmq.publish.announcement import PublishWatch
+from txmq.publish.engines import EngineChoice
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import PublishResult
 from txmq.store.store import check_store, service_checkpoint_location
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from txmq.hooks import Hook
+    from txmq.listeners.hooks import Hook
     from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)

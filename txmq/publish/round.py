@@ -3,51 +3,195 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
-from collections.abc import Collection
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import Clock
-from txmq.columns import integers
 from txmq.delta.failures import problem_of
-from txmq.errors import CommitRefusedError, SourceRestoredError
-from txmq.fail_points import FailPoint, reached
-from txmq.handles import is_survivable
-from txmq.publish.culprits import NOBODYS_FAULT, culprits
-from txmq.publish.deliveries import reach_deliveries
-from txmq.publish.engine_choice import EngineChoice
-from txmq.publish.idle_topics import IdleTopics
-from txmq.publish.latencies import end_latency, publish_latency
-from txmq.publish.pauses import RetryPauses
+from txmq.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    SourceRestoredError,
+    StorageError,
+    TopicBehindError,
+)
+from txmq.ground.clock import Clock
+from txmq.ground.columns import Integers, integers
+from txmq.ground.fail_points import FailPoint, reached
+from txmq.ground.handles import is_survivable
+from txmq.message.names import SCHEDULE_TOPIC
+from txmq.publish.announcement import PublishWatch
+from txmq.publish.engines import EngineChoice
 from txmq.publish.plan import Plan, readable_plan
 from txmq.publish.progress import (
     ParkedTopic,
     PublishProgress,
+    RetryPauses,
     check_followed,
     check_half,
     commit_fingerprint,
+    end_latency,
     merged_progress,
+    publish_latency,
     seen_of,
 )
-from txmq.publish.publish_watch import PublishWatch
-from txmq.publish.rivals import Rivals
-from txmq.publish.settle import Settlement, Waiting, settle, settle_all_others
-from txmq.publish.span import FIRST_SPAN_VERSIONS, Span, step_ends
-from txmq.publish.topic_writer import Goal, PublishResult, TopicWriter
-from txmq.publish.waiting_transactions import WaitingTransactions, facts_about
-from txmq.publish.writing import Writing
+from txmq.publish.set_aside import WaitingTransactions, facts_about
+from txmq.publish.settle import Settlement, Waiting, reach_deliveries, settle, settle_all_others
+from txmq.publish.topic_writer import NOBODYS_FAULT, Goal, PublishResult, TopicWriter, culprits
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
+
+# --- span:
+
+FIRST_SPAN_VERSIONS = 64
+MAX_SPAN_VERSIONS = 4096
+
+
+@dataclass(slots=True)
+class Span:
+    """The number of commits of the next range; it follows how many make a full one."""
+
+    versions: int = FIRST_SPAN_VERSIONS
+
+    def adapt(self, versions: int, *, is_full: bool) -> None:
+        """After a range of so many commits, which was full or not."""
+        if is_full:
+            self.versions = versions
+        elif versions >= self.versions:
+            self.versions = min(self.versions * 2, MAX_SPAN_VERSIONS)
+
+
+def step_ends(versions: Integers, through: int, rows: int) -> list[int]:
+    """Op versions up to `through`, with about so many of the facts between two."""
+    ends = np.unique(np.sort(versions)[rows - 1 :: rows])
+    return [*ends[ends < through].tolist(), through]
+
+
+# --- writing:
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Writing:
+    """One step of a publisher whose topics are being written, or have been.
+
+    Attributes:
+        facts: those that the step shows.
+        begun_s: when the step began, by `time.monotonic`.
+        tasks: the result of each topic.
+        may_try_again: whether `TopicWriter.write` is still to be asked where a task failed.
+    """
+
+    facts: pa.Table
+    goal: Goal
+    begun_s: float
+    tasks: Mapping[str, Future[PublishResult]]
+    may_try_again: bool
+
+    def wait(self) -> None:
+        """Wait until no topic is written any more."""
+        wait(self.tasks.values())
+
+    def result_of(self, name: str, write: Callable[[str, Goal], PublishResult]) -> PublishResult:
+        """What the task of a topic gave, or what `write` gives. Raises: what they raise."""
+        try:
+            return self.tasks[name].result()
+        except Exception:
+            if not self.may_try_again:
+                raise
+            return write(name, self.goal)
+
+
+# --- rivals:
+
+PAUSE_MAX_S = 0.1
+
+
+@dataclass(slots=True)
+class Rivals:
+    """Counts the commits to the settled log that were refused in a row."""
+
+    attempts: int
+    _lost_in_a_row: int = 0
+
+    def pause(self, published_s: float, stopping: threading.Event) -> None:
+        """Pause for a random part of the last publish time: a faster publisher is at work."""
+        stopping.wait(random.random() * min(published_s, PAUSE_MAX_S))  # noqa: S311
+
+    def refused(self, refusal: CommitRefusedError, *, has_moved: bool) -> None:
+        """Raise CommitConflictError after so many refusals without a moved mark.
+
+        If the mark has not moved, no publisher won a race: the table cannot be appended to.
+        """
+        self._lost_in_a_row = 0 if has_moved else self._lost_in_a_row + 1
+        if self._lost_in_a_row >= self.attempts:
+            problem = f"refused {self._lost_in_a_row} commits in a row; check the table's log"
+            self._lost_in_a_row = 0
+            raise CommitConflictError("settled", problem) from refusal
+
+
+# --- idle_topics:
+
 logger = logging.getLogger(__name__)
+
+# A start looks at so many; then one is looked at after each interval, in turns.
+FIRST_TOPICS = 16
+INTERVAL_S = 1.0
+# On an object store a look costs some requests.
+REMOTE_INTERVAL_S = 60.0
+
+
+class IdleTopics:
+    """The turns of one publisher. An operator who restores a topic starts a publisher after it."""
+
+    def __init__(self, topics: TopicWriter, *, is_remote: bool) -> None:
+        """Look at once, and after each interval."""
+        self._topics = topics
+        self._interval_s = REMOTE_INTERVAL_S if is_remote else INTERVAL_S
+        self._names: deque[str] = deque()
+        self._count, self._next_s = FIRST_TOPICS, time.monotonic()
+
+    def behind(self, parked: Container[str]) -> Iterator[tuple[str, TopicBehindError]]:
+        """The topics that were further before, of those whose turn it is.
+
+        Raises: SourceRestoredError.
+        """
+        if time.monotonic() < self._next_s:
+            return
+        for name in self._next_names():
+            try:
+                if name not in parked:
+                    self._topics.check(name)
+            except TopicBehindError as error:
+                yield name, error
+            except SourceRestoredError:
+                raise
+            except StorageError as error:
+                # Who writes it has to act; a look can wait.
+                logger.warning("topic %s could not be looked at: %s", name, error)
+        self._count, self._next_s = 1, time.monotonic() + self._interval_s
+
+    def _next_names(self) -> list[str]:
+        if not self._names:
+            # What waits in the schedule is missed by nobody until it is due.
+            names = sorted(self._topics.ends, key=lambda name: (name != SCHEDULE_TOPIC, name))
+            self._names.extend(names)
+        return [self._names.popleft() for _ in range(min(self._count, len(self._names)))]
+
+
+# --- round:
 
 PROGRESS_INTERVAL_S = 1.0
 LARGE_ROUND_ROWS = 100_000

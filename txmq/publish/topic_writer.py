@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import Clock
-from txmq.columns import flags
 from txmq.delta.files import UnreadableFile
 from txmq.delta.log import delete_files
 from txmq.errors import (
@@ -24,23 +22,68 @@ from txmq.errors import (
     StoreNotFoundError,
     TopicBehindError,
     TopicConflictError,
+    TxmqError,
     UnreadableFileError,
 )
-from txmq.fail_points import FailPoint, reached
-from txmq.histogram import NO_DURATIONS, Histogram
-from txmq.publish.culprits import NOBODYS_FAULT, culprits
-from txmq.publish.engine_choice import EngineChoice
+from txmq.ground.clock import Clock
+from txmq.ground.columns import flags
+from txmq.ground.fail_points import FailPoint, reached
+from txmq.ground.histogram import NO_DURATIONS, Histogram
+from txmq.ground.results import Sum
+from txmq.ground.tasks import called, submitted
+from txmq.publish.announcement import PublishWatch
+from txmq.publish.engines import EngineChoice
 from txmq.publish.plan import Plan
 from txmq.publish.progress import RESTORED, commit_fingerprint
-from txmq.publish.publish_watch import PublishWatch
-from txmq.results import Sum
 from txmq.store.settled import NOTHING
 from txmq.store.topic import TopicEnd, TopicLog, offsets_in_order
-from txmq.tasks import called, submitted
 
 if TYPE_CHECKING:
     from txmq.store.op import OpLog
     from txmq.store.store import Store
+
+
+# --- culprits:
+
+# Each try repeats the work for a part of the transactions.
+MAX_TRIES = 64
+# Errors of the table, the disk or the machine: no transaction is to blame.
+NOBODYS_FAULT = (TxmqError, OSError, MemoryError)
+
+
+def culprits(
+    transaction_ids: Sequence[str], work: Callable[[Sequence[str]], object]
+) -> dict[str, str]:
+    """The transactions for which `work` fails by themselves, each with the type of its error.
+
+    Args:
+        transaction_ids: for all of them together it failed.
+        work: is called for halves of them, and for halves of these; what it does must not last.
+
+    Returns: none where MAX_TRIES did not find them all.
+
+    Raises: what is nobody's fault, such as a full disk.
+    """
+    problems: dict[str, str] = {}
+    waiting = [list(transaction_ids)]
+    for _ in range(MAX_TRIES):
+        if not waiting:
+            return problems
+        part = waiting.pop()
+        try:
+            work(part)
+        except NOBODYS_FAULT:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a strange row leads to
+            middle = len(part) // 2
+            if middle:
+                waiting += [part[:middle], part[middle:]]
+            else:
+                problems[part[0]] = f"it cannot be processed ({type(error).__name__})"
+    return {}
+
+
+# --- topic_writer:
 
 _REBUILD = "restore it, or run txmq rebuild-topic"
 # Registers transactions, each with its problem, from a version on; says how many are new.

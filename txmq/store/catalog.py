@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from txmq.delta.retries import read_again
+from txmq.delta.failures import read_again
 from txmq.errors import TopicKindError, TopicNotFoundError, TopicReadOnlyError
 from txmq.message.body_schema import BodySchema
 from txmq.message.names import is_group_topic, is_system_topic, shown_name

@@ -14,7 +14,6 @@ import yaml
 from txmq.errors import ConfigError
 from txmq.message.delay_levels import DEFAULT_LEVELS, MAX_DELAY_S, level_seconds
 from txmq.message.names import stored_name
-from txmq.store.check_settings import GROUP_KEYS, CheckSettings
 from txmq.store.config_faults import (
     faults_of_claim_keys,
     faults_of_groups,
@@ -25,9 +24,124 @@ from txmq.store.config_faults import (
     setting,
     unknown_key,
 )
-from txmq.store.config_pairs import faults_of_checks, faults_of_levels, faults_of_sizes
-from txmq.store.consume_settings import CONSUMER_GROUP_KEYS, ConsumeSettings
-from txmq.store.setting_values import UNREADABLE, frozen, loaded, plain
+
+# --- setting_values:
+
+# ValueError: a number or a date that Python cannot represent.
+UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+
+
+def frozen(value: Any) -> Any:
+    """The value with mappings that cannot be changed."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: frozen(inner) for key, inner in value.items()})
+    return value
+
+
+def plain(value: object) -> object:
+    """The value with mappings as dicts."""
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return value
+
+
+def loaded(text: str) -> object:
+    """The value of a variable, read as YAML; else its text, so that the checks name its key."""
+    try:
+        return yaml.safe_load(text)
+    except UNREADABLE:
+        return text
+
+
+# --- check_settings:
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """The check settings of one producer group; `Config.of_group` makes it."""
+
+    transaction_timeout_s: float
+    transaction_check_interval_s: float
+    transaction_check_max: int
+    listener_timeout_s: float
+    check_threads: int
+    check_queue_size: int
+
+    @property
+    def checks_s(self) -> float:
+        """The time from a half to its DISCARD, if every check is answered UNKNOWN (R74)."""
+        return self.transaction_timeout_s + (
+            self.transaction_check_max * self.transaction_check_interval_s
+        )
+
+
+GROUP_KEYS = tuple(spec.name for spec in fields(CheckSettings))
+
+
+# --- config_pairs:
+
+
+def faults_of_levels(levels: str) -> list[str]:
+    """What is wrong with the text of `message_delay_level`."""
+    try:
+        level_seconds(levels)
+    except ValueError as error:
+        return [f"message_delay_level {error}"]
+    return []
+
+
+def faults_of_sizes(message_bytes: int, transaction_bytes: int) -> list[str]:
+    """A transaction must have room for the largest message."""
+    if transaction_bytes >= message_bytes:
+        return []
+    problem = f"max_transaction_size_bytes ({transaction_bytes:,}) is below "
+    return [f"{problem}max_message_size_bytes ({message_bytes:,})"]
+
+
+def faults_of_checks(
+    groups: Mapping[str, CheckSettings], reserved_h: float, lease_s: float
+) -> list[str]:
+    """Contradictions of check settings, by producer group; those of the store are under ""."""
+    of_store = _faults_of_group(groups[""], reserved_h * 3600, lease_s)
+    faults = list(of_store)
+    for name, settings in groups.items():
+        # A fault that the group inherits from the store is in the list already.
+        of_group = _faults_of_group(settings, reserved_h * 3600, lease_s)
+        faults += [f"groups: {name}: {fault}" for fault in of_group if fault not in of_store]
+    return faults
+
+
+def _faults_of_group(settings: CheckSettings, reserved_s: float, lease_s: float) -> list[str]:
+    faults = []
+    if settings.checks_s > reserved_s:
+        faults.append(
+            f"transaction_timeout_s and transaction_check_max x transaction_check_interval_s "
+            f"are {settings.checks_s:,.0f} s, longer than file_reserved_time_h "
+            f"({reserved_s:,.0f} s)"
+        )
+    if lease_s <= settings.listener_timeout_s:
+        faults.append(
+            f"check_lease_s ({lease_s:g}) must be above "
+            f"listener_timeout_s ({settings.listener_timeout_s:g})"
+        )
+    return faults
+
+
+# --- consume_settings:
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeSettings:
+    """The settings of one consumer group; `Config.of_consumer_group` makes it."""
+
+    max_reconsume_times: int
+    consume_timeout_s: float
+
+
+CONSUMER_GROUP_KEYS = tuple(spec.name for spec in fields(ConsumeSettings))
+
+
+# --- config:
 
 PAYLOAD_ENGINES = ("auto", "arrow", "spark")
 # Keys that a store fixes at its creation; a running process cannot change them.

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.clock import timestamp
-from txmq.columns import Groups, Integers, first_of_each, flags, integers, only
 from txmq.delta.files import UnreadableFile
 from txmq.delta.schemas import HALF, HEAD_SEQUENCE, PROPERTIES
 from txmq.delta.storage import Table
-from txmq.lifecycle import Halves
+from txmq.ground.clock import timestamp
+from txmq.ground.columns import Groups, Integers, first_of_each, flags, integers, only
 from txmq.message.delay_levels import delay_s_of
 from txmq.message.ids import message_id, transaction_time_ms
+from txmq.message.lifecycle import Halves
 from txmq.message.message import Message
 
 # Two rows of a retried append differ in these columns only.

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from txmq.delta.commit_writer import Passed
 from txmq.delta.storage import Table
-from txmq.lifecycle import ClaimKind
+from txmq.message.lifecycle import ClaimKind
 
 # The note of a commit whose claims all end transactions that its writer began.
 OWN_ENDS = "own-ends"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from txmq.delta.schemas import OP, SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
-from txmq.store.claim_keys import SIGNATURE
+from txmq.store.op import SIGNATURE
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 
 from txmq.delta.schemas import OP
 from txmq.errors import PayloadMissingError, SourceRestoredError
-from txmq.lifecycle import Claim, ClaimKind, ClaimSource
+from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
-from txmq.store.claim_keys import SIGNATURE, ClaimKeys
-from txmq.store.op import SIGNED_COLUMNS, claims_of_table
+from txmq.store.op import SIGNATURE, SIGNED_COLUMNS, ClaimKeys, claims_of_table
 from txmq.store.register import Register, SharedValue
 
 REGISTER = "set_aside"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from txmq.clock import Clock, SystemClock
-from txmq.delta.object_store import is_remote, spark_location
+from txmq.delta.folder import is_remote, spark_location
 from txmq.errors import (
     CommitRefusedError,
     ConfigError,
@@ -19,12 +19,14 @@ from txmq.errors import (
     TopicNotFoundError,
     shown,
 )
+from txmq.ground.clock import Clock, SystemClock
 from txmq.message.names import check_readable_topic
 from txmq.store.config import FIXED_KEYS, Config
-from txmq.store.kept_settings import settings_of, to_keep, warn_of_ignored, warn_of_unkept
-from txmq.store.location import check_folder, plain_location
 from txmq.store.register import Register
-from txmq.store.tables import StoreTables
+from txmq.store.stored_settings import settings_of, to_keep, warn_of_ignored, warn_of_unkept
+from txmq.store.tables import StoreTables, check_folder, plain_location
+
+# --- store:
 
 # Folder of the services' checkpoints; each start of a service has one that no other start reads.
 SERVICE_CHECKPOINTS = "services"
@@ -324,3 +326,25 @@ def _checked_fixed_keys(kept: Config, given: Config) -> Config:
     if faults:
         raise ConfigError(faults)
     return config
+
+
+# --- opening:
+
+
+def open_store(location: str, config_file: str | Path | None = None) -> Store:
+    """Open a store with its kept settings or those of a file; variables (TXMQ_…) override both.
+
+    Raises: as `Store.open`; ConfigError for a variable that is misspelt or out of bounds.
+    """
+    store = Store.open(location)
+    base = store.config if config_file is None else Config.from_yaml(config_file)
+    return store.with_settings(Config.from_env(base=base))
+
+
+def create_store(location: str, config_file: str | Path | None = None) -> Store:
+    """Create a store that keeps the defaults, overridden by a file, overridden by variables.
+
+    Raises: as `Store.create`; ConfigError for a variable that is misspelt or out of bounds.
+    """
+    base = None if config_file is None else Config.from_yaml(config_file)
+    return Store.create(location, Config.from_env(base=base))

@@ -13,11 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from txmq.clock import Clock, SystemClock, affine, clock_of_store, elapsed_ms, follows_storage
 from txmq.delta.failures import translated
-from txmq.delta.objects import Objects
-from txmq.delta.rooted import rooted_filesystem
+from txmq.delta.folder import Objects, rooted_filesystem
 from txmq.errors import StorageError
+from txmq.ground.clock import (
+    Clock,
+    SystemClock,
+    affine,
+    clock_of_store,
+    elapsed_ms,
+    follows_storage,
+)
 from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)

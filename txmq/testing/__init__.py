@@ -13,8 +13,7 @@ if TYPE_CHECKING:
         before_commit,
         failing_commits,
     )
-    from txmq.testing.published import published_messages
-    from txmq.testing.stepped_broker import SteppedBroker
+    from txmq.testing.stepped_broker import SteppedBroker, published_messages
 
 _CLOCKS = ("START_MS", "ManualClock", "WrongClock")
 _FAULTS = ("FAIL_POINTS_VARIABLE", "arm_fail_points", "before_commit", "failing_commits")
@@ -49,7 +48,8 @@ def _home_of(name: str) -> object:
         from txmq.testing import faults
 
         return faults
-    from txmq.testing import published, stepped_broker
+    from txmq.testing import stepped_broker
+    from txmq.testing import stepped_broker as published
 
     return published if name == "published_messages" else stepped_broker
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.clock import Clock, SystemClock
+from txmq.ground.clock import Clock, SystemClock
 
 START_MS = 1_767_225_600_000  # 2026-01-01 00:00:00 UTC
 

@@ -19,7 +19,7 @@ from deltalake.exceptions import CommitFailedError
 from txmq.delta import pinned as delta_table
 from txmq.delta.actions import NewCommit, Seen
 from txmq.delta.commit_writer import CommitWriter, Written
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 
 FAIL_POINTS_VARIABLE = "TXMQ_FAILPOINTS"
 

@@ -16,10 +16,10 @@ import pytest
 from txmq.testing.clocks import ManualClock
 
 if TYPE_CHECKING:
-    from txmq.admin.dead_letters import DeadLetter
     from txmq.consumer.pull import PullConsumer
     from txmq.listeners.protocol import CheckListener
     from txmq.message.received import ReceivedMessage
+    from txmq.ops.admin.dead_letters import DeadLetter
     from txmq.producer.producer import TransactionProducer
     from txmq.store.config import Config
     from txmq.store.store import Store
@@ -81,7 +81,7 @@ def txmq_published(
     txmq_store: Store, txmq_broker: SteppedBroker
 ) -> Callable[[str], list[ReceivedMessage]]:
     """`txmq_published("order-paid")` publishes what is due, and returns the topic's messages."""
-    from txmq.testing.published import published_messages
+    from txmq.testing.stepped_broker import published_messages
 
     def published(topic: str) -> list[ReceivedMessage]:
         txmq_broker.run()
@@ -111,7 +111,7 @@ def txmq_dead_letters(
     txmq_store: Store, txmq_clock: ManualClock, txmq_broker: SteppedBroker
 ) -> Callable[[str], tuple[DeadLetter, ...]]:
     """`txmq_dead_letters("billing")` publishes what is due, and returns its dead letters."""
-    from txmq.admin.dead_letters import DeadLetters
+    from txmq.ops.admin.dead_letters import DeadLetters
 
     def dead_letters(consumer_group: str) -> tuple[DeadLetter, ...]:
         txmq_broker.run()

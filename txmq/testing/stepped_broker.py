@@ -7,14 +7,20 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from txmq.broker import Broker
-from txmq.clock import milliseconds
+from txmq.consumer.peek import TopicPeek
+from txmq.ground.clock import milliseconds
+from txmq.message.names import stored_topic
+from txmq.message.received import ReceivedMessage
+from txmq.ops.broker import Broker
+from txmq.ops.broker_log import BrokerCounts
 from txmq.store.store import Store
 from txmq.testing.clocks import ManualClock
-from txmq.watch.counts import BrokerCounts
 
 if TYPE_CHECKING:
     from txmq.listeners.protocol import CheckListener
+
+
+# --- stepped_broker:
 
 ROUNDS_MAX = 1_000
 # Between two looks at what cannot be asked now.
@@ -94,3 +100,31 @@ class SteppedBroker:
         if self._next_check is None:
             return math.inf
         return max(milliseconds(self._next_check), now_ms + LEAST_STEP_MS)
+
+
+# --- published:
+
+
+def published_messages(store: Store, topic: str) -> list[ReceivedMessage]:
+    """All visible messages of a topic, in the order in which they became visible.
+
+    Reads: the topic. Commits: 0.
+
+    Args:
+        store: the store of the topic.
+        topic: its name; in a namespace its stored name. `%RETRY%group` and `%DLQ%group` are topics
+            too.
+
+    Returns:
+        The messages as consumers get them; none where nothing was published to this topic.
+
+    Raises: InvalidNameError, StorageError.
+    """
+    stored = stored_topic(topic)
+    if stored not in store.topics():
+        return []
+    table = store.tables.table_at(f"topics/{stored}")
+    rows = table.read(table.files(), ["message_id", "op_version", "sequence"]).to_pylist()
+    places = {row["message_id"]: (row["op_version"], row["sequence"]) for row in rows}
+    messages = TopicPeek(store, stored).messages()
+    return sorted(messages, key=lambda message: (*places[message.message_id], message.message_id))

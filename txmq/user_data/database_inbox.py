@@ -17,7 +17,7 @@ from typing import Any
 from txmq.errors import InboxError, shown
 from txmq.message.names import stored_group
 from txmq.message.received import ReceivedMessage
-from txmq.user_data.connection import (
+from txmq.user_data.database_marker import (
     MYSQL,
     POSTGRESQL,
     SQLITE,

@@ -13,8 +13,145 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from txmq.user_data import connection as user_database
-from txmq.user_data.connection import UserDatabase, database_name
+from txmq.errors import EnvironmentProblemError, InvalidNameError
+
+# --- connection:
+
+POSTGRESQL, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
+DATABASES = (POSTGRESQL, MYSQL, SQLITE)
+TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?", re.ASCII)
+_TABLE_RULE = (
+    "write table or schema.table, each up to 63 letters, digits and _, and no digit in front"
+)
+_ALIASES = {"mariadb": MYSQL}
+# By the top-level module of the class of a DB-API connection.
+_DRIVERS = {
+    "psycopg": POSTGRESQL, "psycopg2": POSTGRESQL, "pg8000": POSTGRESQL,
+    "pymysql": MYSQL, "MySQLdb": MYSQL, "mysql": MYSQL, "mariadb": MYSQL,
+    "sqlite3": SQLITE,
+}  # fmt: skip
+# SERVER_STATUS_IN_TRANS of the MySQL protocol.
+_IN_TRANSACTION = 1
+_QUESTION_MARKS = ("sqlite3", "mariadb")
+
+
+def database_name(dialect: str) -> str:
+    """The name in DATABASES of a dialect; mariadb is mysql. Raises: InvalidNameError."""
+    name = _ALIASES.get(dialect, dialect)
+    if name not in DATABASES:
+        raise InvalidNameError("dialect", dialect, f"one of {', '.join(DATABASES)}")
+    return name
+
+
+def check_table(table: object, kind: str) -> str:
+    """Return a table name that is safe in a statement; `kind` names it in the error.
+
+    Raises: InvalidNameError.
+    """
+    if not isinstance(table, str) or TABLE_NAME.fullmatch(table) is None:
+        raise InvalidNameError(kind, table, _TABLE_RULE)
+    return table
+
+
+class UserDatabase:
+    """Runs statements on the caller's connection, in the caller's transaction."""
+
+    def __init__(self, connection: Any) -> None:
+        """Raise EnvironmentProblemError for a connection of an unknown driver."""
+        # An ORM session holds a connection.
+        is_session = hasattr(connection, "get_bind") and hasattr(connection, "connection")
+        self._connection = connection.connection() if is_session else connection
+        self._is_sqlalchemy = hasattr(self._connection, "exec_driver_sql")
+        self.name, self._parameter = self._name_and_parameter()
+
+    def run(self, statement: str, table: str, *parameters: Any) -> Any:
+        """Run a statement and return the driver's cursor, or SQLAlchemy's result.
+
+        `{table}` in the statement is replaced by `table`, a checked name, and each `{p}` by the
+        driver's placeholder of a parameter.
+        """
+        text = statement.format(table=table, p=self._parameter)
+        if self._is_sqlalchemy:
+            return self._connection.exec_driver_sql(text, parameters)
+        cursor = self._connection.cursor()
+        cursor.execute(text, parameters)
+        return cursor
+
+    def first_row(self, statement: str, table: str, *parameters: Any) -> Any:
+        """The first row of a query outside of any transaction of the caller; None without one.
+
+        SQLAlchemy's pool gives another connection. A driver's own connection is asked itself, and
+        a transaction that the query begins is ended.
+
+        Raises: the driver's own errors, also where the connection is closed.
+        """
+        if self._is_sqlalchemy:
+            with self._connection.engine.connect() as another:
+                return UserDatabase(another).run(statement, table, *parameters).fetchone()
+        row = self.run(statement, table, *parameters).fetchone()
+        if _waits_for_commit(self._connection):
+            self._connection.rollback()
+        return row
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the caller's transaction has begun and is not committed."""
+        if getattr(self._connection, "closed", False):
+            return False
+        if self._is_sqlalchemy:
+            return bool(self._connection.in_transaction())
+        try:
+            return _waits_for_commit(self._connection)
+        except Exception:  # noqa: BLE001 - a driver may raise anything for a closed connection
+            return False
+
+    @property
+    def commits_by_itself(self) -> bool:
+        """Whether the connection is in autocommit: each statement is its own transaction."""
+        driver = self._driver_connection()
+        return _is_autocommit(driver) and not _waits_for_commit(driver)
+
+    def _driver_connection(self) -> Any:
+        if not self._is_sqlalchemy:
+            return self._connection
+        return self._connection.connection.dbapi_connection
+
+    def _name_and_parameter(self) -> tuple[str, str]:
+        """The name in DATABASES, and the driver's placeholder of a parameter."""
+        if self._is_sqlalchemy:
+            dialect = self._connection.dialect
+            driver, is_qmark = dialect.name, dialect.paramstyle == "qmark"
+            database = _ALIASES.get(driver, driver)
+        else:
+            driver = type(self._connection).__module__.partition(".")[0]
+            database, is_qmark = _DRIVERS.get(driver, ""), driver in _QUESTION_MARKS
+        if database not in DATABASES:
+            problem = f"connections of {driver} are not supported"
+            next_step = f"Use one of {', '.join(_DRIVERS)}, or SQLAlchemy."
+            raise EnvironmentProblemError(problem, next_step)
+        return database, "?" if is_qmark else "%s"
+
+
+def _waits_for_commit(driver: Any) -> bool:
+    """Whether a transaction has begun; asks sqlite3 and mysql, then psycopg, then PyMySQL."""
+    if getattr(driver, "in_transaction", False):
+        return True
+    info = getattr(driver, "info", None)
+    if getattr(info, "transaction_status", 0):
+        return True
+    return bool(getattr(driver, "server_status", 0) & _IN_TRANSACTION)
+
+
+def _is_autocommit(driver: Any) -> bool:
+    if hasattr(driver, "isolation_level") and hasattr(driver, "in_transaction"):
+        # sqlite3: isolation_level None is its older form of autocommit.
+        return driver.isolation_level is None or getattr(driver, "autocommit", None) is True
+    if hasattr(driver, "get_autocommit"):
+        return bool(driver.get_autocommit())
+    return bool(getattr(driver, "autocommit", False))
+
+
+# --- database_marker:
 
 DONE, FENCED = "DONE", "FENCED"
 MARKER_TABLE = "txmq_marker"
@@ -41,8 +178,8 @@ class Dialect:
 
 
 _SELECT_ONE = "SELECT outcome FROM {table} WHERE transaction_id = {p}"
-POSTGRESQL = Dialect(
-    name=user_database.POSTGRESQL,
+POSTGRESQL_OF_DATABASE_MARKER = Dialect(
+    name=POSTGRESQL,
     create="""\
 CREATE TABLE IF NOT EXISTS {table} (
   transaction_id VARCHAR(64) NOT NULL PRIMARY KEY,
@@ -62,8 +199,8 @@ SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
     wait_shortly="SET LOCAL lock_timeout = '100ms'",
     busy=re.compile(r"lock timeout|55P03|deadlock"),
 )
-MYSQL = Dialect(
-    name=user_database.MYSQL,
+MYSQL_OF_DATABASE_MARKER = Dialect(
+    name=MYSQL,
     create="""\
 CREATE TABLE IF NOT EXISTS {table} (
   transaction_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
@@ -82,8 +219,8 @@ SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
     wait_shortly="SET SESSION innodb_lock_wait_timeout = 1",
     busy=re.compile(r"\b1205\b|\b1213\b|Lock wait timeout|Deadlock"),
 )
-SQLITE = Dialect(
-    name=user_database.SQLITE,
+SQLITE_OF_DATABASE_MARKER = Dialect(
+    name=SQLITE,
     create="""\
 CREATE TABLE IF NOT EXISTS {table} (
   transaction_id TEXT NOT NULL PRIMARY KEY,
@@ -100,7 +237,14 @@ SELECT transaction_id, outcome FROM {table} WHERE transaction_id IN
     wait_shortly="PRAGMA busy_timeout = 100",
     busy=re.compile(r"database is locked|database table is locked"),
 )
-DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, SQLITE)}
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        POSTGRESQL_OF_DATABASE_MARKER,
+        MYSQL_OF_DATABASE_MARKER,
+        SQLITE_OF_DATABASE_MARKER,
+    )
+}
 
 
 def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
@@ -120,12 +264,12 @@ def marker_table_ddl(dialect: str, table: str = MARKER_TABLE) -> str:
         >>> marker_table_ddl("sqlite").splitlines()[0]
         'CREATE TABLE IF NOT EXISTS txmq_marker ('
     """
-    return DIALECTS[database_name(dialect)].create.format(table=check_table(table))
+    return DIALECTS[database_name(dialect)].create.format(table=check_marker_table(table))
 
 
-def check_table(table: str) -> str:
+def check_marker_table(table: str) -> str:
     """Return the name of a marker table that is safe in a statement. Raises: InvalidNameError."""
-    return user_database.check_table(table, "marker table")
+    return check_table(table, "marker table")
 
 
 class MarkerTable:
@@ -133,7 +277,7 @@ class MarkerTable:
 
     def __init__(self, connection: Any, table: str = MARKER_TABLE) -> None:
         """Raise EnvironmentProblemError for a connection of an unknown driver."""
-        self.table = check_table(table)
+        self.table = check_marker_table(table)
         self._database = UserDatabase(connection)
         self.dialect = DIALECTS[self._database.name]
 

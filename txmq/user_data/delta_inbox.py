@@ -6,20 +6,17 @@ commit that changes the table. So effect and mark are committed together, or nei
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.delta.actions import DAMAGES, EMPTY_COMMIT, CommitActions, commit_actions
+from txmq.delta.failures import pause
 from txmq.delta.pinned import commit_properties
-from txmq.delta.retries import pause
-from txmq.errors import (
-    CommitConflictError,
-    CommitRefusedError,
-    InboxError,
-    StorageError,
-    shown,
-)
+from txmq.errors import CommitConflictError, CommitRefusedError, InboxError, StorageError, shown
 from txmq.message.names import stored_group
 from txmq.message.received import (
     ReceivedMessage,
@@ -28,21 +25,94 @@ from txmq.message.received import (
     note_effect,
     origin_place,
 )
-from txmq.spark_settings import session_settings
+from txmq.spark.settings import session_settings
 from txmq.user_data.delta_marker import (
     APP_ID_OPTION,
     APP_ID_SETTING,
     VERSION_OPTION,
     VERSION_SETTING,
     MarkedStatement,
+    MarkedTable,
     SqlStatement,
 )
-from txmq.user_data.effect_names import Place, names_of
-from txmq.user_data.inbox_table import InboxTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+
+# --- effect_names:
+
+
+class Place(NamedTuple):
+    """Where a message was first: the mark of its queue, and its offset there."""
+
+    mark: str
+    offset: int
+
+
+def names_of(places: Iterable[Place]) -> str:
+    """The text that names these messages in a commit, as JSON: `{"mark": [[first, last], …]}`."""
+    by_mark = groupby(sorted(set(places)), lambda place: place.mark)
+    return json.dumps(
+        {mark: _ranges(place.offset for place in group) for mark, group in by_mark},
+        separators=(",", ":"),
+    )
+
+
+def names(text: str, place: Place) -> bool:
+    """Whether the text of a commit names a message; false for a text that others wrote."""
+    try:
+        ranges = json.loads(text).get(place.mark, ())
+        return any(first <= place.offset <= last for first, last in ranges)
+    except DAMAGES:
+        return False
+
+
+def _ranges(offsets: Iterable[int]) -> list[list[int]]:
+    ranges: list[list[int]] = []
+    for offset in offsets:
+        if ranges and ranges[-1][1] == offset - 1:
+            ranges[-1][1] = offset
+        else:
+            ranges.append([offset, offset])
+    return ranges
+
+
+# --- inbox_table:
+
+
+class InboxTable(MarkedTable):
+    """The user's table with the marks of the inbox."""
+
+    missing = "{} is no Delta table; pass the table that the messages change"
+
+    def names(self, place: Place) -> bool:
+        """Whether a commit since the queue came to this message names it.
+
+        Reads: commits backwards, up to the first one at which the queue was not yet there.
+        """
+        mark = self.mark(place.mark) or 0
+        if mark <= place.offset + 1:
+            return mark == place.offset + 1
+        for version in range(self.version, -1, -1):
+            commit = self._commit(version)
+            if commit is None or commit.marks.get(place.mark, mark) <= place.offset:
+                return False
+            if names(commit.note, place):
+                return True
+        return False
+
+    def _commit(self, version: int) -> CommitActions | None:
+        """What a commit says; nothing where another program wrote it in another shape."""
+        content = self.commit_bytes(version)
+        try:
+            return None if content is None else commit_actions(content)
+        except DAMAGES:
+            return EMPTY_COMMIT
+
+
+# --- delta_inbox:
 
 APPLY_ATTEMPTS = 20
 _BY_OPTIONS = "Mark a write of a DataFrame by batch_options(), or run the statement on a cluster"

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.delta.checkpoint_file import checkpoint_path
+from txmq.delta.checkpoints import checkpoint_path
+from txmq.delta.failures import pause
 from txmq.delta.log import log_files
 from txmq.delta.pinned import PinnedTable
-from txmq.delta.retries import pause
 from txmq.errors import CommitConflictError, CommitRefusedError, UnsupportedPlaceError, shown
 
 if TYPE_CHECKING:

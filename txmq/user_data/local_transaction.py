@@ -20,7 +20,7 @@ from txmq.errors import (
     StoreNotFoundError,
     UnsupportedTableError,
 )
-from txmq.spark_settings import session_settings
+from txmq.spark.settings import session_settings
 from txmq.user_data import database_marker
 from txmq.user_data.database_marker import MarkerTable
 from txmq.user_data.delta_marker import (

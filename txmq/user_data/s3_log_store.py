@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txmq.errors import UnsupportedPlaceError, shown
-from txmq.spark_settings import setting_of
+from txmq.spark.settings import setting_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

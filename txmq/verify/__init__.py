@@ -9,8 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from txmq.verify.business import BusinessReport, BusinessResult, BusinessViolation, Fault, Problem
-from txmq.verify.business_markers import DatabaseMarkers, DeltaMarkers, MarkerPlace, marker_places
+from txmq.verify.business import (
+    BusinessReport,
+    BusinessResult,
+    BusinessViolation,
+    DatabaseMarkers,
+    DeltaMarkers,
+    Fault,
+    MarkerPlace,
+    Problem,
+    marker_places,
+)
 from txmq.verify.report import NOT_CHECKED, InvariantResult, Lateness, VerifyReport, Violation
 
 __all__ = [
@@ -77,7 +86,7 @@ def verify(  # noqa: PLR0913 - each is one thing to check by
         >>> verify(store.location, business={"orders": DeltaMarkers("/data/orders")}).is_clean
         True
     """
-    from txmq.verify.plain.checker import check_store
+    from txmq.verify.checker import check_store
 
     return check_store(
         location,
@@ -99,6 +108,6 @@ def verify_business(
 
     Raises: StoreNotFoundError, StorageError, EnvironmentProblemError, ConfigError.
     """
-    from txmq.verify.plain.checker import compare_business
+    from txmq.verify.checker import compare_business
 
     return compare_business(location, business, storage_options=storage_options or {})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from txmq.verify.business import INVARIANT, BusinessReport
+
+# --- report:
 
 SHOWN_ROWS = 100
 # Longer than any pause of a service that works: a parked topic is tried again after 16 minutes.
@@ -179,3 +181,34 @@ class VerifyReport:
             "notes": list(self.notes),
             "duration_s": round(self.duration_s, 3),
         }
+
+
+# --- findings:
+
+
+class Findings:
+    """Violations by their I-number; those that are shown are sorted by their text and their row."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._counts = dict.fromkeys(PROMISES, 0)
+        self._shown: dict[str, list[Violation]] = {name: [] for name in PROMISES}
+
+    def add(self, invariant: str, count: int, row_ids: Sequence[str], detail: str) -> None:
+        """Add `count` violations; `row_ids` names at least the first SHOWN_ROWS of them."""
+        self._counts[invariant] += count
+        shown = [Violation(invariant, row_id, detail) for row_id in row_ids[:SHOWN_ROWS]]
+        # Sorted, so that the ranges in which a store is read do not show.
+        together = sorted([*self._shown[invariant], *shown], key=_order)
+        self._shown[invariant] = together[:SHOWN_ROWS]
+
+    def results(self) -> tuple[InvariantResult, ...]:
+        """One result for each invariant."""
+        return tuple(
+            InvariantResult(name, promise, self._counts[name], tuple(self._shown[name]))
+            for name, promise in PROMISES.items()
+        )
+
+
+def _order(violation: Violation) -> tuple[str, str]:
+    return violation.detail, violation.row_id

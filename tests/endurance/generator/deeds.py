@@ -15,10 +15,10 @@ from tests.endurance.generator.plan import Step
 from tests.endurance.generator.simulation import BEGIN_S, IO_ERROR, NO_SPACE, Life
 from tests.endurance.generator.world import TOPICS, Deed, World
 from tests.kit.fault_vocabulary import CLOCK_JUMPS_S, TABLES
-from txmq.admin.topics import Topics
-from txmq.lifecycle import ClaimKind
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.topics import Topics
 
 PAUSES_S = (1.0, 10.0, 20.0, 40.0, 700.0, 4_000.0, 90_000.0, 4 * 86_400.0)
 DELAYS_S = (5, 15, 60, 1_800)

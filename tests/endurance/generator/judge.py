@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 
 from tests.endurance.generator.ledger import Answer
 from tests.endurance.generator.world import BOOKINGS, READERS, TOPICS, World
-from txmq.admin.status import Admin
 from txmq.errors import TxmqError
 from txmq.message.names import SCHEDULE_TOPIC
+from txmq.ops.admin.status import Admin
 from txmq.verify import verify
 from txmq.verify.report import InvariantResult
 

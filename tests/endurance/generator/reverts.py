@@ -10,19 +10,19 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.endurance.generator.judge import Kind
-from txmq.admin.rebuild_groups import RebuiltGroups
 from txmq.consumer.batch import Batch, Send
 from txmq.consumer.rules import TopicQueue
-from txmq.fail_points import FailPoint, reached
+from txmq.ground.fail_points import FailPoint, reached
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.rebuild import RebuiltGroups
 from txmq.producer.ends import EndCommits
 from txmq.producer.keyed import KeyedHalves, KeyedTry
 from txmq.producer.transaction import Transaction
 from txmq.publish import delay
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import TopicWriter
-from txmq.store.forgotten import Forgotten
 from txmq.store.half import half_table
+from txmq.store.retained import Forgotten
 from txmq.store.store_clock import StoreClock
 from txmq.store.topic import TopicEnd
 

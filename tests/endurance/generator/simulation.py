@@ -21,11 +21,11 @@ from deltalake.exceptions import DeltaError
 
 from tests.endurance.generator.plan import Step, Strike
 from tests.kit.fault_vocabulary import Fault
-from txmq import random_names
-from txmq.delta import retries
-from txmq.fail_points import FailPoint, arm
-from txmq.handles import ThreadHandle
-from txmq.publish import rivals
+from txmq.delta import failures as retries
+from txmq.ground import random_names
+from txmq.ground.fail_points import FailPoint, arm
+from txmq.ground.handles import ThreadHandle
+from txmq.publish import round as rivals
 from txmq.testing.faults import _around_commits, _replaced
 
 # Sunday, 2020-03-01 06:00:00 UTC: before all real time, so that a file without a stamp is known.

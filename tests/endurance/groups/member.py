@@ -26,7 +26,7 @@ from tests.endurance.groups.world import (
     mark_of,
 )
 from txmq.consumer.pull import PullConsumer
-from txmq.handles import ThreadHandle
+from txmq.ground.handles import ThreadHandle
 from txmq.message.received import MESSAGE_COLUMNS, MessageRows, ReceivedMessage
 from txmq.store.store import Store
 
@@ -90,8 +90,8 @@ def pull_until(stopping: threading.Event, store: Store, handler: Handler, ids: A
 
 
 def spark_until(stopping: threading.Event, store: Store, handler: Handler, ids: Any) -> None:
-    from txmq.consumer.stream import Consumer
-    from txmq.local_spark.session import local_session
+    from txmq.spark.session import local_session
+    from txmq.spark.streams import Consumer
 
     folder, group, name = ids
     session = local_session(for_minutes=True, extra={"spark.ui.enabled": "false"})

@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from tests.endurance.mix.sender import GROUP, Listener
-from txmq.broker import Broker, BrokerHandle, run_until_signal
 from txmq.check.recheck import RecheckJob
-from txmq.handles import ServiceHandle, ThreadHandle
-from txmq.local_spark.session import local_session
+from txmq.ground.handles import ServiceHandle, ThreadHandle
 from txmq.maintenance.service import Maintenance
+from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.spark.session import local_session
 from txmq.store.store import Store
 
 TURN_S = 0.05

@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 from tests.kit import s3
 from tests.kit.spark_environment import forget_connect
 from txmq.listeners.delta import DeltaListener
-from txmq.local_spark.session import local_session
 from txmq.producer.transaction import Transaction
+from txmq.spark.session import local_session
 from txmq.user_data.s3_log_store import s3_log_store_jar
 
 if TYPE_CHECKING:

@@ -11,16 +11,16 @@ from tests.endurance.torture.ledger import GROUP, Ledger
 from tests.endurance.torture.orders import FORESEEN, TOPICS, Orders
 from tests.endurance.torture.place import Place
 from tests.endurance.torture.strikes import struck
-from txmq.admin.operator import Operator
-from txmq.broker import Broker, run_until_signal
 from txmq.check.recheck import RecheckJob
 from txmq.errors import CommitConflictError, StorageError, TransactionError
-from txmq.local_spark.session import local_session
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.admin.operator import Operator
+from txmq.ops.broker import Broker, run_until_signal
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.spark.session import local_session
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 

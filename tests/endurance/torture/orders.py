@@ -17,8 +17,8 @@ from txmq.errors import (
     TransactionNotFoundError,
     UnknownCommitError,
 )
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.message.ids import new_transaction_id
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction

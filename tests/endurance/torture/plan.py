@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 
 # Which process passes a point, and up to which time of passing it the kill may wait.
 POINTS: dict[str, dict[FailPoint, int]] = {

@@ -13,7 +13,7 @@ from tests.endurance.torture.actors import main
 from tests.endurance.torture.plan import POINTS, kills
 from tests.endurance.torture.strikes import Strike, notes
 from tests.kit.forked import Forked
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 
 STOP_WAIT_S = 600.0
 # Longer than all leases of the store under torture.

@@ -17,10 +17,10 @@ from tests.endurance.torture.place import Place
 from tests.endurance.torture.plan import SERVICES, Round, round_of
 from tests.endurance.torture.processes import POLL_S, Killed, Processes
 from tests.endurance.torture.strikes import ROLES, by_fault, notes, strikes_of
-from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.admin.operator import Operator
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

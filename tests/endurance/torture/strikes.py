@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from tests.endurance.torture.place import Place
 from tests.kit.fault_vocabulary import PASSED_BY, WRITTEN_BY, Fault
 from txmq.errors import ClosedError
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.store.store import Store
 from txmq.testing.faults import _around_commits
 

@@ -14,9 +14,9 @@ import numpy as np
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
-from txmq.broker import Broker
 from txmq.errors import TxmqError
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 
@@ -91,7 +91,7 @@ def _opened(path: str) -> DeltaTable:
 
 def by_spark(location: str, folder: Path, name: str) -> None:
     """Reads by Spark."""
-    from txmq.local_spark.session import local_session
+    from txmq.spark.session import local_session
 
     spark = local_session("readers", for_minutes=True)
 

@@ -15,9 +15,9 @@ from tests.kit.accidents import rebuild
 from tests.kit.forked import forked
 from tests.kit.planted import Vandal
 from tests.kit.reading import topic_rows, wait_until
-from txmq.admin.topics import Topics
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 from txmq.message.message import Message
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

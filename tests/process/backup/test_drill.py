@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kit.reading import are_gap_free, topic_rows
-from txmq.backup.backup import back_up
-from txmq.backup.copying import Progress
-from txmq.backup.restore import restore
-from txmq.broker import Broker
 from txmq.consumer.pull import PullConsumer
 from txmq.delta.log import log_files
 from txmq.message.message import Message
+from txmq.ops.backup.backup import Progress, back_up
+from txmq.ops.backup.restore import restore
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.store.config import Config
 from txmq.store.store import Store

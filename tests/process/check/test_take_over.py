@@ -13,8 +13,8 @@ from tests.kit.check_world import GROUP, UNKNOWN, CheckWorld, JournalListener, w
 from tests.kit.forked import forked
 from tests.process.check.check_process import main
 from txmq.check.recheck import RecheckJob
-from txmq.fail_points import FailPoint
-from txmq.lifecycle import ClaimKind
+from txmq.ground.fail_points import FailPoint
+from txmq.message.lifecycle import ClaimKind
 
 CHECK_MAX = 3
 ASKED_AND_NOT_WRITTEN = FailPoint.CHECKS_ANSWERED

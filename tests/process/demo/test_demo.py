@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from txmq.demo import run as demo
+from txmq.ops.demo import run as demo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +51,9 @@ HEED_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_ha
 @pytest.mark.timeout(300)
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     location = tmp_path / "demo"
-    program = f"{HEED_SIGINT}; import runpy; runpy.run_module('txmq.demo.run', run_name='__main__')"
+    program = (
+        f"{HEED_SIGINT}; import runpy; runpy.run_module('txmq.ops.demo.run', run_name='__main__')"
+    )
     arguments = [sys.executable, "-c", program, str(location)]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     deadline_s = time.monotonic() + 60

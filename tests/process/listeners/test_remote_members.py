@@ -14,8 +14,8 @@ from tests.kit.check_world import CheckWorld
 from tests.kit.members import members
 from tests.kit.reading import bodies, publish, wait_until
 from txmq.check.recheck import RecheckJob
-from txmq.lifecycle import ClaimKind
-from txmq.listeners.remote_requests import requests_in
+from txmq.listeners.remote import requests_in
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.verify import verify

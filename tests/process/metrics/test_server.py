@@ -15,14 +15,14 @@ import trustme
 
 from tests.kit.reading import wait_until
 from tests.kit.stores import fresh_store
-from txmq.broker import Broker
 from txmq.errors import EnvironmentProblemError
-from txmq.metrics import server as module
-from txmq.metrics.endpoint import MetricsEndpoint
-from txmq.metrics.figures import Latencies
-from txmq.metrics.service import MetricsHandle, MetricsService
+from txmq.ops.broker import Broker
+from txmq.ops.broker_log import BrokerCounts
+from txmq.ops.metrics import server as module
+from txmq.ops.metrics.figures import Latencies
+from txmq.ops.metrics.server import MetricsEndpoint
+from txmq.ops.metrics.service import MetricsHandle, MetricsService
 from txmq.store.store import Store
-from txmq.watch.counts import BrokerCounts
 
 HERE = "127.0.0.1:0"
 

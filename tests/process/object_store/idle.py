@@ -15,8 +15,8 @@ from pathlib import Path
 
 from bench.machine import machine_facts
 from tests.kit import s3
-from txmq.broker import Broker
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.backup_world import Life, check_restored
-from txmq.backup.backup import back_up
-from txmq.backup.place import Place
-from txmq.backup.restore import restore
 from txmq.errors import BackupError
+from txmq.ops.backup.backup import back_up
+from txmq.ops.backup.place import Place
+from txmq.ops.backup.restore import restore
 
 
 def test_a_store_goes_from_a_disk_to_buckets_and_back(lake: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.kit.grants import TOPIC as ANY_TOPIC
 from tests.process.docs import role_process
 from tests.process.docs.role_process import TOPIC
 from txmq import Broker, Message, PullConsumer, Store, TransactionProducer
-from txmq.catalogs.sql_views import SqlEngine, sql_views
+from txmq.spark.sql_views import SqlEngine, sql_views
 
 if os.environ.get("OBJECT_STORE", "s3") != "s3":
     pytest.skip("policies of S3", allow_module_level=True)

@@ -18,15 +18,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.kit import s3
 from tests.kit.check_world import wait_until, wall_ms
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
-from txmq.broker import Broker, BrokerHandle
 from txmq.consumer.pull import PullConsumer
 from txmq.errors import LocalTransactionFencedError, TxmqError
 from txmq.listeners.delta import DeltaListener
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.topics import Topics
+from txmq.ops.broker import Broker, BrokerHandle
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

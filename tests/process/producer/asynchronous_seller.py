@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from txmq.listeners.protocol import HalfMessage
-    from txmq.producer.results import SendResult
+    from txmq.producer.routing import SendResult
 
 PAID, TOLD = TOPICS
 SALES = 400

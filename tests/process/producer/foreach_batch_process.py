@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import txmq.testing  # noqa: F401 - arms the fail points
 from txmq.listeners.delta import DeltaListener
-from txmq.local_spark.session import local_session
-from txmq.producer.micro_batches import BatchTransactions
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.micro_batches import BatchTransactions
+from txmq.spark.session import local_session
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from tests.kit.reading import are_gap_free, log_rows, publish, rows_of, topic_ro
 from tests.kit.steps import REPOSITORY
 from tests.kit.truth import run_until_all_is_done
 from tests.process.producer.foreach_batch_process import GROUP, TOPIC
-from txmq.broker import Broker
 from txmq.check.recheck import RecheckJob
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 from txmq.listeners.delta import DeltaListener
+from txmq.ops.broker import Broker
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import FAIL_POINTS_VARIABLE

@@ -10,10 +10,10 @@ from tests.kit.check_world import COMMIT
 from tests.kit.forked import Forked
 from tests.kit.spans import Spans
 from tests.process.producer.traced_seller import PAID, main
-from txmq.broker import Broker
 from txmq.consumer.pull import PullConsumer
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState
+from txmq.ops.broker import Broker
 from txmq.store.config import Config
 from txmq.store.store import Store
 

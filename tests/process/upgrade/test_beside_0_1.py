@@ -13,8 +13,8 @@ import pytest
 
 from tests.kit.old_stores import unpacked
 from tests.kit.reading import log_rows, topic_rows
-from txmq.admin.upgrade import upgrade
-from txmq.broker import Broker
+from txmq.ops.admin.upgrade import upgrade
+from txmq.ops.broker import Broker
 from txmq.store.store import Store
 from txmq.verify import verify
 

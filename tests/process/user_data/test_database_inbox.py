@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from tests.kit import databases, handed_out
 from tests.kit.databases import Database
-from txmq.cli.app import app
 from txmq.errors import EnvironmentProblemError, InboxError, InvalidNameError
 from txmq.message.received import ReceivedMessage
+from txmq.ops.cli.app import app
 from txmq.user_data.database_inbox import DatabaseInbox, inbox_table_ddl
 
 GROUP = "billing"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.admin.dead_letter_notes import OffsetRanges
+from txmq.ops.admin.dead_letter_notes import OffsetRanges
 
 offsets = st.lists(st.integers(0, 30), max_size=20)
 several = st.lists(offsets, max_size=5)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txmq.backup.manifest import CopiedFile, CopiedTable, Manifest
 from txmq.errors import BackupError
+from txmq.ops.backup.manifest import CopiedFile, CopiedTable, Manifest
 
 NAMES = some.from_regex(r"[a-z]{1,9}(=[0-9-]{1,9})?(/[a-z0-9-]{1,9}\.parquet)?", fullmatch=True)
 FILES = some.dictionaries(

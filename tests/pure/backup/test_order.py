@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txmq.backup.order import (
+from txmq.ops.backup.order import (
     LogSight,
     OrderFault,
     PublisherSight,

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.catalogs.names import CatalogSchema, name_in_catalog, names_in_catalog
-from txmq.catalogs.views import view_statements
 from txmq.errors import ConfigError
+from txmq.spark.sql_views import CatalogSchema, name_in_catalog, names_in_catalog, view_statements
 
 TOPICS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,5}(\.[A-Za-z0-9][A-Za-z0-9_-]{0,3})?\Z")
 

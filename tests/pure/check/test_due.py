@@ -4,9 +4,8 @@ from collections import Counter
 
 import pyarrow as pa
 
-from txmq.check.due import DUE, due_row, due_table, milliseconds_of, rounds_of
-from txmq.check.rules import DueRow
-from txmq.columns import place_in_group
+from txmq.check.standing import DUE, DueRow, due_row, due_table, milliseconds_of, rounds_of
+from txmq.ground.columns import place_in_group
 
 
 def row(number: int, group: str = "orders", deadline_ms: int = 0) -> DueRow:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.check.rules import (
+from txmq.check.standing import (
     MAX_BACKOFF_S,
     Ask,
     CheckStanding,
@@ -16,7 +16,7 @@ from txmq.check.rules import (
     next_check_ms,
     next_try_ms,
 )
-from txmq.lifecycle import Standing, TransactionState
+from txmq.message.lifecycle import Standing, TransactionState
 from txmq.store.config import Config
 
 NOW_MS = 1_000_000

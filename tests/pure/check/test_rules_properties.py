@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.check.rules import (
+from txmq.check.standing import (
     Ask,
     CheckStanding,
     Discard,
@@ -19,9 +19,8 @@ from txmq.check.rules import (
     next_check_ms,
     next_try_ms,
 )
-from txmq.lifecycle import Standing, TransactionState
-from txmq.store.check_settings import CheckSettings
-from txmq.store.config import Config
+from txmq.message.lifecycle import Standing, TransactionState
+from txmq.store.config import CheckSettings, Config
 
 IMMUNITY_MS = 6_000
 SERVICES = 3

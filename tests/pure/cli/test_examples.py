@@ -12,8 +12,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.kit.pages import REPOSITORY, options_of
-from txmq.cli.app import app
-from txmq.cli.examples import EXAMPLES
+from txmq.ops.cli.app import app
+from txmq.ops.cli.examples import EXAMPLES
 
 PAGE = (REPOSITORY / "docs" / "commands.md").read_text("utf-8")
 

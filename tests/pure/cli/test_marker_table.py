@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 from typer.testing import CliRunner
 
-from txmq.cli.app import app
+from txmq.ops.cli.app import app
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from txmq.consumer.awaited_handler import AwaitedHandler, LoopEvent
-from txmq.consumer.handler import RunEndedError
+from txmq.consumer.awaitable import AwaitedHandler, LoopEvent
+from txmq.consumer.push import RunEndedError
 
 
 def test_call_that_was_given_up_does_not_hide_the_next_one_from_a_cancel() -> None:

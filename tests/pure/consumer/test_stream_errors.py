@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.consumer.stream import typed_stream_error
 from txmq.errors import CheckpointCorruptError, CheckpointMismatchError, ReaderOvertakenError
+from txmq.spark.streams import typed_stream_error
 
 LOST = "java.io.FileNotFoundException: File file:/lake/store/topics/order-paid/part-1.parquet"
 

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as ET
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from txmq.dashboard.charts import HEIGHT, WIDTH, Line, chart, nice_top, sparkline
-from txmq.dashboard.history import NAMED_MAX, SAMPLES_MAX, History, Sample, rates, topic_rate
+from txmq.ops.dashboard.rendering import HEIGHT, WIDTH, Line, chart, nice_top, sparkline
+from txmq.ops.dashboard.snapshot import NAMED_MAX, SAMPLES_MAX, History, Sample, rates, topic_rate
 
 POINTS = st.lists(
     st.tuples(st.floats(0, 1e9), st.none() | st.floats(0, 1e12)), max_size=30

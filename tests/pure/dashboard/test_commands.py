@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.dashboard import commands
-from txmq.lifecycle import TransactionState
+from txmq.message.lifecycle import TransactionState
+from txmq.ops.dashboard import rendering as commands
 
 HOSTILE = [
     "plain", "with space", "$(rm -rf /)", "`id`", "a;b", "it's", "'", '"', "a\nb", "--apply", "",

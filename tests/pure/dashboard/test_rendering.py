@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.kit.wsgi import asked
-from txmq.dashboard import rendering
-from txmq.dashboard.lookups import BODY_SHOWN_BYTES, shown_body
-from txmq.dashboard.rendering import Pages
-from txmq.dashboard.service import DashboardEndpoint
 from txmq.errors import ConfigError
+from txmq.ops.dashboard import rendering
+from txmq.ops.dashboard.app import DashboardEndpoint
+from txmq.ops.dashboard.lookups import BODY_SHOWN_BYTES, shown_body
+from txmq.ops.dashboard.rendering import Pages
 
 ROOM = Path(rendering.__file__).parent
 EVIL = "\"><script>alert('1')</script><b onclick=x>\u202e\x1b[2J\u2066"

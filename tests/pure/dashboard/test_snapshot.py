@@ -6,7 +6,7 @@ import tracemalloc
 
 import pyarrow as pa
 
-from txmq.dashboard.snapshot import counts_of
+from txmq.ops.dashboard.snapshot import counts_of
 
 ROWS, KEPT_BYTES = 200_000, 100_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from txmq.consumer.lag import QueueLag
-from txmq.dashboard.still import QueueKey, StillQueues
+from txmq.ops.dashboard.snapshot import QueueKey, StillQueues
 
 QUEUE = QueueLag("billing", "orders", 0, "", owner="one", next_offset=3, end_offset=9)
 KEY = QueueKey("billing", "orders", 0, "")

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from txmq.dashboard import words
-from txmq.histogram import BOUNDS_S, NO_DURATIONS, Histogram
+from txmq.ground.histogram import BOUNDS_S, NO_DURATIONS, Histogram
+from txmq.ops.dashboard import rendering as words
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from txmq.delta.actions import (
     AddedFile,
     CommitActions,
+    Conflict,
     NewCommit,
     RemovedFile,
+    clash,
     commit_actions,
 )
-from txmq.delta.conflicts import Conflict, clash
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 MARKS = st.dictionaries(NAMES, st.integers(0, 9), max_size=3)

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txmq.delta.batches import TABLES_HELD, in_row_groups
+from txmq.delta.file_rows import TABLES_HELD, in_row_groups
 
 Part = Sequence[int]
 PARTS = some.lists(some.lists(some.integers(0, 9), max_size=5), max_size=600)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.delta.parquet import described, small_file
-from txmq.delta.row_statistics import FEW_ROWS, LONGEST_BOUND_BYTES, stats_of_rows
+from txmq.delta.parquet import FEW_ROWS, LONGEST_BOUND_BYTES, described, small_file, stats_of_rows
 
 TEXTS = st.none() | st.text(max_size=4) | st.just("é") | st.just("\U0001f600")
 NUMBERS = st.none() | st.integers(-(2**63), 2**63 - 1)

@@ -18,7 +18,7 @@ import yaml
 import txmq
 from tests.kit import bundle
 from txmq import job as job_module
-from txmq.store.location import plain_location
+from txmq.store.tables import plain_location
 
 SCHEMA = yaml.safe_load(Path(__file__).with_name("bundle_schema.yaml").read_text("utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from tests.kit.pages import REPOSITORY, Block, block, blocks, options_of, pages
-from txmq.cli.app import app
+from txmq.ops.cli.app import app
 
 LIST = REPOSITORY / "tests" / "pure" / "docs" / "blocks.txt"
 ROWS = [

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import txmq
 from tests.kit.pages import REPOSITORY
-from txmq.cli.app import app
+from txmq.ops.cli.app import app
 
 PAGE = (REPOSITORY / "docs" / "from_rocketmq.md").read_text("utf-8")
 CALL = re.compile(r"`([A-Z]\w+(?:\.\w+)?)[`(]")

@@ -7,7 +7,7 @@ import re
 from configparser import ConfigParser
 
 from tests.kit.pages import REPOSITORY
-from txmq.local_spark.releases import RELEASES
+from txmq.spark.jars import RELEASES
 
 README = (REPOSITORY / "README.md").read_text("utf-8")
 INSTALL = (REPOSITORY / "docs" / "install.md").read_text("utf-8")

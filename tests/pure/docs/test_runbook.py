@@ -8,7 +8,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from tests.kit.pages import options_of
-from txmq.cli.app import app
+from txmq.ops.cli.app import app
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "runbook.md").read_text("utf-8")

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pytest
 
 from txmq.errors import ListenerError
+from txmq.listeners.answering import RowAsker, SetAsker, call_of
 from txmq.listeners.askers import Asker
 from txmq.listeners.protocol import HalfMessage
-from txmq.listeners.rows import RowAsker
-from txmq.listeners.sets import SetAsker, call_of
 from txmq.listeners.threads import HUNG_PER_THREAD
 from txmq.message.message import LocalTransactionState
 from txmq.store.config import Config

@@ -18,7 +18,7 @@ from tests.kit.asked import answers, asked_about
 from txmq.errors import ListenerError
 from txmq.listeners import http as http_listener
 from txmq.listeners.http import HttpListener
-from txmq.listeners.outcomes import raised
+from txmq.listeners.protocol import raised
 
 Reply = Callable[[dict[str, Any]], tuple[int, bytes]]
 SECRET = "Bearer of a secret"  # noqa: S105 - of a server that lives as long as a test

@@ -6,8 +6,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from txmq.listeners.outcomes import MAX_REASON_CHARACTERS
-from txmq.listeners.sets import SetAnswers, set_answers
+from txmq.listeners.answering import SetAnswers, set_answers
+from txmq.listeners.protocol import MAX_REASON_CHARACTERS
 from txmq.message.message import LocalTransactionState
 
 ASKED = pa.array(["a", "b", "c"])

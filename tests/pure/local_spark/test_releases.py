@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import EnvironmentProblemError
-from txmq.local_spark.releases import (
-    RELEASES,
-    checkpoint_files_class,
-    installed_release,
-    release_of,
-)
+from txmq.spark.jars import RELEASES, checkpoint_files_class, installed_release, release_of
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from txmq.errors import BodyCodecError, ConfigError
-from txmq.message.body_codec import (
+from txmq.message.codec import (
     BODY_KEY_ID,
     BODY_MESSAGE_ID,
     BODY_TOPIC,
+    ERASED,
+    AesGcmCodec,
     BodyContext,
     checked_codec,
     decoded,
     encoded,
     reading_codec,
 )
-from txmq.message.encryption import AesGcmCodec
-from txmq.message.erased import ERASED
 from txmq.message.message import Message
 from txmq.message.names import ORIGIN_MESSAGE_ID, ORIGIN_TOPIC
 

@@ -24,8 +24,13 @@ from tests.kit.bodies import (
 )
 from txmq.delta.schemas import TOPIC
 from txmq.errors import BodySchemaError, EnvironmentProblemError, InvalidBodyError
-from txmq.message.body_parsing import MAX_DEPTH, MAX_FIELDS
-from txmq.message.body_schema import MAX_SCHEMA_BYTES, BodyEncoding, BodySchema
+from txmq.message.body_schema import (
+    MAX_DEPTH,
+    MAX_FIELDS,
+    MAX_SCHEMA_BYTES,
+    BodyEncoding,
+    BodySchema,
+)
 
 DECIMAL = logical("bytes", "decimal", precision=5, scale=2)
 FIXED = {"type": "fixed", "name": "Two", "size": 2}

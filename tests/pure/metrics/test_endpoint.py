@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.metrics.endpoint import MetricsEndpoint
-from txmq.metrics.server import is_local_host
+from txmq.ops.metrics.server import MetricsEndpoint, is_local_host
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9464", "[::1]:9464", "localhost:0"])

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.admin.counting import AGE_BOUNDS_S, Lag, TableSize
-from txmq.admin.status import ParkedTopicStatus, Status
 from txmq.consumer.lag import QueueLag
-from txmq.metrics import figures as module
-from txmq.metrics.figures import (
+from txmq.ops.admin.status import AGE_BOUNDS_S, Lag, ParkedTopicStatus, Status, TableSize
+from txmq.ops.broker_log import BrokerCounts
+from txmq.ops.metrics import figures as module
+from txmq.ops.metrics.figures import (
     OTHERS,
     Figure,
     FigureKind,
@@ -20,8 +20,7 @@ from txmq.metrics.figures import (
     capped,
     store_figures,
 )
-from txmq.metrics.prometheus import exposition
-from txmq.watch.counts import BrokerCounts
+from txmq.ops.metrics.formats import exposition
 
 if TYPE_CHECKING:
     import pytest

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from txmq.metrics.endpoint import MetricsEndpoint
-from txmq.metrics.server import REQUESTS_MAX, TimedReader, _Server
+from txmq.ops.metrics.server import REQUESTS_MAX, MetricsEndpoint, TimedReader, _Server
 
 LIMIT_S = 10.0
 
@@ -51,7 +50,7 @@ def test_request_that_comes_drop_by_drop_ends(drip: Drip) -> None:
 
 def test_server_reads_the_head_by_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even what is there already is not read once the time is over."""
-    monkeypatch.setattr("txmq.metrics.server.REQUEST_S", 0.0)
+    monkeypatch.setattr("txmq.ops.metrics.server.REQUEST_S", 0.0)
     ours, theirs = socket.socketpair()
     server = _Server(MetricsEndpoint("127.0.0.1:0"))
     asked: list[object] = []

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from txmq.producer import group_commit
-from txmq.producer.answers import Awaited, Woken
-from txmq.producer.group_commit import GroupCommitter, Size
+from txmq.producer.group_commit import Awaited, GroupCommitter, Size, Woken
 
 TIMEOUT_S = 30
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from txmq.lifecycle import TransactionState as State
-from txmq.producer.attempts import Attempt, attempts_that_count
+from txmq.message.lifecycle import TransactionState as State
+from txmq.producer.once import Attempt, attempts_that_count
 from txmq.store.resolution import Resolution
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from txmq.errors import ClosedError
-from txmq.producer.answers import Awaited, Woken
-from txmq.producer.group_commit import GroupCommitter, Size
+from txmq.producer.group_commit import Awaited, GroupCommitter, Size, Woken
 
 THREADS = 8
 

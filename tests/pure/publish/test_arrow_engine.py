@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.reading import wait_until
-from txmq.publish.arrow_engine import READ_AHEAD_BATCHES, _read_ahead
+from txmq.publish.engines import READ_AHEAD_BATCHES, _read_ahead
 
 
 def tables(count: int, error: type[BaseException] | None = None) -> Iterator[pa.Table]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from txmq.errors import StoreFullError
-from txmq.publish.culprits import culprits
+from txmq.publish.topic_writer import culprits
 
 NAMES = [f"t{number}" for number in range(100)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txmq.publish.pauses import RetryPauses
+from txmq.publish.progress import RetryPauses
 
 
 def test_what_was_never_tried_is_due_at_once() -> None:

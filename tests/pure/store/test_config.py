@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import ConfigError
-from txmq.store.check_settings import GROUP_KEYS
-from txmq.store.config import FIXED_KEYS, Config
+from txmq.store.config import FIXED_KEYS, GROUP_KEYS, Config
 
 CONF = Path(__file__).parents[3] / "conf"
 KEYS = [spec.name for spec in fields(Config)]

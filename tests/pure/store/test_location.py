@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.store.location import plain_location
+from txmq.store.tables import plain_location
 
 
 @pytest.mark.parametrize(

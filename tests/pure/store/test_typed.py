@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from tests.kit.bodies import field, json_body, json_schema
 from txmq.delta.schemas import TOPIC
-from txmq.message.erased import ERASED
-from txmq.store.typed import LOGGED_PROBLEMS, with_body_columns
+from txmq.message.codec import ERASED
+from txmq.store.topic import LOGGED_PROBLEMS, with_body_columns
 
 if TYPE_CHECKING:
     import pytest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from txmq.user_data.effect_names import Place, names, names_of
+from txmq.user_data.delta_inbox import Place, names, names_of
 
 PLACES = some.builds(Place, some.sampled_from("ab"), some.integers(0, 12))
 

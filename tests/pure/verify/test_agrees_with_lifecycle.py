@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Halves, fold
-from txmq.verify.plain.fold import KINDS, SeenClaim, SeenFact, facts_of
+from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource, Halves, fold
+from txmq.verify.fold import KINDS, SeenClaim, SeenFact, facts_of
 
 LIVES = st.none() | st.integers(0, 3)
 

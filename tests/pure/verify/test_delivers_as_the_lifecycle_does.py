@@ -9,13 +9,13 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Halves, TransactionState, fold
-from txmq.lifecycle import fold_deliveries as expected_deliveries
-from txmq.verify.plain.deliveries import deliveries_of
-from txmq.verify.plain.digests import DIGEST
-from txmq.verify.plain.fates import SETTLED_STATES, fates_of
-from txmq.verify.plain.halves import halves_of
-from txmq.verify.plain.tables import CLAIM_COLUMNS, FACT_COLUMNS, HALF_COLUMNS
+from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource, Halves, TransactionState, fold
+from txmq.message.lifecycle import fold_deliveries as expected_deliveries
+from txmq.verify.deliveries import deliveries_of
+from txmq.verify.digests import DIGEST
+from txmq.verify.fates import SETTLED_STATES, fates_of
+from txmq.verify.halves import halves_of
+from txmq.verify.tables import CLAIM_COLUMNS, FACT_COLUMNS, HALF_COLUMNS
 
 DELAYED = {0, 2}
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.verify.plain import id_ranges
-from txmq.verify.plain.id_ranges import IdRange, id_extents
+from txmq.verify import tables as id_ranges
+from txmq.verify.tables import IdRange, id_extents
 
 IDS = st.lists(st.none() | st.text("0123456789abcdef-é", max_size=3), min_size=1, max_size=30)
 

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.watch.counts import BrokerCounts
-from txmq.watch.logs import JsonFormatter, LogLevel
-from txmq.watch.report import ReportHandle
+from txmq.ops.broker_log import BrokerCounts, JsonFormatter, LogLevel, ReportHandle
 
 if TYPE_CHECKING:
     import pytest

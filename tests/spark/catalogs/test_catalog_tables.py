@@ -13,14 +13,14 @@ import pytest
 
 from tests.kit.stores import HandMadeStore
 from txmq import Broker, CatalogTables, Store
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
-from txmq.catalogs.sql_views import SqlEngine, sql_views
 from txmq.errors import CatalogError, ConfigError
 from txmq.job import run_catalog_job
 from txmq.message.message import Message
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.spark.sql_views import SqlEngine, sql_views
 
 GROUP = "orders"
 

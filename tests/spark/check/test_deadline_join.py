@@ -11,10 +11,9 @@ import pytest
 
 from tests.kit.check_world import CheckWorld, wait_until
 from tests.kit.reading import delta_rs
-from txmq.check.deadline_join import join_session
-from txmq.check.stream import due_transactions, horizon_s, versions_now
-from txmq.clock import AffineClock, milliseconds, timestamp
-from txmq.lifecycle import ClaimKind
+from txmq.ground.clock import AffineClock, milliseconds, timestamp
+from txmq.message.lifecycle import ClaimKind
+from txmq.spark.deadline_join import due_transactions, horizon_s, join_session, versions_now
 from txmq.store.config import Config
 
 if TYPE_CHECKING:

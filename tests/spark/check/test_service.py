@@ -9,9 +9,9 @@ import pytest
 from tests.kit.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, wait_until
 from txmq.check.recheck import RecheckJob
 from txmq.check.service import CheckHandle, CheckService
-from txmq.clock import AffineClock, SystemClock
 from txmq.errors import ListenerError
-from txmq.lifecycle import ClaimKind
+from txmq.ground.clock import AffineClock, SystemClock
+from txmq.message.lifecycle import ClaimKind
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from txmq.clock import Clock
+    from txmq.ground.clock import Clock
 
 PATIENCE_S = 240.0
 # The recheck would find everything by itself; here the join shall.
@@ -355,7 +355,7 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
 def test_while_the_join_cannot_run_the_recheck_asks_every_interval(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import txmq.check.triggers as module
+    import txmq.check.service as module
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no query")
@@ -375,7 +375,7 @@ def test_while_the_join_cannot_run_the_recheck_asks_every_interval(
 def test_service_gives_up_after_many_failures_and_says_why(
     spark: SparkSession, world: CheckWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import txmq.check.triggers as module
+    import txmq.check.service as module
 
     tries = []
 

@@ -16,7 +16,7 @@ from txmq.check.open_transactions import OpenTransactions, dues_of
 from txmq.check.recheck import RecheckJob, RecheckResult
 from txmq.check.round import CheckRound
 from txmq.errors import ListenerError
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,18 +10,16 @@ import pytest
 
 from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import publish, wait_until
-from txmq.admin.consumer_groups import ConsumerGroups
-from txmq.admin.erasure import Erasure
 from txmq.consumer.batch import ConsumeResult
-from txmq.consumer.frames import TopicFrames
-from txmq.consumer.handler import ConsumeStatus
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.ranges import RangeReader
-from txmq.consumer.spark_batches import SparkBatches
-from txmq.consumer.stream import ConsumeFromWhere, Consumer
+from txmq.consumer.push import ConsumeStatus
 from txmq.errors import MessagesExpiredError
 from txmq.message.message import Message
+from txmq.ops.admin.erasure import Erasure
+from txmq.ops.admin.groups import ConsumerGroups
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.members import RangeReader, SparkBatches, TopicFrames
+from txmq.spark.streams import ConsumeFromWhere, Consumer
 from txmq.store.store import Store
 
 TOPIC, GROUP = "order-paid", "billing"
@@ -234,7 +232,7 @@ def test_reconsume_later_is_a_failure_too(store: Store, subscribe: Subscribe) ->
 def test_handler_that_always_fails_ends_the_run_and_its_messages_come_again(
     store: Store, subscribe: Subscribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.consumer.spark_batches.FAILURES_MAX", 3)
+    monkeypatch.setattr("txmq.spark.members.FAILURES_MAX", 3)
     send(store, *numbered(64))
     seen = Seen(*numbered(64))
     batches = subscribe(seen)

@@ -10,11 +10,11 @@ from tests.kit.delayed import send_all_kinds
 from tests.kit.handed_out import received
 from tests.kit.planted import clean_log_at
 from tests.oracle.agreement import both_reports, differences
-from txmq.admin.chosen_letters import Chosen
-from txmq.admin.replay import ReplayTarget
-from txmq.admin.topics import Topics
 from txmq.consumer.send_back import SendBack
 from txmq.maintenance.service import Maintenance
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.dead_letters import ReplayTarget
+from txmq.ops.admin.topics import Topics
 from txmq.verify import verify
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.kit.reading import publish
-from txmq.consumer.stream import ConsumeFromWhere, Consumer
 from txmq.errors import (
     CheckpointCorruptError,
     CheckpointMismatchError,
@@ -20,6 +19,7 @@ from txmq.errors import (
 )
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.streams import ConsumeFromWhere, Consumer
 from txmq.store.store import Store
 
 TOPIC = "order-paid"

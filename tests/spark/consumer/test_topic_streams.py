@@ -12,13 +12,13 @@ import pytest
 from tests.kit.planted import Vandal
 from tests.kit.reading import bodies, topic_rows, wait_until
 from tests.oracle.agreement import both_reports, differences
-from txmq.admin.topics import Topics
-from txmq.consumer.stream import Consumer
 from txmq.errors import TopicKindError
-from txmq.maintenance.topic_retention import TopicRetention
+from txmq.maintenance.retention import TopicRetention
 from txmq.message.message import Message
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.store.topic_settings import TopicKind

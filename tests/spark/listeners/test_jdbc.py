@@ -12,8 +12,8 @@ from tests.kit import databases
 from tests.kit.asked import asked_about
 from txmq.errors import EnvironmentProblemError, ListenerError
 from txmq.listeners.database import DatabaseListener
-from txmq.listeners.jdbc import JdbcListener
 from txmq.message.ids import new_transaction_id
+from txmq.spark.listeners import JdbcListener
 from txmq.user_data.database_marker import MarkerTable
 
 if TYPE_CHECKING:

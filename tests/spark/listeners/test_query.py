@@ -12,7 +12,7 @@ from tests.kit.asked import asked_about
 from tests.kit.check_world import CheckWorld
 from txmq.check.recheck import RecheckJob
 from txmq.errors import ListenerError
-from txmq.listeners.query import QueryListener
+from txmq.spark.listeners import QueryListener
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.kit.reading import topic_rows, wait_until
-from txmq.broker import Broker
-from txmq.consumer.stream import Consumer
 from txmq.delta.log import log_files
 from txmq.listeners.protocol import HalfMessage
 from txmq.maintenance import service
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store
 

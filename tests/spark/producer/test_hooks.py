@@ -8,10 +8,10 @@ import pytest
 
 from tests.kit.check_world import COMMIT, CheckWorld
 from tests.tables.producer.test_hooks import Recorder
-from txmq.broker import Broker
 from txmq.errors import InvalidMessageError
-from txmq.lifecycle import TransactionState
+from txmq.message.lifecycle import TransactionState
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 
 if TYPE_CHECKING:

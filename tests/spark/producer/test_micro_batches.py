@@ -15,8 +15,8 @@ from deltalake import write_deltalake
 from tests.kit.builders import table_versions
 from tests.kit.reading import publish, rows_of, topic_rows
 from txmq.listeners.delta import DeltaListener
-from txmq.producer.micro_batches import BatchTransactions
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.micro_batches import BatchTransactions
 from txmq.verify import verify
 
 if TYPE_CHECKING:

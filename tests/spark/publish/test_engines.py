@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 from tests.kit.builders import GROUP, halves, messages, op_row, transaction_id
 from tests.kit.reading import are_gap_free, offsets, topic_rows
 from txmq.errors import EnvironmentProblemError, PayloadMissingError
-from txmq.lifecycle import ClaimKind
 from txmq.message.ids import message_id
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer

@@ -25,8 +25,8 @@ from tests.kit.reading import (
 from txmq.delta.schemas import OP
 from txmq.delta.storage import Table
 from txmq.errors import CommitConflictError, SourceRestoredError
-from txmq.handles import Restarting
-from txmq.lifecycle import ClaimKind
+from txmq.ground.handles import Restarting
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher

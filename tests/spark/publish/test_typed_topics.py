@@ -19,23 +19,23 @@ from tests.kit.bodies import ORDER, avro_body, field, json_body, record
 from tests.kit.builders import GROUP, halves, op_row, table_versions, transaction_id
 from tests.kit.reading import are_gap_free, publish, rows_of, topic_rows
 from tests.oracle.checker import verify_by_spark
-from txmq.admin.topics import Topics
 from txmq.delta.schemas import SCHEDULE, TOPIC
 from txmq.errors import BodySchemaConflictError, BodySchemaError, InvalidBodyError, StorageError
-from txmq.lifecycle import ClaimKind
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.retention import Retention
 from txmq.message.body_schema import BodySchema
 from txmq.message.cloud_events import attributes_of, cloud_event
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.message.trace_context import with_trace_context
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
+from txmq.store.topic import BODY_SCHEMA_PROPERTY, body_schema_in
 from txmq.store.topic_settings import TopicKind, TopicSettings
-from txmq.store.typed import BODY_SCHEMA_PROPERTY, body_schema_in
 from txmq.testing import ManualClock
 from txmq.verify import verify
 

@@ -10,8 +10,8 @@ from pyspark.errors import StreamingQueryException
 
 from tests.kit.delay_world import TOPIC, DelayWorld
 from tests.kit.reading import rows_of
-from txmq.consumer.stream import Consumer
 from txmq.errors import InboxError
+from txmq.spark.streams import Consumer
 from txmq.user_data.delta_inbox import DeltaInbox
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from typer.testing import CliRunner, Result
 from tests.kit import databases
 from tests.kit.asked import prepared, states
 from tests.kit.reading import bodies, publish
-from txmq.admin.operator import Operator
 from txmq.check.recheck import RecheckJob
 from txmq.check.service import CheckService
-from txmq.cli.app import app
 from txmq.errors import ConfigError, StorageError
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
 from txmq.message.ids import new_transaction_id
 from txmq.message.message import LocalTransactionState
+from txmq.ops.admin.operator import Operator
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.store.store import Store
@@ -45,7 +45,7 @@ from txmq.verify import (
     VerifyReport,
     verify,
 )
-from txmq.verify.plain import database
+from txmq.verify import markers as database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

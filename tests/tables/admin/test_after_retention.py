@@ -8,11 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
-from txmq.admin.life import LifeStage
-from txmq.admin.messages import MessageQuery
-from txmq.admin.operator import Operator
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
 from txmq.delta.log import clean_log
 from txmq.errors import (
     AlreadyResolvedError,
@@ -20,10 +15,14 @@ from txmq.errors import (
     NotRecalledError,
     TransactionNotFoundError,
 )
-from txmq.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
-from txmq.maintenance.retention import Retention
-from txmq.maintenance.topic_retention import TopicRetention
+from txmq.maintenance.retention import Retention, TopicRetention
+from txmq.message.lifecycle import ClaimKind, ClaimSource, DeliveryState, TransactionState
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.admin.life import LifeStage
+from txmq.ops.admin.messages import MessageQuery
+from txmq.ops.admin.operator import Operator
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.topics import Topics
 from txmq.store.op import OpRow
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK

@@ -12,9 +12,8 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, QUEUES, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
-from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.consumer.lag import ConsumerLag, lag_of_group
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.rules import TopicQueue
 from txmq.errors import (
     ConfigError,
@@ -25,6 +24,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.maintenance.service import Maintenance
+from txmq.ops.admin.groups import ConsumerGroups
 
 FIRST, LAST = ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.LAST_OFFSET
 

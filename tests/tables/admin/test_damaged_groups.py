@@ -12,10 +12,9 @@ from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, wake
 from tests.kit.group_world import consumer, fail
 from txmq import ConsumerGroups
-from txmq.backup.sight import sight_of
 from txmq.consumer.group import group_in
 from txmq.consumer.rules import EVERY_QUEUE
-from txmq.delta import new_beginning
+from txmq.delta import log as new_beginning
 from txmq.errors import (
     CommitConflictError,
     ConsumerGroupInUseError,
@@ -23,6 +22,7 @@ from txmq.errors import (
     StorageUnavailableError,
     TxmqError,
 )
+from txmq.ops.backup.positions import sight_of
 from txmq.store.register import Register
 from txmq.store.store import Store
 from txmq.verify import verify

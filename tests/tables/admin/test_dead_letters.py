@@ -19,11 +19,6 @@ from tests.kit.dead_world import CONSUMERS, DEAD, RETRY, DeadWorld
 from tests.kit.delay_world import TOPIC
 from tests.kit.handed_out import received
 from tests.kit.reading import log_rows
-from txmq.admin.chosen_letters import Chosen
-from txmq.admin.dead_letters import DeadLetters, groups_with_dead_letters
-from txmq.admin.replay import ReplayTarget
-from txmq.admin.topics import Topics
-from txmq.cli.app import app
 from txmq.consumer.send_back import FIRST_DELAY_LEVEL
 from txmq.errors import (
     CommitConflictError,
@@ -37,6 +32,10 @@ from txmq.errors import (
 from txmq.maintenance.service import Maintenance
 from txmq.message import reasons
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.dead_letters import DeadLetters, ReplayTarget, groups_with_dead_letters
+from txmq.ops.admin.topics import Topics
+from txmq.ops.cli.app import app
 from txmq.testing import failing_commits
 from txmq.user_data.delta_inbox import DeltaInbox
 from txmq.verify import verify
@@ -233,7 +232,7 @@ def test_replay_that_died_before_it_was_noted_is_not_sent_twice(world: DeadWorld
 
 
 def test_large_replay_is_a_few_commits(world: DeadWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.admin.replay.MESSAGES_A_COMMIT", 2)
+    monkeypatch.setattr("txmq.ops.admin.dead_letters.MESSAGES_A_COMMIT", 2)
     world.bury(*"abcde")
     Maintenance(world.store, clock=world.clock).run_once()
 

@@ -12,23 +12,22 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from txmq.admin import machine_findings, table_findings
-from txmq.admin.doctor import Doctor
-from txmq.admin.findings import Finding
-from txmq.cli.app import app
-from txmq.clock import SystemClock
 from txmq.consumer.pull import PullConsumer
-from txmq.delta.objects import Objects
+from txmq.delta.folder import Objects
 from txmq.errors import IncompatibleVersionError
+from txmq.ground.clock import SystemClock
 from txmq.message.message import Message
+from txmq.ops import brokers as heartbeat
+from txmq.ops.admin import doctor as machine_findings
+from txmq.ops.admin import doctor as table_findings
+from txmq.ops.admin.doctor import Doctor, Finding
+from txmq.ops.brokers import GONE_MS, Heartbeat
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock, WrongClock
-from txmq.watch import heartbeat
-from txmq.watch.brokers import GONE_MS
-from txmq.watch.heartbeat import Heartbeat
 
 TOPIC = "orders"
 Monkey = pytest.MonkeyPatch

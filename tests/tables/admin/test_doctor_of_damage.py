@@ -10,18 +10,8 @@ import pyarrow as pa
 import pytest
 from obstore.exceptions import GenericError
 
-from txmq.admin import store_findings
-from txmq.admin.consumer_groups import ConsumerGroups
-from txmq.admin.doctor import Doctor
-from txmq.admin.findings import GRANT, Finding
-from txmq.admin.machine_findings import StorageProbe
-from txmq.admin.status import Admin
-from txmq.broker import Broker
-from txmq.catalogs.sql_views import SqlEngine, sql_views
-from txmq.clock import timestamp
 from txmq.consumer.pull import PullConsumer
-from txmq.dashboard.snapshot import Counting
-from txmq.delta.objects import Objects
+from txmq.delta.folder import Objects
 from txmq.delta.schemas import REGISTER
 from txmq.errors import (
     AccessDeniedError,
@@ -29,10 +19,18 @@ from txmq.errors import (
     StorageUnavailableError,
     TxmqError,
 )
+from txmq.ground.clock import timestamp
 from txmq.message.message import Message
-from txmq.metrics.meter import Meter
+from txmq.ops.admin import doctor as store_findings
+from txmq.ops.admin.doctor import GRANT, Doctor, Finding, StorageProbe
+from txmq.ops.admin.groups import ConsumerGroups
+from txmq.ops.admin.status import Admin
+from txmq.ops.broker import Broker
+from txmq.ops.dashboard.snapshot import Counting
+from txmq.ops.metrics.meter import Meter
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.spark.sql_views import SqlEngine, sql_views
 from txmq.store.register import REVISION_MARK, Register
 from txmq.store.store import Store
 

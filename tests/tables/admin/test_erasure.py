@@ -16,13 +16,8 @@ from tests.kit.builders import halves, table_versions
 from tests.kit.dead_world import DEAD, DeadWorld
 from tests.kit.delay_world import TOPIC
 from tests.kit.kills import killed_at
-from txmq.admin.chosen_letters import Chosen
-from txmq.admin.erasure import Erasure
-from txmq.admin.rebuild_write import rebuild_topic
-from txmq.admin.topics import Topics
-from txmq.cli.app import app
 from txmq.consumer.pull import PullConsumer
-from txmq.delta.objects import UNFINISHED
+from txmq.delta.folder import UNFINISHED
 from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
@@ -32,13 +27,18 @@ from txmq.errors import (
     InvalidReasonError,
     StorageError,
 )
-from txmq.fail_points import FailPoint, arm
-from txmq.hooks import SendContext
+from txmq.ground.fail_points import FailPoint, arm
+from txmq.listeners.hooks import SendContext
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.service import Maintenance
-from txmq.message.erased import ERASED
+from txmq.message.codec import ERASED
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC, TRACE_TOPIC
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.erasure import Erasure
+from txmq.ops.admin.rebuild import rebuild_topic
+from txmq.ops.admin.topics import Topics
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.trace import TraceHook
 from txmq.verify import verify

@@ -9,17 +9,17 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, of
 from tests.kit.delay_world import TOPIC
 from tests.kit.group_world import consumer, fail
 from txmq import ConsumerGroups
-from txmq.admin.dead_letters import DeadLetters
 from txmq.consumer.group import group_in
 from txmq.consumer.lag import ConsumerLag, readable_groups
-from txmq.consumer.modes import ConsumeFromWhere
+from txmq.consumer.leases import ConsumeFromWhere
 from txmq.errors import (
     ConsumerGroupInUseError,
     ConsumerGroupNotFoundError,
     InvalidNameError,
     TopicInUseError,
 )
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
+from txmq.ops.admin.dead_letters import DeadLetters
 from txmq.verify import verify
 
 
@@ -76,7 +76,7 @@ def test_member_that_joins_while_the_group_is_deleted_stays(
 ) -> None:
     world.send_to(0, "a")
     consumer(world).close()
-    module = "txmq.admin.group_deletion"
+    module = "txmq.ops.admin.groups"
     planned = __import__(module, fromlist=["delete_topic"]).delete_topic
 
     def joined(*arguments: object, **options: object) -> object:

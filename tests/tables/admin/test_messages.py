@@ -11,8 +11,6 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.reading import publish
 from tests.kit.stores import START, HandMadeStore, Op, Settled, halves, transaction_id
-from txmq.admin.messages import MessageQuery
-from txmq.clock import timestamp
 from txmq.delta import storage
 from txmq.errors import (
     InvalidNameError,
@@ -20,12 +18,13 @@ from txmq.errors import (
     TopicNotFoundError,
     TransactionNotFoundError,
 )
-from txmq.lifecycle import DeliveryState, TransactionState
+from txmq.ground.clock import timestamp
+from txmq.message.lifecycle import DeliveryState, TransactionState
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.admin.messages import MessageQuery
 from txmq.producer.producer import TransactionProducer
-from txmq.producer.trace import TraceHook
-from txmq.producer.trace_records import TraceType
+from txmq.producer.trace import TraceHook, TraceType
 from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock
 

@@ -20,8 +20,8 @@ from txmq import (
     TransactionProducer,
     TxmqError,
 )
-from txmq.admin.messages import MessageQuery
 from txmq.errors import ConfigError
+from txmq.ops.admin.messages import MessageQuery
 from txmq.verify import verify
 
 LONE = "\ud800"

@@ -13,8 +13,6 @@ import pytest
 from tests.kit.builders import GROUP, halves, messages, op_row, table_versions, transaction_id
 from tests.kit.commits import after_commit
 from tests.kit.reading import log_rows, publish, topic_rows
-from txmq.admin.operator import Operator
-from txmq.admin.operator_result import OperatorResult
 from txmq.delta.schemas import HALF
 from txmq.errors import (
     AlreadyResolvedError,
@@ -26,10 +24,11 @@ from txmq.errors import (
     TransactionNotFoundError,
     TxmqError,
 )
-from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message import reasons
+from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState
 from txmq.message.reasons import MAX_REASON_CHARACTERS
+from txmq.ops.admin.operator import Operator, OperatorResult
 from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 from txmq.verify import verify

@@ -11,10 +11,10 @@ from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained
 from tests.kit.delay_world import TOPIC
 from txmq import DeadLetters, Message, TransactionProducer
-from txmq.admin.chosen_letters import Chosen
-from txmq.admin.replay import ReplayTarget
 from txmq.consumer.send_back import SendBack
 from txmq.errors import ConfigError, TopicReadOnlyError
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.dead_letters import ReplayTarget
 from txmq.store.topic_settings import TopicKind, TopicSettings
 
 

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
-from txmq.cli.app import app
-from txmq.columns import integers
-from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.leases import ConsumeMode
 from txmq.consumer.rules import TopicQueue
 from txmq.delta.parquet import write_file
 from txmq.errors import TopicNotRebuiltError
+from txmq.ground.columns import integers
+from txmq.ops.cli.app import app
 
 QUEUE = TopicQueue(TOPIC, 0)
 

@@ -20,11 +20,11 @@ from tests.kit.stores import (
     halves,
     transaction_id,
 )
-from txmq.admin.life import LifeStage
-from txmq.admin.status import Admin
-from txmq.clock import milliseconds
 from txmq.errors import TransactionNotFoundError
-from txmq.lifecycle import TransactionState
+from txmq.ground.clock import milliseconds
+from txmq.message.lifecycle import TransactionState
+from txmq.ops.admin.life import LifeStage
+from txmq.ops.admin.status import Admin
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 

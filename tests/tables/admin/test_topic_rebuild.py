@@ -15,15 +15,14 @@ from tests.kit.builders import table_versions
 from tests.kit.planted import DEAD, Filled, Vandal, filled
 from tests.kit.reading import topic_rows
 from tests.kit.stores import fresh_store
-from txmq.admin.rebuild_groups import RebuiltGroups
-from txmq.admin.topics import Topics
+from txmq.delta.commit_writer import TURN_FILE
 from txmq.delta.schemas import TOPIC as SCHEMA
-from txmq.delta.turns import TURN_FILE
 from txmq.errors import PayloadMissingError, ReservedNameError, TopicNotRebuiltError
-from txmq.fail_points import FailPoint
-from txmq.maintenance.retention import Retention
-from txmq.maintenance.topic_retention import TopicRetention
+from txmq.ground.fail_points import FailPoint
+from txmq.maintenance.retention import Retention, TopicRetention
 from txmq.message.message import Message
+from txmq.ops.admin.rebuild import RebuiltGroups
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher

@@ -11,8 +11,6 @@ import pytest
 from tests.kit.bodies import ORDER
 from tests.kit.builders import table_versions
 from tests.kit.reading import bodies, log_rows, topic_rows, wait_until
-from txmq.admin.topics import Topics
-from txmq.clock import timestamp
 from txmq.errors import (
     ConfigError,
     InvalidNameError,
@@ -24,9 +22,11 @@ from txmq.errors import (
     TopicKindError,
     TopicNotFoundError,
 )
+from txmq.ground.clock import timestamp
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher

@@ -12,20 +12,20 @@ from typer.testing import CliRunner
 
 from tests.kit.old_stores import unpacked
 from tests.kit.reading import topic_rows
-from txmq.admin.doctor import Doctor
-from txmq.admin.status import Admin
-from txmq.admin.upgrade import upgrade, upgrade_by
-from txmq.broker import Broker
-from txmq.cli.app import app
-from txmq.clock import SystemClock
 from txmq.consumer.pull import PullConsumer
 from txmq.delta import followed
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
-from txmq.lifecycle import TransactionState
+from txmq.ground.clock import SystemClock
 from txmq.listeners.protocol import HalfMessage
+from txmq.message.lifecycle import TransactionState
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.admin.doctor import Doctor
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.upgrade import upgrade, upgrade_by
+from txmq.ops.broker import Broker
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.schema_steps import NO_CHANGE, STEPS, Change, Step, TableShape

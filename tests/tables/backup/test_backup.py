@@ -12,21 +12,21 @@ import pytest
 
 from tests.kit.backup_world import TOPIC, KilledError, Life, check_restored, consumed, kill_at
 from tests.kit.reading import topic_rows
-from txmq.admin.store_findings import findings_of_order
-from txmq.admin.topics import Topics
-from txmq.backup import backup, pins
-from txmq.backup.backup import back_up
-from txmq.backup.copying import Progress
-from txmq.backup.manifest import MANIFEST, Manifest
-from txmq.backup.place import BEGUN, STORE_FOLDER
-from txmq.backup.restore import restore
-from txmq.delta import retries
+from txmq.delta import failures as retries
+from txmq.delta.folder import UNFINISHED
 from txmq.delta.log import clean_log
-from txmq.delta.objects import UNFINISHED
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
+from txmq.ops.admin.doctor import findings_of_order
+from txmq.ops.admin.topics import Topics
+from txmq.ops.backup import backup
+from txmq.ops.backup import backup as pins
+from txmq.ops.backup.backup import Progress, back_up
+from txmq.ops.backup.manifest import MANIFEST, Manifest
+from txmq.ops.backup.place import BEGUN, STORE_FOLDER
+from txmq.ops.backup.restore import restore
 from txmq.publish.publisher import Publisher
-from txmq.store.forgotten import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
+from txmq.store.retained import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE
 from txmq.store.store import Store
 from txmq.store.tables import StoreTables
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.kit.dead_world import DeadWorld
-from txmq.admin.erasure import Erasure
-from txmq.backup.backup import back_up
-from txmq.backup.manifest import MANIFEST
-from txmq.backup.place import BEGUN, STORE_FOLDER
-from txmq.backup.restore import restore
 from txmq.errors import BackupError
 from txmq.maintenance.service import Maintenance
+from txmq.ops.admin.erasure import Erasure
+from txmq.ops.backup.backup import back_up
+from txmq.ops.backup.manifest import MANIFEST
+from txmq.ops.backup.place import BEGUN, STORE_FOLDER
+from txmq.ops.backup.restore import restore
 from txmq.store.store import Store
 
 KEY, SECRET, WHY = "customer-7", "SECRET-of-customer-7", "request 4711"

@@ -11,17 +11,16 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kit.backup_world import Life, check_restored
-from txmq.admin.doctor import Doctor
-from txmq.backup.backup import back_up
-from txmq.backup.copying import Progress
-from txmq.backup.manifest import MANIFEST
-from txmq.backup.order import SEEK
-from txmq.backup.place import STORE_FOLDER
-from txmq.backup.restore import restore
-from txmq.cli.app import app
-from txmq.delta.objects import UNFINISHED
+from txmq.delta.folder import UNFINISHED
 from txmq.errors import BackupError, SourceRestoredError, StoreFormatError, StoreNotFoundError
 from txmq.message.message import Message
+from txmq.ops.admin.doctor import Doctor
+from txmq.ops.backup.backup import Progress, back_up
+from txmq.ops.backup.manifest import MANIFEST
+from txmq.ops.backup.order import SEEK
+from txmq.ops.backup.place import STORE_FOLDER
+from txmq.ops.backup.restore import restore
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import RESTORE_BEGUN, Store

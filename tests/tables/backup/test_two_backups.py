@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.backup_world import KilledError, Life, check_restored, kill_at
-from txmq.backup.backup import back_up
-from txmq.backup.copying import Progress
-from txmq.backup.place import Place
-from txmq.backup.restore import restore
 from txmq.errors import BackupError
+from txmq.ops.backup.backup import Progress, back_up
+from txmq.ops.backup.place import Place
+from txmq.ops.backup.restore import restore
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from tests.kit.check_world import CheckWorld
 from tests.kit.stores import HandMadeStore
-from txmq.admin.operator import Operator
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
 from txmq.check.recheck import RecheckJob
-from txmq.cli.app import app
 from txmq.message.message import Message
+from txmq.ops.admin.operator import Operator
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.topics import Topics
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store

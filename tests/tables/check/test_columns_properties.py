@@ -12,12 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.check.claims import Action, actions_of, claim_of, claims_of, result_of
-from txmq.check.due import due_table
-from txmq.check.rules import Ask, CheckStanding, Drop, DueRow, believable_next_check_ms, decide
-from txmq.check.standing import STANDINGS, StandingReader, standing_of_row
-from txmq.lifecycle import PENDING, Claim, ClaimKind, ClaimSource, Halves, Standing, fold
-from txmq.lifecycle import TransactionState as State
-from txmq.listeners.outcomes import OUTCOMES, Reason, outcome_of
+from txmq.check.standing import (
+    STANDINGS,
+    Ask,
+    CheckStanding,
+    Drop,
+    DueRow,
+    StandingReader,
+    believable_next_check_ms,
+    decide,
+    due_table,
+    standing_of_row,
+)
+from txmq.listeners.protocol import OUTCOMES, Reason, outcome_of
+from txmq.message.lifecycle import PENDING, Claim, ClaimKind, ClaimSource, Halves, Standing, fold
+from txmq.message.lifecycle import TransactionState as State
 from txmq.message.message import LocalTransactionState
 from txmq.store.config import Config
 from txmq.store.op import OpRow, op_table

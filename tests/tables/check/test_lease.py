@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.check.lease import CheckLease
+from txmq.check.round import CheckLease
 from txmq.store.store import Store
 from txmq.testing import before_commit
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.kit.check_world import GROUP, CheckWorld
 from txmq.check.recheck import RecheckJob
-from txmq.lifecycle import ClaimKind
 from txmq.listeners.failures import without_bodies
+from txmq.message.lifecycle import ClaimKind
 
 if TYPE_CHECKING:
     import pyarrow as pa

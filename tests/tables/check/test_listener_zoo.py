@@ -14,7 +14,7 @@ import pytest
 from tests.kit.check_world import COMMIT, CheckWorld, JournalListener, wait_until
 from tests.kit.reading import topic_rows
 from txmq.check.recheck import RecheckJob
-from txmq.lifecycle import ClaimKind
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.publish.publisher import Publisher
 from txmq.verify import verify

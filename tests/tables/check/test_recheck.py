@@ -9,14 +9,14 @@ import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld
 from tests.kit.reading import delta_rs
-from txmq.check.lease import CheckLease
 from txmq.check.open_transactions import open_transactions
 from txmq.check.recheck import RecheckJob, RecheckResult
-from txmq.clock import AffineClock, SystemClock
+from txmq.check.round import CheckLease
 from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.errors import ListenerError
-from txmq.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
+from txmq.ground.clock import AffineClock, SystemClock
 from txmq.message.ids import new_transaction_id
+from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
 from txmq.store.op import OpRow, op_table
 from txmq.store.settled import settled_table
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from tests.kit.builders import halves
-from txmq.check import triggers
+from txmq.check import service as triggers
 from txmq.check.recheck import Recheck
 from txmq.check.round import CheckRound
-from txmq.check.traffic import LogTraffic
-from txmq.check.triggers import SEARCHES_IN_A_PAUSE, StreamTrigger
+from txmq.check.service import SEARCHES_IN_A_PAUSE, LogTraffic, StreamTrigger
 from txmq.errors import StorageError
 from txmq.store.config import Config
 from txmq.store.store import Store
@@ -54,7 +53,7 @@ class Query:
 @pytest.fixture
 def elapsed(monkeypatch: pytest.MonkeyPatch) -> Elapsed:
     passed = Elapsed()
-    monkeypatch.setattr("txmq.check.traffic.time.monotonic", lambda: passed.s)
+    monkeypatch.setattr("txmq.check.service.time.monotonic", lambda: passed.s)
     monkeypatch.setattr(triggers, "_Running", Query)
     Query.started = 0
     return passed

@@ -8,13 +8,11 @@ import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, CheckWorld
 from txmq.check.open_transactions import open_transactions
-from txmq.check.recheck import Recheck, RecheckJob, RecheckResult
-from txmq.check.returning import ReturningGroups
+from txmq.check.recheck import Recheck, RecheckJob, RecheckResult, ReturningGroups
 from txmq.check.round import CheckRound
-from txmq.lifecycle import ClaimKind
-from txmq.listeners.outcomes import Reason
-from txmq.listeners.remote_asker import _outcomes
-from txmq.listeners.remote_requests import RemoteAnswer, RemoteQuestion, Requests, requests_in
+from txmq.listeners.protocol import Reason
+from txmq.listeners.remote import RemoteAnswer, RemoteQuestion, Requests, _outcomes, requests_in
+from txmq.message.lifecycle import ClaimKind
 
 ROUNDS = 6
 
@@ -106,7 +104,7 @@ def test_running_service_asks_a_member_that_joins_without_waiting_for_the_pause(
     world: CheckWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No member runs here, so its questions bring no answer; that they were put is what counts.
-    monkeypatch.setattr("txmq.listeners.remote_asker.FIRST_TAKE_S", 0.0)
+    monkeypatch.setattr("txmq.listeners.remote.FIRST_TAKE_S", 0.0)
     world.prepare(1)
     pauses(world)
     checks = CheckRound(world.store, listeners={}, clock=world.clock)

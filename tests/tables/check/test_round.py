@@ -8,15 +8,13 @@ import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, ROLLBACK, UNKNOWN, CheckWorld, wait_until
 from tests.kit.reading import delta_rs
-from txmq.admin.operator import Operator
 from txmq.check.claims import RoundResult
-from txmq.check.due import due_table
-from txmq.check.lease import CheckLease
-from txmq.check.round import CheckRound
-from txmq.check.rules import DueRow
+from txmq.check.round import CheckLease, CheckRound
+from txmq.check.standing import DueRow, due_table
 from txmq.errors import StoreFullError
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.listeners.threads import HUNG_PER_THREAD
+from txmq.message.lifecycle import ClaimKind, ClaimSource
+from txmq.ops.admin.operator import Operator
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tests.kit.reading import bodies, log_rows, publish, rows_of
 from txmq.check.recheck import RecheckJob
 from txmq.delta.schemas import HALF, OP
 from txmq.errors import InvalidPropertyError
-from txmq.lifecycle import ClaimKind
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer

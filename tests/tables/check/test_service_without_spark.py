@@ -18,8 +18,8 @@ from txmq.check.open_transactions import OpenTransactions
 from txmq.check.recheck import Recheck
 from txmq.check.service import CheckHandle, CheckService
 from txmq.errors import StorageError
-from txmq.lifecycle import ClaimKind
 from txmq.listeners.protocol import HalfMessage
+from txmq.message.lifecycle import ClaimKind
 from txmq.verify import verify
 
 

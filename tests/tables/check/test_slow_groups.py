@@ -11,13 +11,11 @@ import pytest
 
 from tests.kit.check_world import COMMIT, CheckWorld
 from txmq.check.claims import RoundResult
-from txmq.check.due import due_table
-from txmq.check.lease import CheckLease
 from txmq.check.recheck import RecheckJob
-from txmq.check.round import CheckRound
-from txmq.check.rules import DueRow
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.check.round import CheckLease, CheckRound
+from txmq.check.standing import DueRow, due_table
 from txmq.listeners.protocol import CheckListener
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 
 FAST, SLOW = "fast", "slow"
 

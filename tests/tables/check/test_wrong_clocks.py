@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit.check_world import GROUP, ROLLBACK, CheckWorld
-from txmq.broker import Broker
 from txmq.check.recheck import RecheckJob
 from txmq.check.service import CheckService
-from txmq.lifecycle import ClaimKind
+from txmq.message.lifecycle import ClaimKind
+from txmq.ops.broker import Broker
 from txmq.store.store_clock import StoreClock
 from txmq.testing import WrongClock
 

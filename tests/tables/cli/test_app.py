@@ -23,16 +23,16 @@ from typer.testing import CliRunner, Result
 from tests.kit.builders import table_versions
 from tests.kit.stores import HandMadeStore, halves, transaction_id
 from txmq import __version__
-from txmq.cli.app import app
-from txmq.cli.panels import PANELS
 from txmq.errors import StoreNotFoundError
 from txmq.message.message import LocalTransactionState, Message
-from txmq.metrics.endpoint import MetricsEndpoint
-from txmq.metrics.otel import OpenTelemetryMetrics
+from txmq.ops.cli.app import app
+from txmq.ops.cli.shared import PANELS
+from txmq.ops.metrics.formats import OpenTelemetryMetrics
+from txmq.ops.metrics.server import MetricsEndpoint
+from txmq.ops.tracing import OpenTelemetryHook
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 from txmq.testing import ManualClock
-from txmq.tracing import OpenTelemetryHook
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ def test_watch_looks_until_it_is_interrupted(
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("txmq.cli.status.sleep", pause)
+    monkeypatch.setattr("txmq.ops.cli.status.sleep", pause)
 
     result = run("status", made.location, "--watch", "--json", "--interval-s", "0.5")
 
@@ -205,7 +205,7 @@ def interrupted_after(looks: int, monkeypatch: pytest.MonkeyPatch) -> list[float
         if len(pauses) == looks:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("txmq.cli.status.sleep", pause)
+    monkeypatch.setattr("txmq.ops.cli.status.sleep", pause)
     return pauses
 
 
@@ -225,7 +225,7 @@ def test_watch_on_a_terminal_writes_each_report_over_the_one_before(
 ) -> None:
     screen = StringIO()
     terminal = Console(file=screen, force_terminal=True, width=100, height=60)
-    monkeypatch.setattr("txmq.cli.status.list_console", lambda: terminal)
+    monkeypatch.setattr("txmq.ops.cli.status.list_console", lambda: terminal)
     interrupted_after(3, monkeypatch)
 
     assert run("status", made.location, "--watch").exit_code == 0
@@ -264,7 +264,7 @@ def test_narrow_terminal_folds_what_is_long(
 ) -> None:
     screen = StringIO()
     terminal = Console(file=screen, force_terminal=True, width=60)
-    monkeypatch.setattr("txmq.cli.shared.list_console", lambda: terminal)
+    monkeypatch.setattr("txmq.ops.cli.shared.list_console", lambda: terminal)
     run("show", made.location, transaction_id(7))
 
     shown = "".join(re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()).split())
@@ -340,13 +340,13 @@ class FakeBroker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     started: list[Any] = []
-    module, session = ModuleType("txmq.broker"), ModuleType("txmq.local_spark.session")
+    module, session = ModuleType("txmq.ops.broker"), ModuleType("txmq.spark.session")
     FakeBroker.made = []
     module.Broker = FakeBroker  # type: ignore[attr-defined]
     module.run_until_signal = lambda start: started.append(start())  # type: ignore[attr-defined]
     session.local_session = lambda name: f"session {name}"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "txmq.broker", module)
-    monkeypatch.setitem(sys.modules, "txmq.local_spark.session", session)
+    monkeypatch.setitem(sys.modules, "txmq.ops.broker", module)
+    monkeypatch.setitem(sys.modules, "txmq.spark.session", session)
     return started
 
 
@@ -370,7 +370,7 @@ def test_serve_without_spark_starts_none(store: Store, broker: list[Any]) -> Non
 def test_serve_where_spark_is_not_installed_takes_threads_unless_spark_is_asked_for(
     store: Store, broker: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.cli.serve.find_spec", lambda _name: None)
+    monkeypatch.setattr("txmq.ops.cli.serve.find_spec", lambda _name: None)
     said = run("serve", store.location)
     run("serve", store.location, "--spark")
 
@@ -487,14 +487,14 @@ def test_serve_takes_settings_from_variables(store: Store, broker: list[Any]) ->
 
 def test_demo_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    module = ModuleType("txmq.demo.run")
+    module = ModuleType("txmq.ops.demo.run")
 
     def main(location: str | None, **options: Any) -> int:
         seen.update(location=location, **options)
         return 1
 
     module.main = main  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "txmq.demo.run", module)
+    monkeypatch.setitem(sys.modules, "txmq.ops.demo.run", module)
 
     result = run("demo", "--flights", "50", "--lose-checkpoints")
 
@@ -513,7 +513,7 @@ def test_module_is_the_command(store: Store) -> None:
 
 
 def test_no_command_but_serve_and_demo_loads_spark() -> None:
-    program = "import sys, txmq.cli.app; sys.exit('pyspark' in sys.modules)"
+    program = "import sys, txmq.ops.cli.app; sys.exit('pyspark' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

@@ -16,14 +16,14 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
-from txmq.cli.app import app
-from txmq.cli.ending import Ending
-from txmq.consumer.modes import ConsumeFromWhere
+from txmq.consumer.leases import ConsumeFromWhere
 from txmq.consumer.offsets import StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
+from txmq.ops.cli.app import app
+from txmq.ops.cli.groups import Ending
 
 GROUP = "billing"
 
@@ -366,7 +366,7 @@ def test_follower_that_is_told_to_end_leaves_its_group(
 ) -> None:
     program = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-        "from txmq.cli.app import main; main()"
+        "from txmq.ops.cli.app import main; main()"
     )
     options = ["consume", location, TOPIC, "--group", GROUP, "--follow"]
     command = [sys.executable, "-c", program, *options]

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.builders import table_versions
 from tests.kit.reading import bodies, publish, rows_of, topic_rows
-from txmq.cli import messages as cli_messages
-from txmq.cli.app import app
 from txmq.message.message import Message
+from txmq.ops.cli import messages as cli_messages
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.trace import TraceHook
 from txmq.store.store import Store

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.kit.check_world import CheckWorld
-from txmq.cli.app import app
-from txmq.cli.shared import console, rows_view
 from txmq.delta.schemas import HALF
-from txmq.lifecycle import ClaimKind
-from txmq.printable import PrintableFormatter, printable
+from txmq.ground.printable import PrintableFormatter, printable
+from txmq.message.lifecycle import ClaimKind
+from txmq.ops.cli.app import app
+from txmq.ops.cli.shared import console, rows_view
 from txmq.publish.publisher import Publisher
 
 # Clears the screen, sets the title, writes into the clipboard; 8-bit forms of the same.

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from tests.kit.bodies import ORDER
 from tests.kit.builders import table_versions
 from tests.kit.planted import Filled, Vandal, filled
-from txmq.admin.topics import Topics
-from txmq.cli.app import app
+from txmq.ops.admin.topics import Topics
+from txmq.ops.cli.app import app
 from txmq.store.store import Store
 from txmq.store.topic_settings import TopicKind, TopicSettings
 

@@ -18,9 +18,8 @@ from tests.kit.builders import table_versions
 from tests.kit.consumer_world import BILLING, ConsumerWorld, drained, make_old
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.group import group_in
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.stream import Consumer
 from txmq.errors import (
     ClosedError,
     ConcurrentUseError,
@@ -34,6 +33,7 @@ from txmq.errors import (
     StoreFormatError,
     TxmqError,
 )
+from txmq.spark.streams import Consumer
 from txmq.testing import START_MS
 
 NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001 - that is the point

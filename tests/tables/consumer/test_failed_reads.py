@@ -13,11 +13,11 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, of
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.ranges import RangeReader
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import TopicQueue
 from txmq.errors import StoreFullError
+from txmq.spark.members import RangeReader
 from txmq.testing import failing_commits
 
 OTHER = "stock-reserved"

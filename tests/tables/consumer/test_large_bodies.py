@@ -9,13 +9,14 @@ import pytest
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, are_in_order, bodies, drained
 from tests.kit.delay_world import TOPIC
-from txmq.consumer import part_rows, taking
+from txmq.consumer import batch as taking
+from txmq.consumer import reader as part_rows
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.ranges import RangeReader, count_messages
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.reader import TopicReader
 from txmq.delta.parquet import write_file
+from txmq.spark.members import RangeReader, count_messages
 
 KIB = 1024
 BODY_BYTES, COUNT, QUEUES = 64 * KIB, 48, 2

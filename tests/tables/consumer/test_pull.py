@@ -23,15 +23,15 @@ from tests.kit.consumer_world import (
 )
 from tests.kit.delay_world import TOPIC
 from tests.kit.reading import commits, wait_until
-from txmq.clock import SystemClock
 from txmq.consumer.group import group_in
-from txmq.consumer.handler import ConsumeStatus
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.member import GroupMember, LeaseRenewal
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.pull import PullConsumer
+from txmq.consumer.push import ConsumeStatus
 from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.errors import TopicNotFoundError
+from txmq.ground.clock import SystemClock
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
 from txmq.testing import failing_commits

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from tests.kit.consumer_world import QUEUES, ConsumerWorld, bodies, drained, offsets_of, wake
-from txmq.consumer.followed import TopicCommit, topic_commit
-from txmq.consumer.modes import ConsumeFromWhere
+from txmq.consumer.leases import ConsumeFromWhere, TopicCommit, topic_commit
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.ranges import OffsetRange, RangeReader
 from txmq.consumer.reader import Run, TopicReader
 from txmq.consumer.rules import TopicQueue
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
+from txmq.spark.members import OffsetRange, RangeReader
 
 FILLED = sorted(f"{queue}-{n}" for queue in range(QUEUES) for n in range(2))
 

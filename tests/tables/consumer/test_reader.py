@@ -21,14 +21,14 @@ from tests.kit.consumer_world import (
     wake,
 )
 from tests.kit.delay_world import TOPIC
-from txmq.consumer.modes import ConsumeFromWhere
+from txmq.consumer.leases import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import TopicQueue
 from txmq.delta.schemas import TOPIC as SCHEMA
 from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError
+from txmq.maintenance.retention import TopicRetention
 from txmq.maintenance.service import Maintenance
-from txmq.maintenance.topic_retention import TopicRetention
 
 HOUR_S = 3600
 
@@ -333,7 +333,7 @@ def show_by_hand(world: ConsumerWorld, queue_id: int, body: str) -> None:
 def test_large_file_is_read_one_row_group_at_a_time(
     world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from txmq.consumer import part_rows
+    from txmq.consumer import reader as part_rows
     from txmq.consumer import reader as topic_reader
 
     world.fill(40, queues=2)

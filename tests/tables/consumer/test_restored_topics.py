@@ -10,15 +10,15 @@ import pytest
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained
 from tests.kit.delay_world import TOPIC
-from txmq.admin.consumer_groups import ConsumerGroups
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.ranges import RangeReader
 from txmq.errors import OffsetOutOfRangeError, TopicRestoredError
 from txmq.maintenance.service import Maintenance
+from txmq.ops.admin.groups import ConsumerGroups
 from txmq.publish.publisher import Publisher
+from txmq.spark.members import RangeReader
 from txmq.store.store import Store
 
 OTHER = "order-sent"

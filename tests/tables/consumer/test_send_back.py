@@ -12,9 +12,7 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
 from tests.kit.handed_out import changed, received
-from txmq.admin.topics import Topics
 from txmq.check.recheck import RecheckJob
-from txmq.clock import timestamp
 from txmq.consumer.send_back import FailedMessage, SendBack, SentBack
 from txmq.errors import (
     CommitConflictError,
@@ -24,11 +22,13 @@ from txmq.errors import (
     InvalidReasonError,
     StorageError,
 )
-from txmq.fail_points import FailPoint, arm
-from txmq.hooks import SendContext
+from txmq.ground.clock import timestamp
+from txmq.ground.fail_points import FailPoint, arm
+from txmq.listeners.hooks import SendContext
 from txmq.message.message import Message
 from txmq.message.names import RETRY_PROPERTIES
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.testing import failing_commits
 from txmq.verify import verify

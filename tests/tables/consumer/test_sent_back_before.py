@@ -12,12 +12,12 @@ from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained
 from tests.kit.delay_world import TOPIC
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.modes import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
 from txmq.consumer.pull import PullConsumer
-from txmq.consumer.ranges import RangeReader
 from txmq.consumer.send_back import SendBack
 from txmq.errors import StorageError
 from txmq.message.received import ReceivedMessage
+from txmq.spark.members import RangeReader
 from txmq.testing import failing_commits
 
 RETRY_S = 60

@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, bodies, drained, offsets_of
 from tests.kit.delay_world import TOPIC
-from txmq.admin.dead_letters import DeadLetters
-from txmq.admin.messages import MessageQuery
-from txmq.cli.app import app
-from txmq.columns import python_values
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.rules import TopicQueue
 from txmq.consumer.send_back import SendBack
 from txmq.delta.parquet import write_file
+from txmq.ground.columns import python_values
 from txmq.message.message import Message
 from txmq.message.received import ReceivedMessage
+from txmq.ops.admin.dead_letters import DeadLetters
+from txmq.ops.admin.messages import MessageQuery
+from txmq.ops.cli.app import app
 
 WRONG = b"k\xff\x80"
 SHOWN = "k\ufffd\ufffd"

@@ -10,12 +10,12 @@ import pytest
 from tests.kit.check_world import CheckWorld
 from tests.kit.dashboard_world import CONSUMERS, DashboardWorld
 from tests.kit.wsgi import asked
-from txmq.admin.chosen_letters import Chosen
-from txmq.admin.dead_letters import DeadLetters
-from txmq.admin.messages import MessageQuery
-from txmq.dashboard.pages import ROWS_MAX
-from txmq.dashboard.service import Dashboard
 from txmq.delta.reading import ReadTable
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.dead_letters import DeadLetters
+from txmq.ops.admin.messages import MessageQuery
+from txmq.ops.dashboard.app import Dashboard
+from txmq.ops.dashboard.pages import ROWS_MAX
 from txmq.store.topic_settings import RegisteredTopics, TopicKind, TopicSettings
 
 OPEN, TOPICS = 100_000, 1_000
@@ -106,7 +106,7 @@ def test_page_of_dead_letters_is_a_window_of_offsets(tmp_path: Path) -> None:
 def test_large_transaction_is_shown_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.dashboard.lookups.MESSAGES_MAX", 3)
+    monkeypatch.setattr("txmq.ops.dashboard.lookups.MESSAGES_MAX", 3)
     world = DashboardWorld(tmp_path)
     made = world.prepared(*(["order-paid"] * 9))
     made.commit()

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from tests.kit.consumer_world import drained
 from tests.kit.dashboard_world import DashboardWorld
 from tests.kit.handed_out import received
-from txmq.cli.app import app as command_line
 from txmq.consumer.send_back import SendBack
 from txmq.message.message import Message
 from txmq.message.names import stored_group, stored_topic
+from txmq.ops.cli.app import app as command_line
 from txmq.producer.producer import TransactionProducer
 
 TOPIC, GROUP = stored_topic("ten%paid"), stored_group("ten%billing")

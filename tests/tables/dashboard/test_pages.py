@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from tests.kit.dashboard_world import CONSUMERS, SECRET, DashboardWorld
 from tests.kit.wsgi import Page, asked
-from txmq.admin.status import Admin
-from txmq.cli.app import app as command_line
 from txmq.errors import StorageError, StoreNotFoundError
 from txmq.message.ids import first_transaction_id
+from txmq.ops.admin.status import Admin
+from txmq.ops.cli.app import app as command_line
 from txmq.store.store import Store
 
 ADDRESSES = (

@@ -13,15 +13,15 @@ from deltalake import DeltaTable
 
 from tests.kit.delta_protocol import Snapshot, checked
 from tests.kit.numbers_table import NUMBERS, numbers_table, rows, something, without_commits_before
-from txmq.delta import checkpoint_file
+from txmq.delta import checkpoints as checkpoint_file
 from txmq.delta.actions import commit_path
-from txmq.delta.checkpoint_file import (
+from txmq.delta.checkpoints import (
     LAST_CHECKPOINT,
     OtherCheckpointError,
+    checkpoint_now,
     checkpoint_path,
     write_checkpoint,
 )
-from txmq.delta.checkpoints import checkpoint_now
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
 

@@ -21,10 +21,10 @@ from txmq.delta import checkpoints as checkpoint_thread
 from txmq.delta import commit_writer
 from txmq.delta.actions import LOG_FOLDER, NewCommit, commit_path
 from txmq.delta.checkpoints import _Checkpoints, _Due, _Process
+from txmq.delta.commit_writer import TURN_FILE, Turns
+from txmq.delta.folder import Objects
 from txmq.delta.log import clean_log
-from txmq.delta.objects import Objects
 from txmq.delta.storage import Table
-from txmq.delta.turns import TURN_FILE, Turns
 from txmq.errors import CommitRefusedError, StorageError, StoreFullError
 
 APP = "app"
@@ -260,8 +260,8 @@ def test_turn_of_a_dead_writer_is_waited_for_once(
 ) -> None:
     slept: list[float] = []
     now = iter(range(1000))
-    monkeypatch.setattr("txmq.delta.turns.time.sleep", slept.append)
-    monkeypatch.setattr("txmq.delta.turns.time.monotonic", lambda: next(now) / 10)
+    monkeypatch.setattr("txmq.delta.commit_writer.time.sleep", slept.append)
+    monkeypatch.setattr("txmq.delta.commit_writer.time.monotonic", lambda: next(now) / 10)
     turns_of(table).ask()
     waiting = turns_of(table)
 
@@ -278,12 +278,12 @@ def test_turn_in_which_a_commit_is_computed_is_waited_for_longer(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("txmq.delta.turns.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("txmq.delta.commit_writer.time.monotonic", lambda: now[0])
 
     def sleep(pause_s: float) -> None:
         now[0] += pause_s
 
-    monkeypatch.setattr("txmq.delta.turns.time.sleep", sleep)
+    monkeypatch.setattr("txmq.delta.commit_writer.time.sleep", sleep)
     waited_s = []
     for is_long in (False, True):
         turns_of(table).ask(is_long=is_long)
@@ -299,13 +299,13 @@ def test_who_lost_patience_with_a_turn_waits_for_the_next_one_of_the_same_writer
 ) -> None:
     now = [0.0]
     slept: list[float] = []
-    monkeypatch.setattr("txmq.delta.turns.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("txmq.delta.commit_writer.time.monotonic", lambda: now[0])
 
     def sleep(pause_s: float) -> None:
         now[0] += pause_s
         slept.append(pause_s)
 
-    monkeypatch.setattr("txmq.delta.turns.time.sleep", sleep)
+    monkeypatch.setattr("txmq.delta.commit_writer.time.sleep", sleep)
     asking, waiting = turns_of(table), turns_of(table)
     pauses = []
     for _ in range(2):

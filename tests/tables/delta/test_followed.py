@@ -24,8 +24,7 @@ from tests.kit.numbers_table import (
 from tests.kit.reading import delta_rs
 from txmq.delta import followed, snapshot
 from txmq.delta.actions import LOG_FOLDER, commit_path
-from txmq.delta.checkpoint_file import checkpoint_path, write_checkpoint
-from txmq.delta.checkpoints import checkpoint_now
+from txmq.delta.checkpoints import checkpoint_now, checkpoint_path, write_checkpoint
 from txmq.delta.followed import FollowedTable
 from txmq.delta.storage import Table
 from txmq.errors import StorageError

@@ -10,12 +10,12 @@ import pytest
 from tests.kit.builders import halves
 from tests.kit.kills import killed_at
 from txmq.delta import log
-from txmq.delta.checkpoint_file import checkpoint_path
+from txmq.delta.checkpoints import checkpoint_path
+from txmq.delta.folder import Objects
 from txmq.delta.log import LogCleaned, LogFiles, clean_log, commit_news, log_files
-from txmq.delta.objects import Objects
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 from txmq.maintenance.compaction import compact
 from txmq.store.store import Store
 

@@ -13,10 +13,10 @@ import pytest
 from tests.kit.numbers_table import PARTS, another, numbers_table, rows, something
 from tests.kit.reading import delta_rs
 from txmq.delta import file_rows, folder
-from txmq.delta.changes import COMMITS_AT_ONCE, Inserted, read_together
 from txmq.delta.files import DataFile
+from txmq.delta.folder import REQUESTS_AT_ONCE
 from txmq.delta.log import clean_log, log_files
-from txmq.delta.rooted import REQUESTS_AT_ONCE
+from txmq.delta.reading import COMMITS_AT_ONCE, Inserted, read_together
 from txmq.delta.storage import Table
 
 COLUMNS = ("number", "part")

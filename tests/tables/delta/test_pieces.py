@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.delta.objects import PIECE_BYTES, UNFINISHED, Objects
+from txmq.delta.folder import PIECE_BYTES, UNFINISHED, Objects
 
 LARGE_BYTES = 2 * PIECE_BYTES + 7
 

@@ -11,12 +11,12 @@ import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, CheckWorld
 from tests.kit.reading import rows_of
-from txmq.admin.doctor import Doctor
 from txmq.check.recheck import RecheckJob
+from txmq.delta.folder import inside, rooted_filesystem
 from txmq.delta.log import clean_log
-from txmq.delta.rooted import inside, rooted_filesystem
 from txmq.errors import StoreFormatError, TxmqError
-from txmq.lifecycle import ClaimKind
+from txmq.message.lifecycle import ClaimKind
+from txmq.ops.admin.doctor import Doctor
 from txmq.publish.publisher import Publisher
 from txmq.verify import verify
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tests.kit.builders import halves
 from tests.kit.numbers_table import another
-from txmq.delta import small_files
-from txmq.delta.small_files import (
+from txmq.delta import file_rows as small_files
+from txmq.delta.file_rows import (
     KEPT_BYTES,
     KEPT_FILES,
     SMALL_BYTES,

@@ -14,8 +14,8 @@ from deltalake.exceptions import DeltaError
 
 from tests.kit.stores import fresh_store
 from txmq.delta.failures import failed_write
-from txmq.delta.features import MARKABLE_FEATURES, WRITABLE_FEATURES
 from txmq.delta.pinned import PinnedTable
+from txmq.delta.snapshot import MARKABLE_FEATURES, WRITABLE_FEATURES
 from txmq.errors import (
     CommitRefusedError,
     StorageError,

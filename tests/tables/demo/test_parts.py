@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from txmq.demo.books import Books, DepartureListener, FencedError
-from txmq.demo.folder import DISPATCHER_PROPERTY, GROUP, DemoFolder
-from txmq.demo.plan import (
+from txmq.errors import EnvironmentProblemError, StoreExistsError
+from txmq.listeners.protocol import HalfMessage
+from txmq.maintenance.compaction import compact
+from txmq.message.ids import new_transaction_id
+from txmq.message.lifecycle import TransactionState
+from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.demo.books import Books, DepartureListener, FencedError
+from txmq.ops.demo.folder import DISPATCHER_PROPERTY, GROUP, DemoFolder
+from txmq.ops.demo.plan import (
     COURSES,
     Decision,
     Fate,
@@ -19,14 +25,8 @@ from txmq.demo.plan import (
     load_flights,
     make_plan,
 )
-from txmq.demo.reader import Exactness, PlainReader
-from txmq.demo.screen import percentile
-from txmq.errors import EnvironmentProblemError, StoreExistsError
-from txmq.lifecycle import TransactionState
-from txmq.listeners.protocol import HalfMessage
-from txmq.maintenance.compaction import compact
-from txmq.message.ids import new_transaction_id
-from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.demo.reader import Exactness, PlainReader
+from txmq.ops.demo.screen import percentile
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
@@ -123,7 +123,7 @@ def test_a_flight_goes_to_the_topics_of_its_status() -> None:
 
 
 def test_without_the_flights_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txmq.demo.plan.find_spec", lambda _name: None)
+    monkeypatch.setattr("txmq.ops.demo.plan.find_spec", lambda _name: None)
     with pytest.raises(EnvironmentProblemError, match=r"txmq\[demo\]"):
         load_flights(1)
 

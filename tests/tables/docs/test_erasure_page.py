@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.kit.reading import publish
 from txmq import Message, Store, TransactionProducer
-from txmq.cli.app import app
+from txmq.ops.cli.app import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "erasure.md"
 

@@ -32,7 +32,7 @@ from txmq import (
     Store,
     TransactionProducer,
 )
-from txmq.cli.app import app
+from txmq.ops.cli.app import app
 
 TOPIC = "order-paid"
 

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.kit.stores import fresh_store
-from txmq.broker import Broker
-from txmq.cli.app import app
 from txmq.consumer.pull import PullConsumer
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.broker import Broker
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 from txmq.testing import ManualClock

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit import class_archive
 from tests.kit.class_archive import VARIABLE, archive_path, is_made_for, make_archive, use_archive
-from txmq.local_spark.java import Java
+from txmq.spark.java import Java
 
 MAKER = """\
 #!/bin/sh

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.check_world import COMMIT, GROUP, CheckWorld
-from txmq.listeners.remote_requests import requests_in
+from txmq.listeners.remote import requests_in
 from txmq.producer.producer import TransactionProducer
 from txmq.testing import WrongClock
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import CommitRefusedError
-from txmq.listeners.remote_requests import (
+from txmq.listeners.remote import (
     MEMBER_SILENCE_MAX_S,
     RemoteAnswer,
     RemoteQuestion,

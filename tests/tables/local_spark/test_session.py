@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import EnvironmentProblemError
-from txmq.local_spark import environment, session
-from txmq.local_spark import jars as delta_jars
-from txmq.local_spark import java as java_runtime
-from txmq.local_spark.java import Java
-from txmq.local_spark.releases import Release
+from txmq.spark import jars as delta_jars
+from txmq.spark import java as environment
+from txmq.spark import java as java_runtime
+from txmq.spark import session
+from txmq.spark.jars import Release
+from txmq.spark.java import Java
 
 ROOT = Path(__file__).parents[3]
 
@@ -217,7 +218,7 @@ def test_variables_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_importing_the_session_does_not_import_spark() -> None:
-    program = "import sys, txmq.local_spark.session; sys.exit('pyspark' in sys.modules)"
+    program = "import sys, txmq.spark.session; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 

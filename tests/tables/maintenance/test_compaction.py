@@ -14,11 +14,11 @@ from hypothesis import strategies as some
 
 from tests.kit.builders import halves, transaction_id
 from tests.kit.kills import killed_at
-from txmq.delta import batches
+from txmq.delta import file_rows as batches
 from txmq.delta.files import DataFile
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance import compaction
 from txmq.maintenance.compaction import (
     FILES_OF_A_CLASS,

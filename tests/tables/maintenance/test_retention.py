@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.kit.stores import fresh_store
-from txmq.clock import milliseconds
 from txmq.errors import TransactionNotFoundError
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.ground.clock import milliseconds
 from txmq.maintenance.retention import (
     Retained,
     Retention,
     is_over,
     published_up_to,
 )
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
-from txmq.store.forgotten import FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
+from txmq.store.retained import FORGOTTEN_BEFORE
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.reading import bodies
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.reading import wait_until
-from txmq.admin.status import Admin
 from txmq.delta.storage import Table
 from txmq.errors import StorageUnavailableError
 from txmq.maintenance import service as module
@@ -19,6 +18,7 @@ from txmq.maintenance.compaction import Compacted
 from txmq.maintenance.orphans import remove_checkpoints, sweep
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import Message
+from txmq.ops.admin.status import Admin
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

@@ -10,12 +10,16 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.reading import bodies, topic_rows
 from tests.kit.stores import fresh_store
-from txmq.admin.topics import Topics
 from txmq.errors import CommitRefusedError, StorageError
-from txmq.maintenance.retention import published_up_to
+from txmq.maintenance.retention import (
+    TopicRetention,
+    published_up_to,
+    tell_topic_begin,
+    topic_begins,
+)
 from txmq.maintenance.service import Maintenance
-from txmq.maintenance.topic_retention import TopicRetention, tell_topic_begin, topic_begins
 from txmq.message.message import Message
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

@@ -10,15 +10,14 @@ import pytest
 
 from tests.kit.builders import table_versions
 from tests.kit.stores import fresh_store
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
-from txmq.clock import Clock
-from txmq.delta import commit_limits
-from txmq.lifecycle import TransactionState
-from txmq.maintenance.retention import Retained, Retention
+from txmq.delta import files as commit_limits
+from txmq.ground.clock import Clock
+from txmq.maintenance.retention import Retained, Retention, TopicRetention
 from txmq.maintenance.service import JUMP_HOLD_S, Maintenance
-from txmq.maintenance.topic_retention import TopicRetention
+from txmq.message.lifecycle import TransactionState
 from txmq.message.message import Message
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config

@@ -12,18 +12,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.kit.consumer_world import ConsumerWorld, drained
 from tests.kit.counted import OF_TOPIC, QUESTIONS, counted
 from tests.kit.delay_world import TOPIC
-from txmq.admin.status import Admin, Status
-from txmq.broker import Broker
 from txmq.errors import StorageError
-from txmq.histogram import NO_DURATIONS
+from txmq.ground.histogram import NO_DURATIONS
 from txmq.message.message import Message
-from txmq.metrics.figures import Latencies
-from txmq.metrics.meter import Meter, MeterHandle
-from txmq.metrics.prometheus import exposition
-from txmq.metrics.service import MetricsService
+from txmq.ops.admin.status import Admin, Status
+from txmq.ops.broker import Broker
+from txmq.ops.broker_log import BrokerCounts
+from txmq.ops.metrics.figures import Latencies
+from txmq.ops.metrics.formats import exposition
+from txmq.ops.metrics.meter import Meter, MeterHandle
+from txmq.ops.metrics.service import MetricsService
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
-from txmq.watch.counts import BrokerCounts
 
 OPEN, COMMITTED, ROLLED_BACK, DELAYED = 3, 7, 2, 4
 AGES = ("5", "60", "600")

@@ -14,17 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.kit.consumer_world import ConsumerWorld
 from tests.kit.delay_world import TOPIC
 from tests.kit.reading import wait_until
-from txmq.broker import Broker
 from txmq.errors import ConfigError
-from txmq.histogram import Histogram
+from txmq.ground.histogram import Histogram
 from txmq.message.message import Message
-from txmq.metrics.figures import Figure, FigureKind, Latencies
-from txmq.metrics.meter import Meter
-from txmq.metrics.otel import OpenTelemetryMetrics, attribute_of
-from txmq.metrics.prometheus import exposition
-from txmq.metrics.service import MetricsService
+from txmq.ops.broker import Broker
+from txmq.ops.broker_log import BrokerCounts
+from txmq.ops.metrics.figures import Figure, FigureKind, Latencies
+from txmq.ops.metrics.formats import OpenTelemetryMetrics, attribute_of, exposition
+from txmq.ops.metrics.meter import Meter
+from txmq.ops.metrics.service import MetricsService
 from txmq.store.store import Store
-from txmq.watch.counts import BrokerCounts
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 WAIT_S = 60.0
@@ -125,7 +124,7 @@ def test_broker_shows_them_while_it_runs_and_again_after_a_restart(store: Store)
 
 
 def test_prometheus_may_look_beside_it(store: Store) -> None:
-    from txmq.metrics.endpoint import MetricsEndpoint
+    from txmq.ops.metrics.server import MetricsEndpoint
 
     reader = InMemoryMetricReader()
     shown = [MetricsEndpoint("127.0.0.1:0"), OpenTelemetryMetrics(MeterProvider([reader]))]

@@ -22,7 +22,7 @@ from txmq.errors import (
 from txmq.listeners.protocol import HalfMessage
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
-from txmq.producer.results import SendResult
+from txmq.producer.routing import SendResult
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 

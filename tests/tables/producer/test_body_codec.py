@@ -13,10 +13,6 @@ import pytest
 from tests.kit.builders import table_versions
 from tests.kit.dead_world import CONSUMERS, DEAD, DeadWorld
 from tests.kit.delay_world import TOPIC
-from txmq.admin.chosen_letters import Chosen
-from txmq.admin.erasure import Erasure
-from txmq.admin.replay import ReplayTarget
-from txmq.admin.topics import Topics
 from txmq.consumer.pull import PullConsumer
 from txmq.errors import (
     BodyCodecError,
@@ -26,9 +22,12 @@ from txmq.errors import (
     InvalidMessageError,
     MessageTooLargeError,
 )
-from txmq.message.body_codec import BODY_KEY_ID
-from txmq.message.encryption import AesGcmCodec
+from txmq.message.codec import BODY_KEY_ID, AesGcmCodec
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.dead_letters import ReplayTarget
+from txmq.ops.admin.erasure import Erasure
+from txmq.ops.admin.topics import Topics
 from txmq.producer.awaitable import AsyncTransactionProducer
 from txmq.producer.producer import TransactionProducer
 from txmq.verify import verify

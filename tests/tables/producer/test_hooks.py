@@ -19,8 +19,8 @@ from txmq.errors import (
     StoreFullError,
     TxmqError,
 )
-from txmq.hooks import EndContext, SendContext, sent_messages
-from txmq.lifecycle import ClaimKind, TransactionState
+from txmq.listeners.hooks import EndContext, SendContext, sent_messages
+from txmq.message.lifecycle import ClaimKind, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
@@ -315,7 +315,7 @@ def test_a_hook_that_raises_holds_up_nothing_and_is_logged_by_type(
 ) -> None:
     hooks = [Breaking(), recorder]
     with (
-        caplog.at_level(logging.WARNING, "txmq.hooks"),
+        caplog.at_level(logging.WARNING, "txmq.listeners.hooks"),
         TransactionProducer(store, producer_group="orders", hooks=hooks) as producer,
     ):
         prepared(producer).commit()

@@ -24,8 +24,8 @@ from txmq.errors import (
     InvalidMessageError,
     StoreFullError,
 )
-from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.ids import IdempotencyKey, check_transaction_id, transaction_time_ms
+from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer import keyed as keyed_halves
 from txmq.producer.producer import Transaction, TransactionProducer

@@ -12,14 +12,14 @@ from tests.kit.builders import GROUP, table_versions
 from tests.kit.reading import bodies, log_rows
 from tests.kit.steps import maintain
 from txmq.errors import AlreadyResolvedError, TransactionForgottenError, TransactionNotFoundError
-from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
+from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher
-from txmq.store.forgotten import FORGOTTEN_BEFORE
 from txmq.store.op import OpRow
 from txmq.store.resolution import EndReader
+from txmq.store.retained import FORGOTTEN_BEFORE
 from txmq.store.settled import SettledLog
 from txmq.store.store import Store
 from txmq.testing import ManualClock, before_commit

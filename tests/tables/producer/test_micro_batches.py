@@ -20,12 +20,12 @@ from tests.kit.reading import bodies, publish, rows_of, wait_until
 from tests.kit.stores import fresh_store
 from txmq.check.recheck import RecheckJob
 from txmq.errors import AlreadyResolvedError, InvalidMessageError, LocalTransactionFencedError
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.listeners.delta import DeltaListener
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
-from txmq.producer.micro_batches import TRIES, BatchTransactions
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
+from txmq.spark.micro_batches import TRIES, BatchTransactions
 from txmq.store.config import Config
 from txmq.store.op import OpRow
 from txmq.store.store import Store

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.consumer.stream import Consumer
 from txmq.errors import ConfigError, InvalidNameError, ReservedNameError
 from txmq.message.message import Message
 from txmq.message.names import (
@@ -31,6 +30,7 @@ from txmq.message.names import (
     wrapped,
 )
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.streams import Consumer
 from txmq.store.config import Config
 from txmq.store.store import Store
 

@@ -21,7 +21,7 @@ from txmq.errors import (
     TopicConflictError,
 )
 from txmq.message.message import Message
-from txmq.producer.body_watch import Refused
+from txmq.producer.body_check import Refused
 from txmq.producer.producer import TransactionProducer
 from txmq.store.half import HalfTransaction
 from txmq.testing import failing_commits

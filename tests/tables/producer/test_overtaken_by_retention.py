@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.reading import bodies
 from txmq.errors import InvalidMessageError, TransactionForgottenError
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.maintenance.service import Maintenance
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer

@@ -34,8 +34,8 @@ from txmq.errors import (
     TopicConflictError,
     TransactionNotFoundError,
 )
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.listeners.protocol import HalfMessage
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import Transaction, TransactionProducer
 from txmq.store.store import Store

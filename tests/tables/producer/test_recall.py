@@ -15,7 +15,7 @@ from txmq.errors import (
     ProducerGroupMismatchError,
     TransactionNotFoundError,
 )
-from txmq.lifecycle import ClaimKind
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 

@@ -23,8 +23,8 @@ from txmq.errors import (
     NotPreparedError,
     StorageError,
 )
-from txmq.hooks import EndContext, SendContext
-from txmq.lifecycle import ClaimKind, TransactionState
+from txmq.listeners.hooks import EndContext, SendContext
+from txmq.message.lifecycle import ClaimKind, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction

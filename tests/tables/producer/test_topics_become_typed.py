@@ -10,9 +10,9 @@ import pytest
 from tests.kit.bodies import field, json_body, json_schema
 from tests.kit.builders import table_versions
 from tests.kit.reading import bodies, log_rows, publish
-from txmq.admin.topics import Topics
 from txmq.errors import InvalidBodyError, TopicChangedError, TopicInUseError
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.store.config import Config

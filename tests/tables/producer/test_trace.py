@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from tests.kit.builders import transaction_id
 from tests.kit.reading import wait_until
 from txmq.errors import AlreadyResolvedError, InvalidBodyError, StoreFullError
-from txmq.hooks import EndContext, SendContext, SentMessage
-from txmq.lifecycle import TransactionState
+from txmq.listeners.hooks import EndContext, SendContext, SentMessage
+from txmq.message.lifecycle import TransactionState
 from txmq.message.message import MAX_FIELD_BYTES, LocalTransactionState, Message
 from txmq.message.names import TRACE_TOPIC
 from txmq.producer import trace
-from txmq.producer.trace import TRACE_GROUP, TraceHook
-from txmq.producer.trace_records import (
+from txmq.producer.trace import (
     MESSAGES_OF_A_RECORD_MAX,
+    TRACE_GROUP,
+    TraceHook,
     TraceRecord,
     TraceType,
     decoded,

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from tests.kit.check_world import CheckWorld
 from tests.kit.reading import publish, topic_rows
 from txmq.check.recheck import RecheckJob
-from txmq.lifecycle import TransactionState
+from txmq.message.lifecycle import TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRACE_TOPIC
 from txmq.producer.producer import TransactionProducer
-from txmq.producer.trace import TraceHook
-from txmq.producer.trace_records import TraceRecord, TraceType, decoded
+from txmq.producer.trace import TraceHook, TraceRecord, TraceType, decoded
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 from txmq.verify import verify

@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
 from tests.kit.sending import send_each
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import Goal, PublishResult, TopicWriter
 from txmq.store.store import Store

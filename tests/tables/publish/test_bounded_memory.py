@@ -11,7 +11,7 @@ from txmq.delta import reading
 from txmq.delta.reading import ReadTable
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
-from txmq.publish import arrow_engine
+from txmq.publish import engines as arrow_engine
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store

@@ -14,20 +14,21 @@ from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
 from tests.kit.reading import wait_until
 from txmq.delta.schemas import SCHEDULE
 from txmq.errors import InvalidDelayError, StorageError
-from txmq.lifecycle import ClaimKind
 from txmq.message.delay_levels import DEFAULT_LEVELS, DelayLevel, level_seconds
+from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer
-from txmq.publish.delay import DelayResult, DelayService
-from txmq.publish.publisher import Publisher
-from txmq.publish.waiting import (
+from txmq.publish.delay import (
     MAX_PARTS,
     WAITING_COLUMNS,
+    DelayResult,
+    DelayService,
     WaitingMessages,
     deliver_claims,
     ordered,
 )
+from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 

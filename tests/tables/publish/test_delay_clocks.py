@@ -8,9 +8,9 @@ import pytest
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
 from tests.kit.stores import fresh_store
-from txmq.clock import milliseconds, timestamp
 from txmq.delta.actions import commit_path
 from txmq.errors import StorageError
+from txmq.ground.clock import milliseconds, timestamp
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer

@@ -16,7 +16,7 @@ import pytest
 from tests.kit.reading import log_rows, topic_rows
 from tests.kit.stores import fresh_store
 from txmq.errors import AlreadyResolvedError
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.producer.producer import TransactionProducer

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.reading import bodies
 from txmq.delta.actions import commit_path
 from txmq.errors import StorageError
-from txmq.fail_points import FailPoint
+from txmq.ground.fail_points import FailPoint
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher

@@ -11,10 +11,10 @@ import pytest
 
 from tests.kit.delay_world import TOPIC, DelayWorld
 from tests.kit.reading import bodies
-from txmq.admin.topics import Topics
 from txmq.errors import StorageError
 from txmq.message.names import SCHEDULE_TOPIC
-from txmq.publish import idle_topics
+from txmq.ops.admin.topics import Topics
+from txmq.publish import round as idle_topics
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import TopicWriter
 

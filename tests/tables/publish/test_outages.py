@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.reading import bodies, wait_until
 from txmq.errors import StorageUnavailableError
-from txmq.handles import BREAKS_MAX
+from txmq.ground.handles import BREAKS_MAX
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.publish import publisher as module

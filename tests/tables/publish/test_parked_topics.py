@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
 from tests.kit.sending import send_each
-from txmq.publish import arrow_engine
+from txmq.publish import engines as arrow_engine
 from txmq.publish.publisher import Publisher
 from txmq.store.store import Store
 from txmq.testing import ManualClock, before_commit, failing_commits

@@ -9,8 +9,8 @@ import pytest
 
 from tests.kit.reading import are_gap_free, bodies, topic_rows
 from tests.kit.sending import send_each
-from txmq.admin.topics import Topics
 from txmq.errors import TopicNotFoundError, TopicNotRebuiltError
+from txmq.ops.admin.topics import Topics
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.store import Store

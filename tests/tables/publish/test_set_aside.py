@@ -14,14 +14,14 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.kit.reading import bodies, topic_rows
-from txmq.admin.operator import Operator
-from txmq.admin.status import Admin
 from txmq.delta.actions import commit_path
 from txmq.delta.schemas import OP
 from txmq.errors import ClaimWithoutEffectError, SourceRestoredError, StorageError
-from txmq.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.maintenance.retention import Retention
+from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import Message
+from txmq.ops.admin.operator import Operator
+from txmq.ops.admin.status import Admin
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.reading import bodies
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
 from txmq.message.reasons import GIVE_UP
 from txmq.producer.producer import TransactionProducer

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, messages, transaction_id
-from txmq.clock import timestamp
 from txmq.delta.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED
 from txmq.delta.storage import Table
-from txmq.lifecycle import (
+from txmq.ground.clock import timestamp
+from txmq.message.lifecycle import (
     DELIVERY_STATES,
     Claim,
     ClaimKind,

@@ -14,21 +14,20 @@ from hypothesis import strategies as some
 
 from tests.kit.check_world import JournalListener, wall_ms
 from tests.kit.reading import bodies
-from txmq.admin.operator import Operator
-from txmq.broker import Broker
 from txmq.delta.actions import commit_path, of_kind
 from txmq.delta.schemas import OP
 from txmq.errors import ConfigError, StoreFormatError
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.maintenance.service import Maintenance
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
+from txmq.ops.admin.operator import Operator
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
 from txmq.publish.publisher import Publisher
-from txmq.store.claim_keys import SIGNATURE, ClaimKeys
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.config import Config
-from txmq.store.op import OpRow, op_table
+from txmq.store.op import SIGNATURE, ClaimKeys, OpRow, op_table
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import verify

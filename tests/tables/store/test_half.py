@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.kit.builders import GROUP, halves, ids, messages, transaction_id
 from txmq.delta.reading import ReadTable
 from txmq.delta.schemas import HALF
-from txmq.lifecycle import CONFLICT, MISSING, Halves
+from txmq.message.lifecycle import CONFLICT, MISSING, Halves
 from txmq.message.message import Message
 from txmq.publish.settle import complete_group
 from txmq.store.half import (

@@ -13,14 +13,13 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.builders import table_versions
 from tests.kit.stores import fresh_store
-from txmq.broker import Broker
 from txmq.check.recheck import RecheckJob, all_listeners
-from txmq.cli.app import app
 from txmq.errors import ConfigError, StoreFormatError, TxmqError
+from txmq.ops.broker import Broker
+from txmq.ops.cli.app import app
 from txmq.store.config import Config
-from txmq.store.kept_settings import ACTING_KEYS
-from txmq.store.opening import open_store
-from txmq.store.store import Store
+from txmq.store.store import Store, open_store
+from txmq.store.stored_settings import ACTING_KEYS
 
 GROUP = "orders"
 
@@ -242,8 +241,8 @@ def write_raw(store: Store, name: str, texts: list[str]) -> None:
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    from txmq.clock import timestamp
     from txmq.delta.schemas import REGISTER
+    from txmq.ground.clock import timestamp
 
     rows = {
         "revision": list(range(1, len(texts) + 1)), "value": texts,

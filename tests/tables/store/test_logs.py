@@ -12,18 +12,18 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.kit.builders import GROUP, halves, op_row, transaction_id
-from txmq.admin.life import LifeStage
-from txmq.admin.operator import Operator
-from txmq.admin.status import Admin
 from txmq.check.open_transactions import open_transactions
 from txmq.check.standing import StandingReader
 from txmq.delta.actions import commit_path
-from txmq.delta.changes import ChangesTable
 from txmq.delta.log import clean_log
 from txmq.delta.pinned import PinnedTable
+from txmq.delta.reading import ChangesTable
 from txmq.errors import AlreadyResolvedError, StorageError
-from txmq.lifecycle import ClaimKind, ClaimSource
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState
+from txmq.ops.admin.life import LifeStage
+from txmq.ops.admin.operator import Operator
+from txmq.ops.admin.status import Admin
 from txmq.producer.recall import RecallCheck
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter

@@ -6,8 +6,8 @@ import copy
 from typing import TYPE_CHECKING
 
 from tests.kit.builders import halves
-from txmq.delta import forks
-from txmq.store.numbered import NumberedCommits
+from txmq.delta import failures as forks
+from txmq.store.claim_writer import NumberedCommits
 
 if TYPE_CHECKING:
     import pytest

@@ -11,8 +11,7 @@ from txmq.delta.folder import TableFolder
 from txmq.errors import AccessDeniedError, ConfigError
 from txmq.job import run_batch_job
 from txmq.store.config import Config
-from txmq.store.opening import create_store, open_store
-from txmq.store.store import Store
+from txmq.store.store import Store, create_store, open_store
 
 
 @pytest.fixture

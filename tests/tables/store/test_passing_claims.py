@@ -16,8 +16,8 @@ from tests.kit.commits import after_commit
 from txmq.delta import commit_writer
 from txmq.delta.storage import Table
 from txmq.errors import AlreadyResolvedError, StorageError
-from txmq.lifecycle import ClaimKind, ClaimSource
 from txmq.maintenance.compaction import compact
+from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store import passing_claims

@@ -301,7 +301,7 @@ def test_link_and_its_target_are_one_store(store: Store, tmp_path: Path) -> None
     ],
 )
 def test_object_store_uri_is_kept_without_its_last_slash(location: str, name: str | None) -> None:
-    from txmq.store.location import plain_location
+    from txmq.store.tables import plain_location
 
     assert plain_location(location) == (name or location)
 

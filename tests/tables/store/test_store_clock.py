@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from txmq.clock import AffineClock, Clock, SystemClock
 from txmq.errors import StorageError, StoreFullError
+from txmq.ground.clock import AffineClock, Clock, SystemClock
 from txmq.store.store import Store
 from txmq.store.store_clock import CLOCK_FOLDER, LOOK_INTERVAL_MS, StoreClock
 from txmq.testing import ManualClock, WrongClock

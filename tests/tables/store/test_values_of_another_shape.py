@@ -13,21 +13,21 @@ import pytest
 
 from tests.kit.check_world import wall_ms
 from tests.kit.dead_world import CONSUMERS, DeadWorld
-from txmq.admin.chosen_letters import Chosen
-from txmq.admin.dead_letters import DeadLetters
-from txmq.admin.status import Admin
-from txmq.admin.topics import Topics
-from txmq.broker import Broker
-from txmq.clock import Clock
 from txmq.consumer.group import group_in, state_of
-from txmq.consumer.modes import ConsumeMode
+from txmq.consumer.leases import ConsumeMode
 from txmq.consumer.pull import PullConsumer
 from txmq.errors import ConsumerGroupFullError, StoreFormatError, TxmqError
+from txmq.ground.clock import Clock
 from txmq.message.message import Message
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.dead_letters import DeadLetters
+from txmq.ops.admin.status import Admin
+from txmq.ops.admin.topics import Topics
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.store.register import MEMBERS_MAX, problem_of_value
 from txmq.store.store import Store
-from txmq.store.value_shapes import MEMBERS_MAX, problem_of_value
 from txmq.testing import ManualClock
 
 TOPIC = "order-paid"

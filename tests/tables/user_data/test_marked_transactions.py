@@ -13,7 +13,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.kit.asked import prepared
 from tests.kit.reading import log_rows
-from txmq.broker import Broker
 from txmq.errors import (
     EnvironmentProblemError,
     LocalTransactionError,
@@ -22,8 +21,9 @@ from txmq.errors import (
 )
 from txmq.listeners.database import DatabaseListener
 from txmq.listeners.delta import DeltaListener
-from txmq.listeners.jdbc import JdbcListener
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
+from txmq.spark.listeners import JdbcListener
 from txmq.store.config import Config
 from txmq.store.store import Store
 

@@ -23,11 +23,11 @@ from txmq.verify import (
     Problem,
     VerifyReport,
     marker_places,
+    markers,
     verify,
     verify_business,
 )
-from txmq.verify.plain import markers
-from txmq.verify.plain.markers import DeltaMarkerLog, _newest_checkpoint, _seconds
+from txmq.verify.markers import DeltaMarkerLog, _newest_checkpoint, _seconds
 
 DONE, FENCED = 1, 2
 STATES = {"COMMIT": "COMMITTED", "ROLLBACK": "ROLLED_BACK", "EXPIRE": "EXPIRED"}

@@ -28,8 +28,8 @@ from tests.kit.delayed import (
     waiting,
 )
 from tests.kit.stores import GROUP, START, Half, HandMadeStore, Op, Settled, halves, transaction_id
-from txmq.cli.app import app
 from txmq.message.names import SCHEDULE_TOPIC
+from txmq.ops.cli.app import app
 from txmq.verify import Lateness, VerifyReport, verify
 
 DAY_AFTER = (START + timedelta(days=1)).date().isoformat()

@@ -15,8 +15,8 @@ from tests.kit.delayed import BUGS, delayed_store, retained, tomorrow
 from tests.kit.random_store import random_store
 from tests.kit.stores import GROUP, HandMadeStore, transaction_id
 from txmq.verify import DeltaMarkers, verify
-from txmq.verify.plain import id_ranges
-from txmq.verify.plain.store import PinnedStore
+from txmq.verify import tables as id_ranges
+from txmq.verify.store import PinnedStore
 
 AT_ONCE, EACH_ALONE = 10**9, 1
 

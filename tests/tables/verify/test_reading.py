@@ -10,14 +10,13 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.kit.stores import HandMadeStore, transaction_id
-from txmq.broker import Broker
 from txmq.errors import ConfigError, StorageError
 from txmq.message.message import Message
+from txmq.ops.broker import Broker
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 from txmq.verify import verify
-from txmq.verify.plain.id_ranges import IdRange
-from txmq.verify.plain.tables import PinnedTable
+from txmq.verify.tables import IdRange, PinnedTable
 
 COLUMNS = ["transaction_id", "number", "_commit_version"]
 FEED = {"delta.enableChangeDataFeed": "true"}

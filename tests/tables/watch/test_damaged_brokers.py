@@ -12,17 +12,16 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from txmq.admin.doctor import Doctor
-from txmq.admin.status import Admin
-from txmq.cli.app import app
-from txmq.clock import SystemClock, timestamp
-from txmq.dashboard.snapshot import Counting
 from txmq.delta.schemas import REGISTER
-from txmq.metrics.meter import Meter
-from txmq.store.register import REVISION_MARK
+from txmq.ground.clock import SystemClock, timestamp
+from txmq.ops.admin.doctor import Doctor
+from txmq.ops.admin.status import Admin
+from txmq.ops.brokers import Heartbeat
+from txmq.ops.cli.app import app
+from txmq.ops.dashboard.snapshot import Counting
+from txmq.ops.metrics.meter import Meter
+from txmq.store.register import NAME_CHARACTERS_MAX, REVISION_MARK
 from txmq.store.store import Store
-from txmq.store.value_shapes import NAME_CHARACTERS_MAX
-from txmq.watch.heartbeat import Heartbeat
 
 
 @pytest.fixture

@@ -11,16 +11,15 @@ from typer.testing import CliRunner
 
 from tests.kit.reading import wait_until
 from txmq import __version__
-from txmq.admin.status import Admin
-from txmq.broker import Broker
-from txmq.cli.app import app
-from txmq.fail_points import FailPoint, arm
+from txmq.ground.fail_points import FailPoint, arm
 from txmq.message.message import Message
+from txmq.ops.admin.status import Admin
+from txmq.ops.broker import Broker
+from txmq.ops.brokers import GONE_MS, SWEPT_MS, Heartbeat, HeartbeatHandle
+from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.store.store import Store
 from txmq.testing import ManualClock
-from txmq.watch.brokers import GONE_MS, SWEPT_MS
-from txmq.watch.heartbeat import Heartbeat, HeartbeatHandle
 
 NOW_MS = 1_767_225_600_000
 

@@ -1,1 +1,0 @@
-"""Registers the tables of a store in a catalog of Spark, so that people read them by name."""

@@ -1,1 +1,0 @@
-"""A local Spark session, and the Java and jars that it needs."""

@@ -1,0 +1,392 @@
+"""Consumer groups for operators: list them, reset their offsets, delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from txmq.consumer.group import ConsumerGroup, group_in
+from txmq.consumer.lag import GroupLag, Unreadable, readable_groups
+from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode, LeaseWatch, sightings
+from txmq.consumer.offsets import StartPoint
+from txmq.consumer.rules import EVERY_QUEUE, SHARED, GroupState, TopicQueue, replay_of
+from txmq.errors import (
+    CommitConflictError,
+    ConfigError,
+    ConsumerGroupInUseError,
+    ConsumerGroupNotFoundError,
+    StorageError,
+    StoreFormatError,
+    UnreadableFileError,
+    shown,
+)
+from txmq.ground.clock import Clock, SystemClock, affine, follows_storage
+from txmq.ground.results import Plain
+from txmq.message.names import dead_letter_topic, retry_topic, stored_group, stored_topic
+from txmq.ops.admin.topics import delete_topic
+from txmq.store.store import Store, check_store
+from txmq.store.store_clock import StoreClock
+from txmq.store.tables import CONSUMER_GROUP
+
+# --- living_members:
+
+
+class LivingMembers:
+    """Sees who is silent as a member that joins does: by the storage's time, or by watching.
+
+    A member that has renewed its lease within the length of it may live, whatever the clock of this
+    machine says (decision 0031). Not safe for several threads.
+
+    Args:
+        store: the store of the groups.
+        clock: measures how long this object has watched; only durations count.
+    """
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        """Nobody was seen yet."""
+        self._store_clock, self._clock = StoreClock.of(store, clock), clock
+        self._lease_ms = round(store.config.consumer_lease_s * 1000)
+        self._watches: dict[str, LeaseWatch] = {}
+
+    def check_none(
+        self, group: ConsumerGroup, state: GroupState, *, can_be_forced: bool = True
+    ) -> None:
+        """Refuse where members may live; 0 commits.
+
+        Args:
+            group: the group, which has read `state` last.
+            state: the newest state of the group.
+            can_be_forced: whether the caller has a way to do it all the same.
+
+        Raises: ConsumerGroupInUseError; StorageError if the storage cannot be asked for its time.
+        """
+        if members := self._of(group, state):
+            raise ConsumerGroupInUseError(group.name, members, can_be_forced=can_be_forced)
+
+    def _of(self, group: ConsumerGroup, state: GroupState) -> list[str]:
+        if not state.members:
+            return []
+        watch = self._watches.setdefault(group.name, LeaseWatch(self._clock, self._lease_ms))
+        watch.note_silence(state.members, self._silent_ms(group, state))
+        return sorted(state.members.keys() - watch.gone(state.members))
+
+    def _silent_ms(self, group: ConsumerGroup, state: GroupState) -> dict[str, int]:
+        """For how long the storage has shown no renewal of each member."""
+        changed_ms = group.changed_ms()
+        if changed_ms is None or not follows_storage(self._clock):
+            return {}
+        now_ms, at = self._store_clock.now_ms(), affine(self._clock).at
+        seen = sightings(state.members, state.seen, changed_ms)
+        return {name: now_ms - at(sighting.since_ms) for name, sighting in seen.items()}
+
+
+# --- group_deletion:
+
+# What damage raises; all other errors of a storage have a type of their own, and may pass.
+_DAMAGE = (StorageError, StoreFormatError, UnreadableFileError)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDeletion(Plain):
+    """What a deletion of a consumer group removes, or has removed.
+
+    Attributes:
+        group: the stored name.
+        subscription: the topics that it read, with their filters.
+        retries: messages in its retry topic, which go; with a `problem` they stay.
+        dead_letters: its dead letters, which stay: nobody has handled them.
+        is_written: false in a dry run.
+        problem: why the offsets cannot be read, and so what it reads and whether members live is
+            not known; None where they can.
+    """
+
+    group: str
+    subscription: Mapping[str, str]
+    retries: int
+    dead_letters: int
+    is_written: bool = False
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A group as it is, or why it cannot be read; the version is that of its table before."""
+
+    state: GroupState
+    version: int
+    problem: str | None = None
+
+
+def delete_group(
+    store: Store, name: str, clock: Clock, living: LivingMembers, *, apply: bool
+) -> GroupDeletion:
+    """Remove the offsets and the retries of a group; see `ConsumerGroups.delete`."""
+    group = group_in(store, name)
+    seen, letters = _seen(group), _rows(store, dead_letter_topic(name))
+    if seen.problem is not None:
+        if apply:
+            _begin_anew(store, group, seen.version, clock.now_ms())
+        retries = _rows(store, retry_topic(name))
+        return GroupDeletion(name, {}, retries, letters, apply, seen.problem)
+    if seen.state.is_gone and not _rows(store, retry_topic(name)):
+        raise ConsumerGroupNotFoundError(name)
+    living.check_none(group, seen.state, can_be_forced=False)
+    # Refused before anything is written, where retries wait for their time.
+    retries = delete_topic(store, retry_topic(name), clock, apply=False).rows
+    if apply:
+        _apply(store, group, clock, living)
+    return GroupDeletion(name, dict(seen.state.settings.subscription), retries, letters, apply)
+
+
+def _seen(group: ConsumerGroup) -> _Seen:
+    # Looked at first: damage of this version is what a new beginning is put behind.
+    version = group.newest_version()
+    try:
+        return _Seen(group.read() if group.exists else GroupState(), version)
+    except StorageError as error:
+        if type(error) not in _DAMAGE:
+            raise
+        return _Seen(GroupState(), version, str(error))
+
+
+def _apply(store: Store, group: ConsumerGroup, clock: Clock, living: LivingMembers) -> None:
+    """The group first: a member that joins meanwhile is refused or begins anew."""
+    if group.exists:
+        group.change(lambda now: _emptied(group, now, living), clock.now_ms())
+    if store.tables.table_at(f"topics/{group.retry_topic}").exists():
+        delete_topic(store, group.retry_topic, clock, apply=True)
+
+
+def _begin_anew(store: Store, group: ConsumerGroup, version: int, now_ms: int) -> None:
+    """Its retries stay: no member could read them, and nobody may wait for those to come."""
+    state, interval = anew(version, now_ms), store.config.checkpoint_interval
+    if not group.begin_anew(state, version, now_ms, interval):
+        problem = "was written by another process meanwhile, and may be whole; look again"
+        raise CommitConflictError(f"state/{CONSUMER_GROUP}{group.name}", problem)
+
+
+def _emptied(group: ConsumerGroup, state: GroupState, living: LivingMembers) -> GroupState:
+    living.check_none(group, state, can_be_forced=False)
+    return state if state.is_gone else emptied(state)
+
+
+def emptied(state: GroupState) -> GroupState:
+    """The state of a deleted group; pure.
+
+    The epoch stays above that of every old member. Who joins later reads again on purpose, so what
+    fails again is sent back again.
+    """
+    queues = {queue for offsets in state.offsets.values() for queue in offsets}
+    more = {queue: replay_of(state.replays, queue) + 1 for queue in queues}
+    return GroupState(replays={**state.replays, **more}, epoch=state.epoch + 1)
+
+
+def anew(version: int, now_ms: int) -> GroupState:
+    """The state of a deleted group whose state before cannot be read.
+
+    Epochs and replays count changes of the group, each a commit; so milliseconds since 1970 are
+    above those of every old member. Where this clock is wrong, a multiple of the version is: one
+    commit raises an epoch by a few.
+
+    Args:
+        version: the newest version of its table.
+        now_ms: the time.
+    """
+    above = max(now_ms, 1_000 * (version + 1))
+    return GroupState(replays={EVERY_QUEUE: above}, epoch=above)
+
+
+def _rows(store: Store, topic: str) -> int:
+    table = store.tables.table_at(f"topics/{topic}")
+    return sum(file.num_records for file in table.files()) if table.exists() else 0
+
+
+# --- consumer_groups:
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary(Plain):
+    """A consumer group; names are stored names, `members` are the living members."""
+
+    group: str
+    mode: ConsumeMode
+    subscription: Mapping[str, str]
+    members: tuple[str, ...]
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsReset(Plain):
+    """The offsets by queue before and after a reset; `is_written` is false in a dry run."""
+
+    group: str
+    topic: str
+    before: Mapping[int, int]
+    after: Mapping[int, int]
+    is_written: bool = False
+
+
+class ConsumerGroups:
+    """Lists consumer groups, resets their offsets and deletes them; needs no Spark.
+
+    Args:
+        store: the store of the groups.
+        clock: measures leases of members; to delete or reset a group rests on the storage's time.
+
+    Example:
+        >>> [summary.group for summary in ConsumerGroups(store).list()]
+        ['billing']
+    """
+
+    def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
+        """Read nothing yet."""
+        check_store(store)
+        self._store = store
+        self._clock: Clock = clock or SystemClock()
+        self._living = LivingMembers(store, self._clock)
+
+    def list(self, unreadable: Unreadable | None = None) -> list[GroupSummary]:
+        """All groups that a member has ever joined, with their lag.
+
+        Args:
+            unreadable: is told of each group that is damaged, and of its error; the others are
+                listed. Without it, such an error is raised.
+
+        Reads: state/group_<group> of each group, the topics that it reads. Commits: 0. Raises:
+        StorageError.
+        """
+        found = readable_groups(self._store, self._clock, unreadable)
+        return [summary_of(group, self._clock) for group in found]
+
+    def reset_offsets(  # noqa: PLR0913 - an operator's options
+        self,
+        consumer_group: str,
+        topic: str,
+        to: ConsumeFromWhere | Mapping[int, int],
+        *,
+        moment: datetime | None = None,
+        queue_id: int | None = None,
+        apply: bool = False,
+        force: bool = False,
+    ) -> OffsetsReset:
+        """Move a group to another place in a topic; a dry run unless `apply`.
+
+        Args:
+            consumer_group, topic: stored names, or as RocketMQ shows them.
+            to: the first or the last offset, a time, or an offset for each queue.
+            moment: the time for ConsumeFromWhere.TIMESTAMP.
+            queue_id: reset this queue only.
+            apply: write the offsets; without it they are only computed.
+            force: reset also while members live. They drop what they have read ahead and join
+                again; a handler may still work on an old message beside the next ones.
+
+        Reads: state/group_<group>, the topic. Commits: with `apply` one to `state/group_<group>`,
+        else 0. A call that failed can be repeated.
+
+        Returns:
+            The offsets before and after, by queue.
+
+        Raises:
+            ConsumerGroupNotFoundError: no member has ever joined the group.
+            ConsumerGroupInUseError: members live, and `force` is not given.
+            OffsetOutOfRangeError, ConfigError, InvalidNameError: a wrong argument.
+            StorageError: a table cannot be read or written, or members won every try.
+        """
+        name = stored_group(consumer_group)
+        stored = stored_topic(topic)
+        group = group_in(self._store, name)
+        if not group.exists:
+            raise ConsumerGroupNotFoundError(name)
+        state = group.read()
+        if state.is_gone:
+            raise ConsumerGroupNotFoundError(name)
+        queues = _chosen(state, stored, to, queue_id)
+        where = {stored: to} if isinstance(to, Mapping) else to
+        offsets = StartPoint.of(where, moment).offsets_in(self._store, stored, queues)
+        after = {TopicQueue(stored, queue): offset for queue, offset in offsets.items()}
+        if apply:
+            group.change(
+                lambda now: self._reset(group, now, after, force=force), self._clock.now_ms()
+            )
+        return OffsetsReset(name, stored, _before(state, stored, queues), offsets, apply)
+
+    def delete(self, consumer_group: str, *, apply: bool = False) -> GroupDeletion:
+        """Remove the offsets and the retries of a group; a dry run unless `apply`.
+
+        Its dead letters stay, because nobody has handled them: `DeadLetters.purge` hides them. A
+        member that joins a group of this name later begins where a new group does.
+
+        Where its state cannot be read, a new one takes its place, above all that old members know:
+        those that live are refused and join again. Then its retries stay.
+
+        Args:
+            consumer_group: the stored name, or as RocketMQ shows it.
+            apply: delete it; without it only the counts are read.
+
+        Reads: state/group_<group>, half, settled, state/publisher, its retry topic and its dead
+        letters. Writes: state/group_<group>; where there are retries state/maintenance,
+        state/topics and the retry topic. Commits: with `apply` one to each, else 0. A deletion that
+        failed or was killed can be repeated.
+
+        Raises:
+            ConsumerGroupNotFoundError: there is no such group.
+            ConsumerGroupInUseError: members live.
+            CommitConflictError: another process wrote a state that could not be read; look again.
+            TopicInUseError: retries of the group wait for their time, or are not published.
+            InvalidNameError: the name is not allowed.
+            StorageError: a table cannot be read or written.
+        """
+        name = stored_group(consumer_group)
+        return delete_group(self._store, name, self._clock, self._living, apply=apply)
+
+    def _reset(
+        self,
+        group: ConsumerGroup,
+        state: GroupState,
+        offsets: Mapping[TopicQueue, int],
+        *,
+        force: bool,
+    ) -> GroupState:
+        if not force:
+            self._living.check_none(group, state)
+        return state.reset(offsets)
+
+
+def _chosen(
+    state: GroupState, topic: str, to: ConsumeFromWhere | Mapping[int, int], queue_id: int | None
+) -> list[int]:
+    """The queues to reset."""
+    queues = range(state.queues.get(topic, 0))
+    if not queues:
+        raise ConfigError([f"topic {shown(topic)} is not among those that the group reads"])
+    if queue_id is not None and queue_id not in queues:
+        raise ConfigError([f"queue_id must be below {len(queues)}, not {shown(queue_id)}"])
+    chosen = list(queues) if queue_id is None else [queue_id]
+    if not isinstance(to, Mapping):
+        return chosen
+    others = [queue for queue in to if queue not in chosen]
+    if others:
+        raise ConfigError(
+            [f"offsets are given for the queues {shown(others)}, which are not reset"]
+        )
+    return [queue for queue in chosen if queue in to]
+
+
+def _before(state: GroupState, topic: str, queues: list[int]) -> dict[int, int]:
+    """The offset of each queue; in BROADCASTING the smallest offset of all members."""
+    readers = [reader for reader in state.offsets if (reader == SHARED) != state.is_broadcasting]
+    before: dict[int, int] = {}
+    for queue in queues:
+        offsets = [state.offsets[reader].get(TopicQueue(topic, queue)) for reader in readers]
+        stored = [offset for offset in offsets if offset is not None]
+        if stored:
+            before[queue] = min(stored)
+    return before
+
+
+def summary_of(group: GroupLag, clock: Clock) -> GroupSummary:
+    """A group that was looked at."""
+    settings, lag = group.state.settings, sum(queue.lag for queue in group.queues)
+    members = tuple(group.state.living(clock.now_ms()))
+    return GroupSummary(group.name, settings.mode, dict(settings.subscription), members, lag)

@@ -1,0 +1,533 @@
+"""What operators do by hand: list open transactions, end or resume one by an audited claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check.open_transactions import open_transactions
+from txmq.errors import (
+    AlreadyResolvedError,
+    ClaimWithoutEffectError,
+    IncompleteTransactionError,
+    InvalidMessageError,
+    TransactionError,
+)
+from txmq.ground.clock import Clock, SystemClock
+from txmq.ground.results import Plain, plain
+from txmq.message.ids import check_transaction_id, transaction_time_ms
+from txmq.message.lifecycle import (
+    FINAL_STATES,
+    Claim,
+    ClaimKind,
+    ClaimSource,
+    Halves,
+    Standing,
+    TransactionState,
+    end_asked_for,
+    fold,
+)
+from txmq.message.message import LocalTransactionState
+from txmq.message.names import check_stored_group
+from txmq.message.reasons import GIVE_UP, signed_reason
+from txmq.store.claim_writer import ClaimWriter
+from txmq.store.half import HalfLog
+from txmq.store.op import OpRow
+from txmq.store.retained import KnownReader, no_transaction
+from txmq.store.set_aside import read_set_aside
+from txmq.store.settled import last_facts
+from txmq.store.store import Store, check_store
+
+# --- operator_result:
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorResult:
+    """The effect of an operator's claim; without `apply` the effect that it would have.
+
+    Attributes:
+        kind: COMMIT, ROLLBACK or RESUME.
+        reason: the reason with the name of the OS user, as the row holds it.
+        state_before, state_after: the state before and after the claim.
+        life: how often the transaction has been resumed after the claim.
+        source: who wrote the claim that led to `state_after`.
+        messages: how many messages the transaction has in each topic.
+        problem: MISSING or CONFLICT where the half messages must be repaired first; of a
+            transaction that is given up, the file that cannot be read.
+        is_needed: false where the transaction already has this end; then nothing is written.
+        op_version: the commit that holds the row; None where none was written.
+    """
+
+    transaction_id: str
+    producer_group: str
+    kind: ClaimKind
+    reason: str
+    state_before: TransactionState
+    state_after: TransactionState
+    life: int
+    source: str
+    messages: Mapping[str, int]
+    problem: str | None = None
+    is_needed: bool = False
+    op_version: int | None = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the row is in the op log."""
+        return self.op_version is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**plain(self), "is_written": self.is_written}
+
+
+def planned_give_up(store: Store, transaction_id: str, reason: str) -> OperatorResult:
+    """What it would lead to if the messages that cannot be read were given up; 0 commits.
+
+    Raises: ClaimWithoutEffectError, StorageError.
+    """
+    entry = read_set_aside(store.tables).transactions.get(transaction_id)
+    if entry is None:
+        next_step = "only what txmq status shows as set aside can be given up"
+        raise ClaimWithoutEffectError(transaction_id, "a give-up", "not set aside", next_step)
+    logs, ids = store.tables.logs(), pa.array([transaction_id], pa.string())
+    logs.refresh()
+    rows, _ = logs.half.readable_summaries(ids)
+    facts = last_facts(logs.settled.facts_of(ids)).to_pylist()
+    before = TransactionState(facts[0]["state"]) if facts else TransactionState.PENDING
+    groups = pc.unique(rows["producer_group"]).drop_null().to_pylist()
+    known = [*sorted(groups), entry.producer_group, logs.settled.group_of(transaction_id)]
+    return OperatorResult(
+        transaction_id=transaction_id,
+        producer_group=next(group for group in [*known, ""] if group is not None),
+        kind=ClaimKind.ROLLBACK,
+        reason=reason,
+        state_before=before,
+        state_after=before if before in FINAL_STATES else TransactionState.ROLLED_BACK,
+        life=facts[0]["life"] if facts else 0,
+        source=ClaimSource.OPERATOR.value,
+        messages=messages_by_topic(rows),
+        problem=entry.problem,
+        is_needed=entry.giver_up is None,
+    )
+
+
+def messages_by_topic(rows: pa.Table) -> dict[str, int]:
+    """How many messages the rows of one transaction hold for each topic."""
+    rows = rows.filter(pc.is_valid(rows["real_topic"]))
+    # A retried append wrote its rows twice; they count once.
+    messages = rows.group_by(["sequence", "real_topic"]).aggregate([])
+    counts = messages["real_topic"].value_counts().to_pylist()
+    return {count["values"]: count["counts"] for count in sorted(counts, key=lambda c: c["values"])}
+
+
+# --- open:
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction(Plain):
+    """A transaction without a final end.
+
+    Attributes:
+        age_s: the time since the moment in its id; None where the id has none.
+        check_times: how many checks were counted in this life.
+        next_check: when its listener is asked next; None where it is not asked, or where that
+            time is long past and was not read.
+        is_due: whether its listener is asked in the next round.
+        reason: why the last check brought no end, such as NO_LISTENER, BUSY or TIMEOUT; None
+            before the first check, and where the listener gave UNKNOWN without a reason.
+        problem: MISSING or CONFLICT where a COMMIT would not take effect, else None.
+    """
+
+    transaction_id: str
+    producer_group: str
+    state: TransactionState
+    life: int
+    age_s: float | None
+    check_times: int
+    next_check: datetime | None
+    is_due: bool
+    reason: str | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardedTransaction(Plain):
+    """A transaction that is not checked any more; its messages are dead letters.
+
+    `discarded_at` and `reason` come from the claim that discarded it.
+    """
+
+    transaction_id: str
+    producer_group: str
+    life: int
+    check_times: int
+    discarded_at: datetime | None
+    reason: str | None
+
+
+def open_row(row: Mapping[str, Any], halves: Halves | None, now_ms: int) -> OpenTransaction:
+    """A row of `open_transactions` as a value."""
+    state = TransactionState(row["state"])
+    is_pending = state is TransactionState.PENDING
+    return OpenTransaction(
+        transaction_id=row["transaction_id"],
+        producer_group=row["producer_group"],
+        state=state,
+        life=row["life"],
+        age_s=_age_s(row["transaction_id"], now_ms),
+        check_times=row["check_times"],
+        next_check=row["deadline"] if is_pending else None,
+        is_due=row["is_due"],
+        reason=row["reason"],
+        problem=row["problem"] if halves is None else halves.problem,
+    )
+
+
+def discarded_row(row: Mapping[str, Any], claim: Mapping[str, Any]) -> DiscardedTransaction:
+    """A row of `open_transactions` and the claim that discarded it as a value."""
+    return DiscardedTransaction(
+        transaction_id=row["transaction_id"],
+        producer_group=row["producer_group"],
+        life=row["life"],
+        check_times=row["check_times"],
+        discarded_at=claim.get("op_timestamp"),
+        reason=claim.get("reason"),
+    )
+
+
+def life_key(row: Mapping[str, Any]) -> tuple[str, str, int]:
+    """The key of one life of one transaction."""
+    return row["transaction_id"], row["producer_group"], row["life"]
+
+
+def _age_s(transaction_id: str, now_ms: int) -> float | None:
+    try:
+        return max(0.0, (now_ms - transaction_time_ms(transaction_id)) / 1000)
+    except ValueError:
+        # A program other than txmq may have written a half with any id.
+        return None
+
+
+# --- operator:
+
+_ENDS = {
+    LocalTransactionState.COMMIT: ClaimKind.COMMIT,
+    LocalTransactionState.ROLLBACK: ClaimKind.ROLLBACK,
+}
+
+
+class Operator:
+    """Lists transactions that need a person, and ends or resumes them; needs no Spark.
+
+    Args:
+        store: the store of the transactions.
+        clock: the time for ages and for the rows that are written.
+
+    Example:
+        >>> operator = Operator(store)
+        >>> operator.resume(transaction_id, reason="listener repaired").state_after
+        <TransactionState.PENDING: 'PENDING'>
+        >>> operator.resume(transaction_id, reason="listener repaired", apply=True).is_written
+        True
+    """
+
+    def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
+        """Open nothing yet."""
+        check_store(store)
+        self._store = store
+        self._clock: Clock = clock or SystemClock()
+
+    def open_transactions(
+        self, *, producer_group: str | None = None
+    ) -> tuple[OpenTransaction, ...]:
+        """All transactions without a final end: PENDING, DISCARDED, INCOMPLETE.
+
+        Args:
+            producer_group: the stored name of a group, to list only its transactions.
+
+        Returns:
+            The transactions, oldest first.
+
+        Reads: half, settled, op. Writes: nothing. Commits: 0.
+
+        Raises: InvalidNameError for what names no group; StorageError.
+        """
+        rows = self._open_rows(producer_group).to_pylist()
+        incomplete = TransactionState.INCOMPLETE.value
+        ids = [row["transaction_id"] for row in rows if row["state"] == incomplete]
+        # Their bodies are compared, which is affordable for the few incomplete ones only.
+        halves = self._store.tables.half_log().halves_of(ids) if ids else {}
+        now_ms = self._clock.now_ms()
+        return tuple(open_row(row, halves.get(row["transaction_id"]), now_ms) for row in rows)
+
+    def discarded(self, *, producer_group: str | None = None) -> tuple[DiscardedTransaction, ...]:
+        """All DISCARDED transactions; `resume` opens one again.
+
+        Args:
+            producer_group: the stored name of a group, to list only its transactions.
+
+        Returns:
+            The transactions, oldest first.
+
+        Reads: half, settled, op. Writes: nothing. Commits: 0.
+
+        Raises: InvalidNameError for what names no group; StorageError.
+        """
+        rows = self._open_rows(producer_group)
+        rows = rows.filter(pc.equal(rows["state"], TransactionState.DISCARDED.value))
+        claims = self._discards(pc.unique(rows["transaction_id"]))
+        return tuple(discarded_row(row, claims.get(life_key(row), {})) for row in rows.to_pylist())
+
+    def resolve(
+        self,
+        transaction_id: str,
+        end: LocalTransactionState,
+        *,
+        reason: str,
+        apply: bool = False,
+    ) -> OperatorResult:
+        """End a transaction by COMMIT or ROLLBACK; a dry run unless `apply`.
+
+        A transaction that already has this end is no error, and nothing is written. So a call
+        that failed can be repeated.
+
+        Args:
+            transaction_id: the transaction, in any of its lives.
+            end: LocalTransactionState.COMMIT or ROLLBACK.
+            reason: one line, which is stored with the claim.
+            apply: write the claim; without it only the effect is computed.
+
+        Reads: half, op, settled. Writes: op, one row of source operator, with `reason` and the
+        name of the OS user. Commits: one to op with `apply`, else 0.
+
+        Returns:
+            The state before and after the claim, and the messages that it concerns.
+
+        Raises:
+            TransactionNotFoundError: there is no half message of this id, and no end is kept.
+            AlreadyResolvedError: the transaction has another end; also where another claim was
+                faster than the row that was written.
+            IncompleteTransactionError: a COMMIT, while half messages are missing.
+            ClaimWithoutEffectError: the transaction was discarded; resume it first.
+            InvalidReasonError, InvalidMessageError: a wrong argument.
+            CommitConflictError, UnknownCommitError, StorageError: the row could not be written,
+                or nobody knows whether it was.
+        """
+        kind = next((kind for state, kind in _ENDS.items() if state == end), None)
+        if kind is None:
+            raise InvalidMessageError("end", "must be LocalTransactionState.COMMIT or ROLLBACK")
+        return self._claim(transaction_id, kind, reason, apply=apply)
+
+    def give_up(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
+        """Give up the messages of a set-aside transaction that cannot be read; dry unless `apply`.
+
+        The publisher tries once more; if a file is readable by then, nothing is given up. Else a
+        transaction without an end is rolled back, also after a COMMIT that could not be settled,
+        and of a COMMITTED one the messages are published that can be read.
+
+        Args:
+            transaction_id: a transaction that `Admin.status().set_aside` names.
+            reason: one line, which is stored with the claim.
+            apply: write the claim; without it only the effect is computed.
+
+        Reads: state/set_aside, half, settled. Writes: op, one ROLLBACK of source operator, whose
+        reason begins with GIVE_UP. Commits: one to op with `apply`, else 0. A call for a
+        transaction that is given up already writes nothing.
+
+        Raises:
+            ClaimWithoutEffectError: the transaction is not set aside.
+            InvalidReasonError: a wrong argument.
+            CommitConflictError, UnknownCommitError, StorageError: as `resolve`.
+        """
+        signed = GIVE_UP + signed_reason(reason)
+        transaction_id = check_transaction_id(transaction_id)
+        planned = planned_give_up(self._store, transaction_id, signed)
+        if not apply or not planned.is_needed:
+            return planned
+        claims = ClaimWriter(
+            self._store.tables.op_log(), "operator", self._store.config.half_queues
+        )
+        source, now_ms = ClaimSource.OPERATOR, self._clock.now_ms()
+        group = planned.producer_group
+        row = OpRow(transaction_id, ClaimKind.ROLLBACK, group, source, now_ms, reason=signed)
+        claims.append([row])
+        return replace(planned, op_version=claims.last_version())
+
+    def resume(self, transaction_id: str, *, reason: str, apply: bool = False) -> OperatorResult:
+        """Open a DISCARDED or INCOMPLETE transaction again; a dry run unless `apply`.
+
+        It becomes PENDING in its next life, with no counted check, and its listener is asked at
+        once. A repeated call that finds it open raises ClaimWithoutEffectError.
+
+        Args:
+            transaction_id: the transaction.
+            reason: one line, which is stored with the claim.
+            apply: write the claim; without it only the effect is computed.
+
+        Reads, writes, commits, returns: as `resolve`.
+
+        Raises:
+            TransactionNotFoundError: there is no half message of this id, and no end is kept.
+            AlreadyResolvedError: the transaction has a final end.
+            ClaimWithoutEffectError: the transaction is open.
+            InvalidReasonError: a wrong argument.
+            CommitConflictError, UnknownCommitError, StorageError: as `resolve`.
+
+        Source: RocketMQ R91. Differs: it is a claim like any other, with a reason.
+        """
+        return self._claim(transaction_id, ClaimKind.RESUME, reason, apply=apply)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def _open_rows(self, producer_group: str | None) -> pa.Table:
+        group = None if producer_group is None else check_stored_group(producer_group)
+        rows = open_transactions(self._store, clock=self._clock)
+        return rows if group is None else rows.filter(pc.equal(rows["producer_group"], group))
+
+    def _discards(self, transaction_ids: pa.Array) -> dict[tuple[str, str, int], dict[str, Any]]:
+        """The first DISCARD row of each life; only the first one took effect."""
+        rows = self._store.tables.op_log().rows_about(transaction_ids)
+        rows = rows.filter(pc.equal(rows["kind"], ClaimKind.DISCARD.value))
+        first: dict[tuple[str, str, int], dict[str, Any]] = {}
+        for row in rows.sort_by("op_timestamp").to_pylist():
+            first.setdefault(life_key(row), row)
+        return first
+
+    def _read(self, transaction_id: str) -> _TransactionNow:
+        """The transaction by all claims that are durable now, settled or not."""
+        logs = self._store.tables.logs()
+        known = KnownReader(logs).of(transaction_id)
+        if known.state is None or known.producer_group is None or known.source is None:
+            raise no_transaction(self._store, transaction_id)
+        standing = Standing(known.state, known.life)
+        # Without halves it has a final end, so that no claim can have an effect.
+        halves = known.halves or Halves(known.producer_group, None, 0)
+        return _TransactionNow(transaction_id, standing, halves, known.source)
+
+    # --- claims ------------------------------------------------------------------------------
+
+    def _claim(
+        self, transaction_id: str, kind: ClaimKind, reason: str, *, apply: bool
+    ) -> OperatorResult:
+        signed = signed_reason(reason)
+        before = self._read(check_transaction_id(transaction_id))
+        messages = _messages_by_topic(self._store.tables.half_log(), before.transaction_id)
+        unchanged = before.result(kind, signed, messages)
+        if kind is not ClaimKind.RESUME and before.standing.state is end_asked_for(kind):
+            return unchanged
+        row = before.row(kind, signed, self._clock.now_ms())
+        after = before.after(row)
+        planned = replace(
+            unchanged,
+            state_after=after.state,
+            life=after.life,
+            source=ClaimSource.OPERATOR.value,
+            is_needed=True,
+        )
+        return self._applied(planned, row) if apply else planned
+
+    def _applied(self, planned: OperatorResult, row: OpRow) -> OperatorResult:
+        claims = ClaimWriter(
+            self._store.tables.op_log(), "operator", self._store.config.half_queues
+        )
+        claims.append([row])
+        after = self._read(row.transaction_id)
+        after.check_took_effect(row)
+        return replace(
+            planned,
+            state_after=after.standing.state,
+            life=after.standing.life,
+            source=after.source,
+            op_version=claims.last_version(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _TransactionNow:
+    """A transaction as the logs show it, and the effect that a claim would have on it."""
+
+    transaction_id: str
+    standing: Standing
+    halves: Halves
+    source: str
+
+    def result(self, kind: ClaimKind, reason: str, messages: Mapping[str, int]) -> OperatorResult:
+        """The result of a claim that is not needed: nothing changes."""
+        return OperatorResult(
+            transaction_id=self.transaction_id,
+            producer_group=self.halves.producer_group,
+            kind=kind,
+            reason=reason,
+            state_before=self.standing.state,
+            state_after=self.standing.state,
+            life=self.standing.life,
+            source=self.source,
+            messages=messages,
+            problem=None if self.standing.state in FINAL_STATES else self.halves.problem,
+        )
+
+    def row(self, kind: ClaimKind, reason: str, now_ms: int) -> OpRow:
+        """The row of the claim, for the group that prepared the transaction."""
+        group, life = self.halves.producer_group, None
+        if kind is ClaimKind.RESUME:
+            life = self.standing.life + 1
+        source = ClaimSource.OPERATOR
+        return OpRow(self.transaction_id, kind, group, source, now_ms, life=life, reason=reason)
+
+    def after(self, row: OpRow) -> Standing:
+        """The standing after the row.
+
+        Raises: AlreadyResolvedError, IncompleteTransactionError, ClaimWithoutEffectError.
+        """
+        claim = Claim(
+            row.transaction_id, row.kind, row.producer_group, op_version=0, ordinal=0, life=row.life
+        )
+        standing, facts = fold([claim], self.halves, self.standing)
+        if not facts or standing.state is not _state_asked_for(row.kind):
+            raise self._refusal(row.kind)
+        return standing
+
+    def check_took_effect(self, row: OpRow) -> None:
+        """Raise as `after` unless this row, or another row with the same end, took effect."""
+        if row.life is not None:
+            # The new life may have ended since; a RESUME only asks that it began.
+            took_effect = self.standing.life >= row.life
+        else:
+            took_effect = self.standing.state is _state_asked_for(row.kind)
+        if not took_effect:
+            raise self._refusal(row.kind)
+
+    def _refusal(self, kind: ClaimKind) -> TransactionError:
+        state = self.standing.state
+        if state in FINAL_STATES:
+            return AlreadyResolvedError(self.transaction_id, state.value, self.source)
+        if kind is ClaimKind.COMMIT and self.halves.problem:
+            halves = self.halves
+            return IncompleteTransactionError(
+                self.transaction_id, halves.message_count, halves.found
+            )
+        return ClaimWithoutEffectError(
+            self.transaction_id, kind.value, state.value, _next_step(kind, state)
+        )
+
+
+def _state_asked_for(kind: ClaimKind) -> TransactionState:
+    return TransactionState.PENDING if kind is ClaimKind.RESUME else end_asked_for(kind)
+
+
+def _next_step(kind: ClaimKind, state: TransactionState) -> str:
+    if kind is ClaimKind.RESUME:
+        return "only a DISCARDED or INCOMPLETE transaction can be resumed"
+    if state is TransactionState.PENDING:
+        return "it was resumed meanwhile, so try again"
+    return "resume it first"
+
+
+def _messages_by_topic(half: HalfLog, transaction_id: str) -> dict[str, int]:
+    return messages_by_topic(half.summaries(pa.array([transaction_id], pa.string())))

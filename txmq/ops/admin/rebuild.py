@@ -1,0 +1,297 @@
+"""Step 3 of rebuilding a topic: write the rows that it should show and swap them in, in one commit.
+
+Rows, mark and next offsets change in the same commit, through a handle that was opened just
+before. A publisher that still holds the old version is refused and continues with the new one.
+Messages that publishers append while the files are written are added to the new files, so that a
+busy topic can be rebuilt too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.consumer.group import group_in, group_names
+from txmq.consumer.rules import GroupState, TopicQueue
+from txmq.delta.parquet import NewFile, write_file
+from txmq.delta.storage import Table
+from txmq.errors import CommitConflictError, CommitRefusedError, TopicNotRebuiltError
+from txmq.ground.clock import Clock
+from txmq.ground.columns import Integers, integers
+from txmq.ground.fail_points import FailPoint, reached
+from txmq.maintenance.retention import topic_begins
+from txmq.message.names import shown_name
+from txmq.ops.admin.rebuild_plan import (
+    NONE,
+    Expected,
+    TopicComparison,
+    TopicRebuild,
+    expected_rows,
+    shown_rows,
+)
+from txmq.publish.engines import ArrowEngine
+from txmq.publish.plan import Plan
+from txmq.publish.progress import PublishProgress
+from txmq.store.store import Store
+from txmq.store.topic import REBUILD_MARK, offsets_in_order
+
+# --- rebuild_groups:
+
+
+class RebuiltGroups:
+    """Groups that have read beyond the first offset that moves, or are reading the topic.
+
+    Their next offset would name another message: restored messages before it were never seen, and
+    others come again.
+
+    Args:
+        store: the store of the groups.
+        topic: the stored name of the topic.
+        moved_from: by queue the first offset that a rebuild gives to another message.
+    """
+
+    def __init__(self, store: Store, topic: str, moved_from: Mapping[int, int]) -> None:
+        """Nothing is read yet."""
+        self._store, self._topic = store, topic
+        self._first = {TopicQueue(topic, queue): offset for queue, offset in moved_from.items()}
+
+    def names(self) -> tuple[str, ...]:
+        """The stored names of these groups; 0 commits. Raises: StorageError."""
+        if not self._first:
+            return ()
+        groups = (group_in(self._store, name) for name in group_names(self._store))
+        return tuple(group.name for group in groups if self._is_led_astray(group.read()))
+
+    def check(self) -> None:
+        """Raise TopicNotRebuiltError if there are such groups; 0 commits."""
+        if names := self.names():
+            where = ", ".join(f"{q.queue_id} from {n:,} on" for q, n in sorted(self._first.items()))
+            problem = (
+                f"is not rebuilt: offsets would move (queues {where}) under the consumer groups "
+                f"{', '.join(map(shown_name, names))}; close their members and reset their offsets "
+                "to there, or force it, which does both: what follows comes to them again"
+            )
+            raise TopicNotRebuiltError(self._topic, problem)
+
+    def reset(self, now_ms: int) -> None:
+        """Put these groups back to the first offset that moves: one commit for each group.
+
+        A retry puts nobody back twice. Raises: StorageError.
+        """
+        for name in self.names():
+            group_in(self._store, name).change(self._put_back, now_ms)
+
+    def _is_led_astray(self, state: GroupState) -> bool:
+        return self._put_back(state) != state
+
+    def _put_back(self, state: GroupState) -> GroupState:
+        return state.put_back(self._first) if self._topic in state.queues else state
+
+
+# --- rebuild_write:
+
+logger = logging.getLogger(__name__)
+# Publishers may have appended while the new end was written.
+EXTENSIONS = 2
+# Readers and retention skip whole files, so a topic must not be one large file.
+FILE_ROWS = 200_000
+
+
+def rebuild_topic(
+    store: Store, topic: str, clock: Clock, *, apply: bool, force: bool = False
+) -> TopicRebuild:
+    """Compare a topic with what it should show, and write it again if they differ and `apply`.
+
+    Where offsets move under consumer groups it refuses; with `force` these groups go back to the
+    first offset that moves, before the commit and once more after it.
+
+    Needs memory for about 300 bytes a message. Reads: half, settled, the schedule, the topic,
+    state/group_<group>. Writes: the topic, with `force` the groups. Commits: one if it writes, else
+    0; with `force` one or two more for each such group; one more where the table is gone. A killed
+    rebuild leaves files that no commit names, and nothing else; run it again.
+
+    Raises: TopicNotRebuiltError, PayloadMissingError, CommitConflictError, StorageError.
+    """
+    _make_again(store, topic, apply=apply)
+    for _ in range(store.config.commit_attempts):
+        comparison = TopicComparison(store, topic)
+        groups = RebuiltGroups(store, topic, comparison.moved_from)
+        result = replace(comparison.result(), groups=groups.names())
+        if not (apply and result.is_needed):
+            return result
+        if not force:
+            groups.check()
+        rebuild = _RebuildCommit(store, comparison, clock.now_ms(), groups, force=force)
+        if rebuild.commit():
+            if force:
+                groups.reset(clock.now_ms())
+            logger.warning("topic %s was rebuilt: %d rows", topic, rebuild.rows)
+            return replace(
+                result, op_version=rebuild.op_version, rows=rebuild.rows, is_written=True
+            )
+    raise CommitConflictError(topic, "other writers won every try; stop the publisher, try again")
+
+
+def _make_again(store: Store, topic: str, *, apply: bool) -> None:
+    """Make the table of a topic that publishers know and whose table is gone."""
+    op = store.tables.op_log().table
+    progress = PublishProgress.from_value(store.tables.register("publisher").read().value, op)
+    table = store.tables.topic_log(topic, op.table_id).table
+    if table.exists():
+        return
+    if not apply:
+        problem = "has no table any more, so there is nothing to compare"
+        raise TopicNotRebuiltError(topic, f"{problem}; --apply makes it from half and settled")
+    if topic in progress.ends:
+        store.tables.create_topic(topic)
+
+
+class _RebuildCommit:
+    """The new files of a topic, extended by what publishers append until the commit succeeds."""
+
+    def __init__(
+        self,
+        store: Store,
+        comparison: TopicComparison,
+        now_ms: int,
+        groups: RebuiltGroups,
+        *,
+        force: bool,
+    ) -> None:
+        """Write the files; 0 commits."""
+        self._groups, self._force = groups, force
+        self._store, self._comparison, self._log = store, comparison, comparison.log
+        self._now_ms = now_ms
+        self._seen = {file.path for file in comparison.shown.files}
+        self._rebuild_mark = self._log.table.mark(REBUILD_MARK)
+        self._next = dict(comparison.next_offsets)
+        self.op_version, self.rows = comparison.expected.op_version, comparison.row_count
+        self._files: list[NewFile] = [*_new_files(comparison, now_ms)]
+        reached(FailPoint.PAYLOAD_WRITTEN)
+
+    def commit(self) -> bool:
+        """One commit; false where the comparison is outdated and must be made again.
+
+        Raises: CommitConflictError, PayloadMissingError, StorageError.
+        """
+        for attempt in range(self._store.config.commit_attempts):
+            # A publisher commits every few milliseconds, sooner than the new end is written.
+            with self._log.table.in_turn() if attempt else nullcontext():
+                is_written = self._tried()
+            if is_written is not None:
+                return is_written
+        problem = "publishers won every try; stop them, then try again"
+        raise CommitConflictError(self._log.name, problem)
+
+    def _tried(self) -> bool | None:
+        """As `commit`; None where publishers were faster."""
+        for _ in range(EXTENSIONS):
+            self._log.table.refresh()
+            if self._is_outdated():
+                return False
+            if self._log.mark <= self.op_version:
+                return self._replaced()
+            self._extend()
+        return None
+
+    def _replaced(self) -> bool | None:
+        self._spare_groups()
+        known = self._comparison.known_end
+        rebuilds = 0 if known is None else known.rebuilds
+        try:
+            self._log.replace_files(self._files, self.op_version, self._next, rebuilds)
+        except CommitRefusedError:
+            return None
+        reached(FailPoint.TOPIC_COMMITTED)
+        return True
+
+    def _spare_groups(self) -> None:
+        """Groups may have read on while files were written."""
+        if self._force:
+            self._groups.reset(self._now_ms)
+        else:
+            self._groups.check()
+
+    def _is_outdated(self) -> bool:
+        """Whether retention took messages away, or another rebuild was faster."""
+        begin = topic_begins(self._store).get(self._log.name)
+        mark = self._log.table.mark(REBUILD_MARK)
+        return begin != self._comparison.begin or self._rebuild_mark != mark
+
+    def _extend(self) -> None:
+        """Write files for the messages that were settled since the files before were written."""
+        topic, op_table_id = self._log.name, self._comparison.op_table_id
+        later = expected_rows(self._store, op_table_id, topic, self.op_version)
+        queues = later.plan.rows["queue_id"]
+        begin = {queue: self._next_offset(queue) for queue in pc.unique(queues).to_pylist()}
+        offsets, ends = offsets_in_order(queues, begin)
+        times = self._times(later)
+        self._files += _planned_files(self._log.table, later.plan, offsets, times, self._now_ms)
+        self._next |= ends
+        self.op_version, self.rows = later.op_version, self.rows + later.plan.rows.num_rows
+
+    def _next_offset(self, queue: int) -> int:
+        if queue in self._next or self._comparison.begin is None:
+            return self._next.get(queue, 0)
+        return self._log.next_offsets([queue])[queue]
+
+    def _times(self, later: Expected) -> pa.Array:
+        """When publishers stored these messages; null where they have not yet."""
+        shown = shown_rows(self._log, None, skip=self._seen)
+        self._seen |= {file.path for file in shown.files}
+        rows = integers(pc.index_in(later.keys, value_set=shown.keys), NONE)
+        return shown.store_timestamp.take(pa.array(rows, mask=np.equal(rows, NONE)))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _new_files(comparison: TopicComparison, now_ms: int) -> Iterator[NewFile]:
+    """Write all rows that the topic should show into new files; 0 commits."""
+    rows = pa.array(comparison.match, mask=np.equal(comparison.match, NONE))
+    times = comparison.shown.store_timestamp.take(rows)
+    plan, offsets = comparison.expected.plan, comparison.offsets[: len(rows)]
+    yield from _planned_files(comparison.log.table, plan, offsets, times, now_ms)
+    yield from _kept_files(comparison)
+
+
+def _planned_files(
+    table: Table, plan: Plan, offsets: Integers, times: pa.Array, now_ms: int
+) -> Iterator[NewFile]:
+    """Write the messages of a plan into new files of a topic; 0 commits.
+
+    `times` says when each message was stored before; null means `now_ms`.
+    """
+    rows = plan.rows.append_column("store_timestamp", times)
+    for start in range(0, rows.num_rows, FILE_ROWS):
+        part = Plan(plan.files, rows.slice(start, FILE_ROWS))
+        part_offsets = pa.array(offsets[start : start + part.rows.num_rows])
+        yield from ArrowEngine().write(table, part, part_offsets, now_ms)
+
+
+def _kept_files(comparison: TopicComparison) -> Iterator[NewFile]:
+    """Write the rows that only the topic itself still holds into new files; 0 commits."""
+    table, kept_count = comparison.log.table, len(comparison.kept)
+    for start in range(0, kept_count, FILE_ROWS):
+        chosen = np.arange(start, min(start + FILE_ROWS, kept_count))
+        parts, statistics = _kept_rows(comparison, chosen), table.schema.statistics_columns
+        yield write_file(parts, table.columns, table.filesystem, statistics)
+
+
+def _kept_rows(comparison: TopicComparison, chosen: Integers) -> Iterator[pa.Table]:
+    """Kept rows with their new offsets, one file of the topic at a time."""
+    shown, table = comparison.shown, comparison.log.table
+    rows = comparison.kept[chosen]
+    offsets = comparison.offsets[len(comparison.expected.keys) + chosen]
+    for number in np.unique(shown.file[rows]):
+        places = np.flatnonzero(shown.file[rows] == number)
+        whole = table.read([shown.files[number]], table.columns.names)
+        part = whole.take(pa.array(shown.row[rows[places]]))
+        index = part.schema.get_field_index("queue_offset")
+        yield part.set_column(index, part.schema.field(index), pa.array(offsets[places]))

@@ -1,0 +1,478 @@
+"""What operators ask: the status of the store, and the life of one transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check.standing import StandingReader
+from txmq.consumer.arguments import check_max_messages
+from txmq.delta.schemas import SETTLED
+from txmq.errors import TxmqError
+from txmq.ground.clock import Clock, SystemClock, milliseconds, timestamp
+from txmq.ground.columns import Groups, Integers, times_ms
+from txmq.ground.results import Plain
+from txmq.listeners.protocol import UNASKED_REASONS
+from txmq.listeners.remote import remote_groups, requests_in
+from txmq.message.ids import check_transaction_id, transaction_times_ms
+from txmq.message.lifecycle import TransactionState
+from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
+from txmq.ops.admin.life import (
+    NOT_VISIBLE,
+    TransactionLife,
+    check_times_of,
+    claim_events,
+    claims_about,
+    claims_in_no_order,
+    event_order,
+    fact_events,
+    half_events,
+    shown_events,
+    some_rows,
+    topics_of,
+)
+from txmq.ops.brokers import BrokerStatus, broker_statuses
+from txmq.publish.settle import are_ended, settle
+from txmq.store.retained import Known, KnownReader, known_by_message, no_transaction
+from txmq.store.set_aside import read_set_aside
+from txmq.store.settled import NOTHING, last_facts, without_deliveries
+from txmq.store.store import Store, check_store
+
+if TYPE_CHECKING:
+    from txmq.delta.files import DataFile
+    from txmq.delta.reading import ReadTable
+    from txmq.store.half import HalfLog
+    from txmq.store.op import OpLog
+    from txmq.store.resolution import Logs
+    from txmq.store.settled import ScheduleLog, SettledLog
+
+
+# --- counting:
+
+# Ages of open transactions, in seconds; of RocketMQ's finish_message_latency.
+AGE_BOUNDS_S = (5, 60, 600, 3_600, 43_200, 86_400)
+HALF_COLUMNS = ("transaction_id", "producer_group", "real_topic")
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize(Plain):
+    """How large a table is now; maintenance merges its files."""
+
+    files: int
+    rows: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, files: Iterable[DataFile]) -> TableSize:
+        """The size of these files."""
+        files = list(files)
+        rows, size = sum(file.num_records for file in files), sum(f.size_bytes for f in files)
+        return cls(len(files), rows, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far settle or publish is behind the op log.
+
+    Attributes:
+        op_version: everything up to this version is done; -1 before the first.
+        op_versions: how many commits of the op log are still to do.
+        seconds: how long the oldest claim in them has been waiting.
+    """
+
+    op_version: int
+    op_versions: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHalves:
+    """The halves of PENDING transactions.
+
+    Attributes:
+        owners: transaction_id and producer_group of each transaction once.
+        messages: how many messages wait, by their real topic.
+        unreadable: the problems of the files that were left out.
+    """
+
+    owners: pa.Table
+    messages: Mapping[str, int]
+    unreadable: tuple[str, ...]
+
+    def ages_ms(self, now_ms: int) -> Integers:
+        """The age of each transaction by its id."""
+        return np.maximum(0, now_ms - transaction_times_ms(self.owners["transaction_id"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The messages that are neither delivered nor recalled.
+
+    Attributes:
+        messages: how many there are.
+        lag_s: how long the one that was due first is overdue; 0 if none is.
+    """
+
+    messages: int
+    lag_s: float
+
+
+def states_of(logs: Logs, now_ms: int) -> pa.Table:
+    """transaction_id and state of all transactions that a claim changed, settled or not."""
+    settled, op = logs.settled, logs.op
+    facts = settled.table.read(settled.table.files(), SETTLED.columns.names)
+    waiting = op.between(settled.mark, op.table.version)
+    columns = ["transaction_id", "state", "op_version", "ordinal"]
+    fresh = settle(waiting, logs.half, settled, now_ms).facts
+    all_facts = pa.concat_tables([facts.select(columns), fresh.select(columns)])
+    return last_facts(without_deliveries(all_facts))
+
+
+def open_halves(half: HalfLog, states: pa.Table) -> OpenHalves:
+    """The halves of the PENDING transactions."""
+    parts, problems = [half.table.read([], HALF_COLUMNS)], []
+    for file in half.table.files():
+        rows, problem = half.table.readable(file, partial(half.table.read, [file], HALF_COLUMNS))
+        if rows is None:
+            problems.append(problem)
+        else:
+            parts.append(rows)
+    rows = pa.concat_tables(parts)
+    is_pending = pc.equal(states["state"], TransactionState.PENDING.value)
+    ended = states.filter(pc.invert(is_pending))["transaction_id"]
+    rows = rows.filter(pc.invert(pc.is_in(rows["transaction_id"], value_set=ended)))
+    _, first = np.unique(Groups.of(rows["transaction_id"]).place, return_index=True)
+    topics = pc.value_counts(rows["real_topic"].drop_null()).to_pylist()
+    messages = {row["values"]: row["counts"] for row in topics}
+    owners = rows.select(["transaction_id", "producer_group"]).take(pa.array(first))
+    return OpenHalves(owners, messages, tuple(problems))
+
+
+def unasked_of(standings: pa.Table) -> dict[str, int]:
+    """How many transactions were not asked about in their last check, by the reason."""
+    counted = standings["reason"].value_counts().to_pylist()
+    counts = {row["values"]: row["counts"] for row in counted}
+    return {reason.value: counts[reason] for reason in UNASKED_REASONS if reason in counts}
+
+
+def counts_by_state(states: pa.Table, logs: Logs) -> dict[str, int]:
+    """The fields of Status that are named after a state; `open` is counted by halves instead."""
+    counts = Counter(states["state"].to_pylist())
+    counts.update(logs.settled.forgotten)
+    ended = [state.value for state in TransactionState if state is not TransactionState.PENDING]
+    return {name.lower(): counts[name] for name in ended}
+
+
+def older_than(ages_ms: Integers) -> dict[int, int]:
+    """How many are older than each of AGE_BOUNDS_S."""
+    return {bound_s: int((ages_ms > bound_s * 1000).sum()) for bound_s in AGE_BOUNDS_S}
+
+
+def scheduled(schedule: ScheduleLog, settled: SettledLog, now_ms: int) -> Schedule:
+    """The messages of the schedule that wait, or should have come."""
+    if not schedule.refresh().is_there:
+        return Schedule(0, 0.0)
+    columns = ("transaction_id", "sequence", "deliver_timestamp")
+    rows = schedule.table.read(schedule.table.files(), columns)
+    due_ms = times_ms(rows["deliver_timestamp"])[~are_ended(rows, settled)]
+    return Schedule(len(due_ms), max(0, now_ms - int(due_ms.min(initial=now_ms))) / 1000)
+
+
+def lag_of(op: OpLog, done: int, now_ms: int) -> Lag:
+    """How far what is done up to this version is behind the op log."""
+    latest = op.table.version
+    waiting = op.table.changes(done + 1, latest, ("op_timestamp",))
+    oldest = pc.min(waiting["op_timestamp"]).as_py()
+    if oldest is None:
+        # Commits without rows, such as the creation of the table, are no lag.
+        return Lag(done, 0, 0.0)
+    return Lag(done, latest - done, max(0.0, (now_ms - milliseconds(oldest)) / 1000))
+
+
+def members_of(store: Store, now_ms: int) -> dict[str, int]:
+    """How many live producers answer checks, by producer group; those that can be read."""
+    counts = {group: _members_in(store, group, now_ms) for group in remote_groups(store)}
+    return {group: count for group, count in counts.items() if count}
+
+
+def _members_in(store: Store, group: str, now_ms: int) -> int:
+    try:
+        return requests_in(store, group).read().member_count(now_ms)
+    except TxmqError as error:
+        if error.retryable:
+            raise
+        # The doctor tells of it; the figures of the others stay.
+        return 0
+
+
+# --- status:
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedTopicStatus:
+    """A topic that could not be written; the other topics are published without it."""
+
+    topic: str
+    from_version: int
+    reason: str
+    since: datetime
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideStatus:
+    """A transaction that waits because messages of it cannot be read."""
+
+    transaction_id: str
+    problem: str
+    since: datetime
+    is_given_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Plain):
+    """A store at one moment.
+
+    Attributes:
+        open: how many transactions are prepared and have not ended (PENDING).
+        unasked: how many of them were not asked about in their last check, by the reason.
+        committed: how many COMMITs took effect, whether or not the messages are visible yet. Like
+            `rolled_back` and `expired` it counts all that ever were, also those whose rows
+            retention took.
+        messages: how many messages are visible in each topic.
+        scheduled: how many committed messages wait for their time.
+        oldest_open_half_age_s: None if no transaction is open.
+        older_than: how many transactions are open for longer than some bounds, in seconds.
+        half_messages: how many messages of open transactions wait, by topic.
+        delay_lag_s: how long the delayed message that was due first is overdue; 0 if none is.
+        tables: the sizes of the logs and of the topics, by their paths.
+        op_version: the newest commit of the op log.
+        settled, published: how far settling and publishing are behind the op log.
+        parked: the topics that could not be written.
+        set_aside: the transactions that wait because messages of them cannot be read.
+        unreadable: the files of half that cannot be read; the counts leave them out.
+        members: how many live producers answer checks, by producer group.
+        brokers: who serves the store, and who did until lately; by the last sign of life.
+        brokers_problem: why `brokers` cannot be read and is empty; None where all is well.
+    """
+
+    location: str
+    at: datetime
+    open: int
+    unasked: Mapping[str, int]
+    committed: int
+    rolled_back: int
+    discarded: int
+    incomplete: int
+    expired: int
+    messages: Mapping[str, int]
+    scheduled: int
+    dead_letters: int
+    oldest_open_half_age_s: float | None
+    older_than: Mapping[int, int]
+    half_messages: Mapping[str, int]
+    delay_lag_s: float
+    tables: Mapping[str, TableSize]
+    op_version: int
+    settled: Lag
+    published: Lag
+    parked: tuple[ParkedTopicStatus, ...]
+    set_aside: tuple[SetAsideStatus, ...]
+    unreadable: tuple[str, ...]
+    members: Mapping[str, int]
+    brokers: tuple[BrokerStatus, ...]
+    brokers_problem: str | None = None
+
+
+class Admin:
+    """Reads how a store stands; needs no Spark and writes nothing.
+
+    Args:
+        store: the store to look at.
+        clock: the time by which ages and lags are computed.
+
+    Example:
+        >>> Admin(store).status().open
+        0
+    """
+
+    def __init__(self, store: Store, *, clock: Clock | None = None) -> None:
+        """Read nothing yet."""
+        check_store(store)
+        self._store = store
+        self._clock = clock or SystemClock()
+
+    def status(self) -> Status:
+        """The counts of transactions and messages, and the lags of the services.
+
+        Reads: op, settled, half (ids and groups), state/publisher, the sizes of topics. Commits: 0.
+
+        Raises: StoreNotFoundError, StorageError.
+        """
+        logs = self._store.tables.logs()
+        return logs.consistent(lambda: self._status(logs))
+
+    def _status(self, logs: Logs) -> Status:
+        # Read before the logs: what is published was settled before.
+        progress = self._store.tables.register("publisher").read().value
+        now_ms = self._clock.now_ms()
+        logs.refresh_after_half()
+        op, settled = logs.op, logs.settled
+        op_version, op_table_id = op.table.version, op.table.table_id
+        states = states_of(logs, now_ms)
+        halves = open_halves(logs.half, states)
+        owners, ages_ms = halves.owners, halves.ages_ms(now_ms)
+        checks = StandingReader(self._store.tables.logs(), self._store.config).of(owners, now_ms)
+        waiting = scheduled(logs.schedule, settled, now_ms)
+        topics = self._topic_sizes(op_table_id)
+        brokers, brokers_problem = broker_statuses(self._store, now_ms)
+        return Status(
+            location=self._store.location,
+            at=timestamp(now_ms),
+            open=owners.num_rows,
+            unasked=unasked_of(checks),
+            **counts_by_state(states, logs),
+            messages={name: size.rows for name, size in topics.items() if name not in NOT_VISIBLE},
+            scheduled=waiting.messages,
+            dead_letters=topics[TRANS_CHECK_MAX_TIME_TOPIC].rows,
+            oldest_open_half_age_s=float(ages_ms.max()) / 1000 if len(ages_ms) else None,
+            older_than=older_than(ages_ms),
+            half_messages=halves.messages,
+            delay_lag_s=waiting.lag_s,
+            tables=_sizes(logs, topics),
+            op_version=op_version,
+            settled=lag_of(op, settled.mark, now_ms),
+            published=lag_of(op, progress.get("low_water_version", NOTHING), now_ms),
+            parked=_parked(progress.get("parked", {})),
+            set_aside=_set_aside(self._store),
+            unreadable=halves.unreadable,
+            members=members_of(self._store, now_ms),
+            brokers=brokers,
+            brokers_problem=brokers_problem,
+        )
+
+    def transaction(
+        self, transaction_id: str, *, max_messages: int | None = None
+    ) -> TransactionLife:
+        """All rows about one transaction, without message bodies.
+
+        Reads: op (its whole change feed, which alone has the order of commits); of half, settled
+        and the topics the files that may hold the id: of all topics where retention took the
+        halves. Commits: 0.
+
+        Args:
+            transaction_id: the id that `begin_transaction` or a send gave.
+            max_messages: a quick look: so many messages at most in each table, without the size
+                and the hash of their bodies, and claims without their place in the op log. Reads
+                of op too only the files that may hold the id.
+
+        Raises: TransactionNotFoundError, StorageError; ConfigError for a wrong `max_messages`.
+        """
+        transaction_id = check_transaction_id(transaction_id)
+        if max_messages is not None:
+            check_max_messages(max_messages)
+        ids, logs = pa.array([transaction_id]), self._store.tables.logs()
+        known = KnownReader(logs).of(transaction_id)
+        claims = (claims_about if max_messages is None else claims_in_no_order)(
+            logs.op, transaction_id
+        )
+        facts = logs.settled.table.rows_of("transaction_id", ids, SETTLED.columns.names)
+        halves = _rows_about(logs.half.table, ids, max_messages)
+        shown = self._shown(ids, halves, logs.op.table.table_id, max_messages)
+        if not any(rows.num_rows for rows in (claims, facts, halves, *shown.values())):
+            raise no_transaction(self._store, transaction_id)
+        known = _known_by_messages(known, shown)
+        events = [*half_events(halves), *claim_events(claims), *fact_events(facts)]
+        for topic, rows in shown.items():
+            events += shown_events(topic, rows)
+        return TransactionLife(
+            transaction_id=transaction_id,
+            producer_group=known.producer_group,
+            state=known.state,
+            life=known.life,
+            check_times=check_times_of(claims, known),
+            message_count=None if known.halves is None else known.halves.message_count,
+            messages_found=0 if known.halves is None else known.halves.found,
+            events=tuple(sorted(events, key=event_order)),
+        )
+
+    def _shown(
+        self, ids: pa.Array, halves: pa.Table, op_table_id: str, max_messages: int | None
+    ) -> dict[str, pa.Table]:
+        """Its rows in each topic; without halves it may have messages in any."""
+        topics = topics_of(halves) if halves.num_rows else self._store.topics()
+        tables = {topic: self._store.tables.topic_log(topic, op_table_id).table for topic in topics}
+        rows = {
+            topic: _rows_about(table, ids, max_messages)
+            for topic, table in tables.items()
+            if table.exists()
+        }
+        return {topic: of_topic for topic, of_topic in rows.items() if of_topic.num_rows}
+
+    def _topic_sizes(self, op_table_id: str) -> dict[str, TableSize]:
+        names = {*self._store.topics(), TRANS_CHECK_MAX_TIME_TOPIC}
+        return {name: self._topic_size(name, op_table_id) for name in sorted(names)}
+
+    def _topic_size(self, topic: str, op_table_id: str) -> TableSize:
+        table = self._store.tables.topic_log(topic, op_table_id).table
+        return TableSize.of(table.files() if table.exists() else ())
+
+
+# --- one transaction ------------------------------------------------------------------------------
+
+
+def _rows_about(table: ReadTable, ids: pa.Array, max_rows: int | None) -> pa.Table:
+    names = table.schema.columns.names
+    if max_rows is None:
+        return table.rows_of("transaction_id", ids, names)
+    return some_rows(table, ids, [name for name in names if name != "body"], max_rows)
+
+
+def _known_by_messages(known: Known, shown: Mapping[str, pa.Table]) -> Known:
+    for topic, rows in shown.items():
+        row = rows.slice(0, 1).to_pylist()[0]
+        if topic != TRANS_CHECK_MAX_TIME_TOPIC:
+            return known_by_message(known, row)
+        # A dead letter may be of an earlier life, so it proves no end.
+        known = replace(known, producer_group=known.producer_group or row["producer_group"])
+    return known
+
+
+# --- status --------------------------------------------------------------------------------------
+
+
+def _sizes(logs: Logs, topics: Mapping[str, TableSize]) -> dict[str, TableSize]:
+    tables = {"half": logs.half.table, "op": logs.op.table, "settled": logs.settled.table}
+    sizes = {name: TableSize.of(table.files()) for name, table in tables.items()}
+    return sizes | {f"topics/{name}": size for name, size in topics.items() if size.files}
+
+
+def _parked(parked: Mapping[str, Mapping[str, Any]]) -> tuple[ParkedTopicStatus, ...]:
+    return tuple(
+        ParkedTopicStatus(
+            topic,
+            entry["from_version"],
+            entry["reason"],
+            timestamp(entry["since_ms"]),
+            entry["attempts"],
+        )
+        for topic, entry in sorted(parked.items())
+    )
+
+
+def _set_aside(store: Store) -> tuple[SetAsideStatus, ...]:
+    entries = read_set_aside(store.tables).transactions
+    return tuple(
+        SetAsideStatus(
+            name, entry.problem, timestamp(entry.since_ms), is_given_up=entry.giver_up is not None
+        )
+        for name, entry in sorted(entries.items())
+    )

@@ -1,0 +1,227 @@
+"""`txmq dead-letters …`: list, show, replay and purge what consumers could not handle."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from txmq.consumer.group import group_names
+from txmq.errors import ConsumerGroupNotFoundError
+from txmq.ground.clock import SystemClock, timestamp
+from txmq.message.names import shown_name
+from txmq.ops.admin.dead_letter_notes import Chosen
+from txmq.ops.admin.dead_letters import (
+    DeadLetter,
+    DeadLetters,
+    PurgeResult,
+    ReplayResult,
+    ReplayTarget,
+    groups_with_dead_letters,
+)
+from txmq.ops.cli.shared import (
+    AsJson,
+    Location,
+    console,
+    list_console,
+    location_and,
+    pairs,
+    print_json,
+    print_result,
+    rows_view,
+)
+from txmq.store.store import Store, open_store
+
+SHOWN_LETTERS = 50
+ConsumerGroup = Annotated[
+    str, typer.Option("--group", help="The consumer group; tenant%name in a namespace.")
+]
+MessageIds = Annotated[
+    list[str] | None, typer.Option("--id", help="The id of a message; repeatable.")
+]
+OlderThan = Annotated[
+    float | None,
+    typer.Option("--older-than-h", min=0.0, help="Those that are older than so many hours."),
+]
+Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
+Why = Annotated[str, typer.Option("--reason", help="Why; it is kept, with your user name.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; without this it is shown only.")]
+
+dead_letters_app = typer.Typer(
+    no_args_is_help=True, help="Messages that a consumer group could not handle."
+)
+
+
+def add_dead_letter_commands(app: typer.Typer) -> None:
+    """Add the commands to the app."""
+    app.add_typer(dead_letters_app, name="dead-letters")
+
+
+@dead_letters_app.command("list")
+def list_dead_letters(
+    location: Location,
+    *,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", help="Of this group; without it, count those of every group."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", min=1, help=f"List so many; without it {SHOWN_LETTERS}, as JSON all."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the dead letters of a consumer group, oldest first. Bodies are never shown."""
+    store = open_store(location)
+    if group is None:
+        _list_groups(store, as_json=as_json)
+        return
+    dead_letters = _of_group(store, group)
+    letters = dead_letters.all(max_count=limit if as_json else limit or SHOWN_LETTERS)
+    total = dead_letters.count()
+    if as_json:
+        values = [letter.to_dict() for letter in letters]
+        audit = [dict(entry) for entry in dead_letters.audit()]
+        print_json({"total": total, "dead_letters": values, "audit": audit})
+    else:
+        list_console().print(_list_view(letters, total))
+
+
+@dead_letters_app.command("show")
+def show(
+    location: Location,
+    message_id: Annotated[
+        str | None, typer.Argument(help="Its id, as `list` shows it.", show_default=False)
+    ] = None,
+    *,
+    group: ConsumerGroup,
+    body: Annotated[bool, typer.Option("--body", help="Print its body too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter, and where it comes from."""
+    location, message_id = location_and(location, message_id, "MESSAGE_ID")
+    letter = _of_group(open_store(location), group).show(message_id, with_body=body)
+    print_result(letter, _letter_view, as_json=as_json)
+
+
+@dead_letters_app.command("replay")
+def replay(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    *,
+    group: ConsumerGroup,
+    message_ids: MessageIds = None,
+    older_than_h: OlderThan = None,
+    everything: Everything = False,
+    to: Annotated[
+        ReplayTarget,
+        typer.Option("--to", help="retry: to this group alone. topic: to all that read the topic."),
+    ] = ReplayTarget.RETRY,
+    reason: Why,
+    apply: Apply = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send dead letters again, each once; without --apply only show what would be sent."""
+    chosen = _chosen(message_ids, older_than_h, everything=everything)
+    dead_letters = _of_group(open_store(location), group)
+    result = dead_letters.replay(chosen, reason=reason, to=to, apply=apply)
+    print_result(result, _replay_view, as_json=as_json)
+
+
+@dead_letters_app.command("purge")
+def purge(  # noqa: PLR0913 - the options of a command
+    location: Location,
+    *,
+    group: ConsumerGroup,
+    message_ids: MessageIds = None,
+    older_than_h: OlderThan = None,
+    everything: Everything = False,
+    reason: Why,
+    apply: Apply = False,
+    as_json: AsJson = False,
+) -> None:
+    """Hide dead letters for good; without --apply only show how many."""
+    chosen = _chosen(message_ids, older_than_h, everything=everything)
+    result = _of_group(open_store(location), group).purge(chosen, reason=reason, apply=apply)
+    print_result(result, _purge_view, as_json=as_json)
+
+
+def _of_group(store: Store, group: str) -> DeadLetters:
+    """Raises: ConsumerGroupNotFoundError; a misspelt name would look like a group without any."""
+    dead_letters = DeadLetters(store, group)
+    if dead_letters.consumer_group not in {*group_names(store), *groups_with_dead_letters(store)}:
+        raise ConsumerGroupNotFoundError(group)
+    return dead_letters
+
+
+def _chosen(
+    message_ids: list[str] | None, older_than_h: float | None, *, everything: bool
+) -> Chosen:
+    if bool(message_ids) + (older_than_h is not None) + everything != 1:
+        raise typer.BadParameter("give one of them", param_hint="--id / --older-than-h / --all")
+    before = None
+    if older_than_h is not None:
+        before = timestamp(SystemClock().now_ms()) - timedelta(hours=older_than_h)
+    return Chosen(tuple(message_ids or ()), before, everything)
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+def _list_groups(store: Store, *, as_json: bool) -> None:
+    counts = {name: DeadLetters(store, name).count() for name in groups_with_dead_letters(store)}
+    shown = {shown_name(name): count for name, count in counts.items()}
+    if as_json:
+        print_json({"groups": shown})
+        return
+    lines = {name: f"{count:,} dead letters" for name, count in shown.items()}
+    console().print(pairs(lines) if lines else Text("no dead letters"))
+
+
+def _list_view(letters: tuple[DeadLetter, ...], total: int) -> RenderableType:
+    columns = ("message", "from", "since", "sent back", "reason", "keys", "")
+    rows = [
+        (
+            letter.message_id,
+            letter.origin_topic or "",
+            letter.store_timestamp.isoformat(timespec="seconds"),
+            str(letter.reconsume_times or ""),
+            letter.reason or "",
+            letter.keys or "",
+            "sent again" if letter.is_replayed else "",
+        )
+        for letter in letters
+    ]
+    more = f", {total - len(letters):,} more" if total > len(letters) else ""
+    return rows_view(columns, rows, f"{total:,} dead letters{more}")
+
+
+def _letter_view(letter: DeadLetter) -> RenderableType:
+    return pairs(letter.to_dict())
+
+
+def _replay_view(result: ReplayResult) -> RenderableType:
+    lines = {topic: f"{count:,} messages" for topic, count in result.topics.items()}
+    if result.skipped:
+        lines["sent again before"] = f"{result.skipped:,}"
+    done, dry = "sent again", "dry run, nothing was written; with --apply they are sent again"
+    outcome = done if result.is_written else dry
+    return Group(
+        Text(f"{result.consumer_group}: {result.messages:,} dead letters", style="bold"),
+        pairs({**lines, "reason": result.reason}),
+        Text(outcome if result.messages else "nothing to send again", style="bold"),
+    )
+
+
+def _purge_view(result: PurgeResult) -> RenderableType:
+    done = f"purged; {result.files:,} files left the table"
+    dry = "dry run, nothing was written; with --apply they are hidden for good"
+    return Group(
+        Text(f"{result.consumer_group}: {result.messages:,} dead letters", style="bold"),
+        pairs({"reason": result.reason}),
+        Text(done if result.is_written else dry, style="bold"),
+    )

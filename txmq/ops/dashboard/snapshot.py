@@ -1,0 +1,323 @@
+"""Counts a store from time to time; pages show what the last count saw and read nothing for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check.open_transactions import open_transactions
+from txmq.consumer.lag import DamagedGroups, QueueLag, readable_groups
+from txmq.ground.clock import Clock, SystemClock
+from txmq.ground.columns import times_ms
+from txmq.ground.histogram import NO_DURATIONS, Histogram
+from txmq.ops.admin.groups import GroupSummary, summary_of
+from txmq.ops.admin.status import Admin, Status
+from txmq.ops.dashboard.rendering import LEAST, Point
+from txmq.ops.metrics.figures import capped
+from txmq.publish.progress import end_latency
+from txmq.publish.settle import are_ended
+from txmq.store.settled import NOTHING
+
+if TYPE_CHECKING:
+    from txmq.store.store import Store
+    from txmq.store.topic_settings import RegisteredTopics
+
+
+# --- still:
+
+
+class QueueKey(NamedTuple):
+    """One queue as one consumer group reads it."""
+
+    group: str
+    topic: str
+    queue_id: int
+    reader: str
+
+
+class StillQueues:
+    """Remembers of the last count alone where each queue stood. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        """Nothing is seen yet."""
+        self._since: dict[QueueKey, tuple[int, float]] = {}
+
+    def seen(self, lags: Sequence[QueueLag], at_s: float) -> dict[QueueKey, float]:
+        """How long each queue with messages and a member has stood still, of those that do."""
+        since: dict[QueueKey, tuple[int, float]] = {}
+        for queue in lags:
+            if queue.lag and queue.owner is not None:
+                key = QueueKey(queue.group, queue.topic, queue.queue_id, queue.reader)
+                offset, since_s = self._since.get(key, (queue.next_offset, at_s))
+                has_moved = offset != queue.next_offset
+                since[key] = (queue.next_offset, at_s if has_moved else since_s)
+        self._since = since
+        return {key: max(0.0, at_s - since_s) for key, (_, since_s) in since.items()}
+
+
+# --- history:
+
+# An hour of counts each 15 seconds; of single topics and groups five minutes.
+SAMPLES_MAX = 240
+NAMED_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one count of a store saw.
+
+    Attributes:
+        messages: visible messages, by topic.
+        lags: messages that are not consumed, by consumer group.
+        end_latency: from halves to ends, of the facts since the sample before.
+        settle_latency: from claims to facts, of the same.
+    """
+
+    at_s: float
+    committed: int = 0
+    rolled_back: int = 0
+    open: int = 0
+    publish_lag_s: float = 0.0
+    scheduled: int = 0
+    messages: Mapping[str, int] = field(default_factory=dict)
+    lags: Mapping[str, int] = field(default_factory=dict)
+    end_latency: Histogram = NO_DURATIONS
+    settle_latency: Histogram = NO_DURATIONS
+
+    @property
+    def lag(self) -> int:
+        """Messages that are not consumed, of all groups."""
+        return sum(self.lags.values())
+
+
+Value = Callable[[Sample], float | None]
+
+
+class History:
+    """The newest samples; safe for several threads."""
+
+    def __init__(self) -> None:
+        """Nothing is seen yet."""
+        self._lock = threading.Lock()
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+
+    def add(self, sample: Sample) -> None:
+        """Keep one more; names of topics and groups are kept for NAMED_MAX samples only."""
+        kept = replace(sample, messages=_capped(sample.messages), lags=_capped(sample.lags))
+        with self._lock:
+            self._samples.append(kept)
+            if len(self._samples) > NAMED_MAX:
+                place = len(self._samples) - NAMED_MAX - 1
+                old = self._samples[place]
+                total = {"": old.lag} if old.lags else {}
+                self._samples[place] = replace(old, messages={}, lags=total)
+
+    def samples(self) -> list[Sample]:
+        """All that are kept, oldest first."""
+        with self._lock:
+            return list(self._samples)
+
+
+def values(samples: Sequence[Sample], value: Value) -> list[Point]:
+    """A value of each sample."""
+    return [(sample.at_s, value(sample)) for sample in samples]
+
+
+def rates(samples: Sequence[Sample], value: Value) -> list[Point]:
+    """How much a count grew in a second, at each sample but the first.
+
+    A count that fell, because retention took rows or a table was restored, did not grow.
+    """
+    points: list[Point] = []
+    for before, after in pairwise(samples):
+        first, last = value(before), value(after)
+        took_s = after.at_s - before.at_s
+        known = first is not None and last is not None and took_s > 0
+        points.append((after.at_s, max(0.0, (last - first) / took_s) if known else None))  # type: ignore[operator]
+    return points
+
+
+def named(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The samples that still tell topics and groups apart."""
+    return samples[-NAMED_MAX:]
+
+
+def topic_rate(samples: Sequence[Sample], topic: str) -> float | None:
+    """Messages a second over the samples that know topics; None before the second one."""
+    known = [sample for sample in named(samples) if topic in sample.messages]
+    if len(known) < LEAST:
+        return None
+    took_s = known[-1].at_s - known[0].at_s
+    grown = known[-1].messages[topic] - known[0].messages[topic]
+    return max(0.0, grown / took_s) if took_s > 0 else None
+
+
+def _capped(counts: Mapping[str, int]) -> dict[str, int]:
+    samples = capped({(name,): float(number) for name, number in counts.items()})
+    return {name: int(number) for (name,), number in samples.items()}
+
+
+# --- snapshot:
+
+# Of more than these the oldest, or those that are due first, are listed.
+OPEN_MAX = 10_000
+DELAYED_MAX = 1_000
+_FACTS = ("transaction_id", "state", "op_version", "op_timestamp", "settled_timestamp")
+DELAYED_COLUMNS = ("transaction_id", "sequence", "topic", "deliver_timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one count saw.
+
+    Attributes:
+        open_rows: the oldest OPEN_MAX transactions without a final end.
+        states: how many there are in all, by their state.
+        delayed: DELAYED_COLUMNS of the messages that are due first.
+        damaged: why a consumer group cannot be read, by its name.
+        still_s: how long each queue with messages has had a member and the same next offset.
+        took_s: how long the count took.
+    """
+
+    status: Status
+    lags: tuple[QueueLag, ...]
+    groups: tuple[GroupSummary, ...]
+    topics: RegisteredTopics
+    open_rows: pa.Table
+    states: Mapping[str, int]
+    delayed: pa.Table
+    took_s: float
+    damaged: Mapping[str, str] = field(default_factory=dict)
+    still_s: Mapping[QueueKey, float] = field(default_factory=dict)
+
+
+class Counting:
+    """Counts a store when it is told to, and keeps the last count and a history of all.
+
+    Safe for several threads: `count` in one of them, everything else in any.
+
+    Args:
+        store: the store to count.
+        clock: the clock by which ages and lags are computed.
+    """
+
+    def __init__(self, store: Store, clock: Clock | None = None) -> None:
+        """Count nothing yet."""
+        self._store, self._clock = store, clock or SystemClock()
+        self._lock = threading.Lock()
+        self._failure: str | None = None
+        self._damaged = DamagedGroups()
+        self._still = StillQueues()
+        self._settled: int | None = None
+        self.history = History()
+        self._last: Snapshot | None = None
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The last count; None before the first."""
+        with self._lock:
+            return self._last
+
+    @property
+    def failure(self) -> str | None:
+        """Why the newest count failed, if it did; the one before it is shown meanwhile."""
+        with self._lock:
+            return self._failure
+
+    def count(self) -> float:
+        """Count once; returns how long it took, in seconds.
+
+        Reads: as `Admin.status`, `ConsumerLag.of_all` and the list of open transactions; of the
+        schedule the days that are due first; new facts. Commits: 0. Raises: StorageError.
+        """
+        begun_s = time.monotonic()
+        try:
+            snapshot, sample = self._counted(begun_s)
+        except BaseException as error:
+            with self._lock:
+                self._failure = f"{type(error).__name__}: {error}"
+            raise
+        with self._lock:
+            self._last, self._failure = snapshot, None
+        self.history.add(sample)
+        return snapshot.took_s
+
+    def _counted(self, begun_s: float) -> tuple[Snapshot, Sample]:
+        status = Admin(self._store, clock=self._clock).status()
+        groups = readable_groups(self._store, self._clock, self._damaged.of_a_look())
+        lags = tuple(lag for group in groups for lag in group.queues)
+        rows = open_transactions(self._store, clock=self._clock)
+        snapshot = Snapshot(
+            status,
+            lags,
+            tuple(summary_of(group, self._clock) for group in groups),
+            self._store.tables.topic_register().read(),
+            rows.slice(0, OPEN_MAX).combine_chunks(),
+            counts_of(rows["state"]),
+            self._delayed(),
+            time.monotonic() - begun_s,
+            self._damaged.problems,
+            self._still.seen(lags, status.at.timestamp()),
+        )
+        return snapshot, _sample(snapshot, *self._latencies())
+
+    def _latencies(self) -> tuple[Histogram, Histogram]:
+        """Of the facts since the last count; of the first count nothing."""
+        settled = self._store.tables.logs().settled
+        before, self._settled = self._settled, settled.mark
+        if before is None or settled.mark <= before:
+            return NO_DURATIONS, NO_DURATIONS
+        facts = settled.between(before, settled.mark, _FACTS)
+        timed = facts.filter(pc.is_valid(facts["op_timestamp"]))
+        took_ms = times_ms(timed["settled_timestamp"]) - times_ms(timed["op_timestamp"])
+        return end_latency(timed), Histogram.of(took_ms)
+
+    def _delayed(self) -> pa.Table:
+        """The messages that are due first, day by day until there are enough."""
+        logs = self._store.tables.logs()
+        schedule, settled = logs.schedule.refresh(), logs.settled
+        columns = [schedule.table.schema.columns.field(name) for name in DELAYED_COLUMNS]
+        rows = pa.schema(columns).empty_table()
+        for day in sorted(schedule.due_dates()):
+            of_day, _ = schedule.readable(day, NOTHING, DELAYED_COLUMNS)
+            waiting = of_day.filter(pa.array(~are_ended(of_day, settled)))
+            rows = pa.concat_tables([rows, waiting])
+            if rows.num_rows >= DELAYED_MAX:
+                break
+        return rows.sort_by("deliver_timestamp").slice(0, DELAYED_MAX).combine_chunks()
+
+
+def counts_of(values: pa.ChunkedArray) -> dict[str, int]:
+    """How often each value is there; no Python object for each row."""
+    return {row["values"]: row["counts"] for row in pc.value_counts(values).to_pylist()}
+
+
+def _sample(snapshot: Snapshot, ends: Histogram, settles: Histogram) -> Sample:
+    status = snapshot.status
+    return Sample(
+        at_s=status.at.timestamp(),
+        committed=status.committed,
+        rolled_back=status.rolled_back,
+        open=status.open,
+        publish_lag_s=status.published.seconds,
+        scheduled=status.scheduled,
+        messages=status.messages,
+        lags=_by_group(snapshot.lags),
+        end_latency=ends,
+        settle_latency=settles,
+    )
+
+
+def _by_group(lags: Sequence[QueueLag]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for queue in lags:
+        counts[queue.group] += queue.lag
+    return dict(counts)

@@ -1,0 +1,311 @@
+"""Which engine copies the bodies of a plan."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.delta.failures import disk_error, problem_of
+from txmq.delta.file_rows import BATCH_BYTES, CHUNKS_MAX, in_row_groups
+from txmq.delta.files import as_type
+from txmq.delta.folder import Contents, in_windows
+from txmq.delta.parquet import NewFile, write_file, write_partitions
+from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
+from txmq.delta.storage import Table
+from txmq.errors import EnvironmentProblemError, UnreadableFileError
+from txmq.ground.clock import timestamp
+from txmq.ground.columns import in_order
+from txmq.publish.plan import BATCH_ROWS, COPIED, GIVEN, PayloadEngine, Plan, PlanFile
+from txmq.spark.payload_engine import SparkEngine, suits_spark
+from txmq.store.topic import body_schema_in, typed_columns, with_body_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from txmq.store.config import Config
+
+
+# --- arrow_engine:
+
+READ_AHEAD_BATCHES = 3
+# One batch is read, READ_AHEAD_BATCHES wait, and one is written, as messages and as rows.
+BATCHES_OF_A_TOPIC = READ_AHEAD_BATCHES + 3
+
+
+def batch_bytes_of(publish_batch_bytes: int, threads: int) -> int:
+    """The size of one batch, so that all topics together hold `publish_batch_bytes`."""
+    return max(1, publish_batch_bytes // (threads * BATCHES_OF_A_TOPIC))
+
+
+# Messages with a topic's column names, and their rows of the plan.
+_Messages = tuple[pa.Table, pa.Table]
+
+
+class ArrowEngine:
+    """Streams the files through this process into one new file; holds a few record batches."""
+
+    def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
+        """`batch_bytes` bounds each of the batches, see `batch_bytes_of`."""
+        self._batch_bytes = batch_bytes
+
+    def write(self, topic: Table, plan: Plan, offsets: pa.Array, now_ms: int) -> list[NewFile]:
+        """See PayloadEngine."""
+        numbered = plan.rows.append_column("queue_offset", offsets)
+        tables = copied(
+            plan.files, numbered, topic.schema.columns, now_ms, batch_bytes=self._batch_bytes
+        )
+        columns, body = topic.schema.columns, body_schema_in(topic)
+        if body is not None:
+            tables, columns = with_body_columns(tables, body), typed_columns(body)
+        try:
+            return _written(tables, topic, columns)
+        except OSError as error:
+            full_or_read_only = disk_error(topic.name, error)
+            if full_or_read_only is None:
+                raise
+            raise full_or_read_only from error
+
+
+def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
+    begin = list(islice(tables, 2))
+    if len(begin) == 1:
+        return topic.new_files(begin[0])
+    ahead = _read_ahead(chain(begin, tables))
+    schema, filesystem = topic.schema, topic.filesystem
+    if schema.partition_by:
+        return write_partitions(ahead, schema.partition_by, filesystem, schema.statistics_columns)
+    return [write_file(ahead, columns, filesystem, schema.statistics_columns)]
+
+
+def copied(
+    files: Sequence[PlanFile],
+    rows: pa.Table,
+    schema: pa.Schema,
+    now_ms: int,
+    *,
+    batch_bytes: int = BATCH_BYTES,
+) -> Iterator[pa.Table]:
+    """The rows of a topic, in the order of the files, a few thousand at a time.
+
+    Args:
+        files: of the plan.
+        rows: of the plan, with a queue_offset each. A value in the optional column
+            store_timestamp replaces `now_ms`.
+        schema: the columns of the topic.
+        now_ms: the store_timestamp of the rows.
+        batch_bytes: what is read of a file at once.
+
+    Raises: UnreadableFileError.
+    """
+    return in_row_groups(
+        _messages(files, in_order(rows, "file", "row"), batch_bytes),
+        lambda messages: _topic_rows_of(messages, schema, now_ms),
+        lambda messages: (messages[0].num_rows, messages[0].nbytes),
+        (BATCH_ROWS, batch_bytes),
+    )
+
+
+def _topic_rows_of(messages: Sequence[_Messages], schema: pa.Schema, now_ms: int) -> pa.Table:
+    """Few messages of each of many files together: each call of Arrow has its price."""
+    # Another program may have written files of other types, or an earlier txmq of fewer columns.
+    runs = groupby(messages, lambda pair: pair[0].schema)
+    tables = [_topic_rows(*_together(list(run)), schema, now_ms) for _, run in runs]
+    return pa.concat_tables(tables)
+
+
+def _messages(files: Sequence[PlanFile], rows: pa.Table, batch_bytes: int) -> Iterator[_Messages]:
+    """The planned messages of all files; `rows` of the plan are in their order."""
+    chosen, firsts = np.unique(rows["file"].to_numpy(), return_index=True)
+    ends = [*firsts[1:].tolist(), rows.num_rows]
+    rows = rows.combine_chunks()
+    parts = [
+        (files[number], rows.slice(first, end - first))
+        for number, first, end in zip(chosen.tolist(), firsts.tolist(), ends, strict=True)
+    ]
+    for window in in_windows(parts):
+        contents = _fetched([file for file, _ in window])
+        for file, file_rows in window:
+            yield from _messages_in(file, file_rows, batch_bytes, contents)
+
+
+def _fetched(files: Sequence[PlanFile]) -> Contents:
+    """Small files that are fetched together; a plan is of one table or of two."""
+    contents: dict[str, pa.Buffer] = {}
+    for table in {id(file.table): file.table for file in files}.values():
+        contents |= table.fetched_files([file.file for file in files if file.table is table])
+    return contents
+
+
+def _messages_in(
+    file: PlanFile, rows: pa.Table, batch_bytes: int, contents: Contents
+) -> Iterator[_Messages]:
+    """The planned messages of a file, with a topic's column names, and their rows of the plan."""
+    row_numbers = rows["row"].to_numpy()
+    sources = _source_columns(file.table)
+    start = 0
+    for batch in _batches(file, list(sources.values()), batch_bytes, contents):
+        first, last = np.searchsorted(row_numbers, [start, start + batch.num_rows])
+        if last > first:
+            messages, numbers = batch, row_numbers[first:last] - start
+            # Not by their count: two discarded lives make one message visible twice.
+            if not np.array_equal(numbers, np.arange(batch.num_rows)):
+                messages = batch.take(pa.array(numbers))
+            yield _renamed(messages, sources), rows.slice(first, last - first)
+        start += batch.num_rows
+
+
+def _batches(
+    file: PlanFile, columns: Sequence[str], batch_bytes: int, contents: Contents
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file. Raises: UnreadableFileError, whatever a damaged file leads to."""
+    try:
+        yield from file.table.batches(file.file, columns, BATCH_ROWS, batch_bytes, contents)
+    except MemoryError:
+        raise
+    except Exception as error:
+        problem = problem_of(error)
+        raise UnreadableFileError(file.table.schema.name, file.file.path, problem) from error
+
+
+def _together(messages: Sequence[_Messages]) -> _Messages:
+    if len(messages) == 1:
+        return messages[0]
+    batches, plan_rows = zip(*messages, strict=True)
+    joined, rows = pa.concat_tables(batches), pa.concat_tables(plan_rows)
+    if len(messages) <= CHUNKS_MAX:
+        return joined, rows
+    return joined.combine_chunks(), rows.combine_chunks()
+
+
+def _source_columns(table: Table) -> dict[str, str]:
+    """Each copied column of a topic, and the column of this table that it is copied from."""
+    return {name: name for name in COPIED} if table.schema.name == SCHEDULE.name else COPIED
+
+
+def _renamed(batch: pa.RecordBatch, sources: Mapping[str, str]) -> pa.Table:
+    stored = set(batch.schema.names)
+    names = {name: source for name, source in sources.items() if source in stored}
+    return pa.table([batch[source] for source in names.values()], names=list(names))
+
+
+def _topic_rows(
+    messages: pa.Table, plan_rows: pa.Table, schema: pa.Schema, now_ms: int
+) -> pa.Table:
+    """Rows of a topic: the copied columns, the columns of the plan, and the store_timestamp."""
+    values = {name: messages[name] for name in messages.column_names}
+    values |= {name: plan_rows[name] for name in GIVEN}
+    now = pa.scalar(timestamp(now_ms), MICROSECONDS_UTC)
+    values["store_timestamp"] = (
+        pc.fill_null(plan_rows["store_timestamp"], now)
+        if "store_timestamp" in plan_rows.column_names
+        else pa.repeat(now, messages.num_rows)
+    )
+    if "due_date" in schema.names:
+        values["deliver_timestamp"] = plan_rows["deliver_timestamp"]
+        values["due_date"] = plan_rows["deliver_timestamp"].cast(pa.date32())
+    nulls = pa.nulls(messages.num_rows)
+    columns = [as_type(values.get(column.name, nulls), column.type) for column in schema]
+    return pa.table(columns, schema=schema)
+
+
+def _read_ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Read in another thread while this thread writes; one or two tables need no thread."""
+    first = next(tables, None)
+    second = next(tables, None)
+    if first is not None:
+        yield first
+    if second is None:
+        return
+    yield second
+    yield from _from_thread(tables)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of the tables, and the error that ended them, if any."""
+
+    failure: BaseException | None
+
+
+def _from_thread(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The tables, read up to READ_AHEAD_BATCHES ahead; an error of the reader is raised here."""
+    ready: queue.Queue[pa.Table | _End] = queue.Queue(READ_AHEAD_BATCHES)
+    is_stopped = threading.Event()
+    arguments = (tables, ready, is_stopped)
+    threading.Thread(target=_read, args=arguments, name="txmq-read-ahead", daemon=True).start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            yield item
+        if item.failure is not None:
+            raise item.failure
+    finally:
+        is_stopped.set()
+        # A reader that waits for room in the queue must see the flag.
+        while not ready.empty():
+            ready.get_nowait()
+
+
+def _read(
+    tables: Iterator[pa.Table], ready: queue.Queue[pa.Table | _End], is_stopped: threading.Event
+) -> None:
+    failure: BaseException | None = None
+    try:
+        for table in tables:
+            if is_stopped.is_set():
+                return
+            ready.put(table)
+    except BaseException as error:  # noqa: BLE001 - raised in the consuming thread
+        failure = error
+    ready.put(_End(failure))
+
+
+# --- engine_choice:
+
+logger = logging.getLogger(__name__)
+
+
+class EngineChoice:
+    """Chooses the engine that copies a plan."""
+
+    def __init__(self, config: Config, spark: SparkSession | None) -> None:
+        """With auto, Spark copies plans of `payload_engine_spark_bytes` or more."""
+        setting = config.payload_engine
+        batch_bytes = batch_bytes_of(config.publish_batch_bytes, config.publish_threads)
+        self._arrow = ArrowEngine(batch_bytes)
+        self._spark = _spark_engine(spark, setting)
+        self._setting, self._spark_bytes = setting, config.payload_engine_spark_bytes
+
+    def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
+        """The engine for the rows of one topic."""
+        # Only the Arrow engine can turn bodies into columns.
+        suits = suits_spark(plan) and body_schema_in(topic) is None
+        if self._spark is None or self._setting == "arrow" or not suits:
+            return self._arrow
+        if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
+            return self._spark
+        return self._arrow
+
+
+def _spark_engine(spark: SparkSession | None, setting: str) -> SparkEngine | None:
+    """The engine, where it may be chosen; a session can be one for consumers and listeners alone.
+
+    Raises: EnvironmentProblemError where the setting demands an engine that cannot be.
+    """
+    if setting == "arrow" or (spark is None and setting != "spark"):
+        return None
+    try:
+        return SparkEngine(spark)
+    except EnvironmentProblemError as error:
+        if setting == "spark":
+            raise
+        logger.info("this process copies all messages itself: %s", error)
+        return None

@@ -1,0 +1,1 @@
+"""All that Spark does here: sessions, sends, streams, the deadline join, large copies, catalogs."""

@@ -1,0 +1,349 @@
+"""Sends a DataFrame in a transaction: Spark writes files of halves, one commit adds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+from txmq.delta.folder import spark_location
+from txmq.delta.parquet import (
+    NewFile,
+    microsecond_timestamps,
+    spark_writer,
+    staging_folder,
+    written_by_spark,
+)
+from txmq.delta.schemas import HALF
+from txmq.delta.storage import Table
+from txmq.errors import (
+    InvalidBodyError,
+    InvalidMessageError,
+    InvalidMessageTypeError,
+    SchemaMismatchError,
+)
+from txmq.ground.clock import timestamp
+from txmq.message.body_schema import BodySchema
+from txmq.message.message import MAX_FIELD_BYTES, RESERVED_PROPERTIES
+from txmq.store.half import HalfOrigin, store_date
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+# Each DataFrame of a transaction gets a range of sequences; the ranges do not overlap.
+SEQUENCES_PER_DATAFRAME = 1 << 56
+_COLUMN_TYPES = {
+    "body": ("binary", "string"),
+    "tags": ("string",),
+    "keys": ("string",),
+    "sharding_key": ("string",),
+    "properties": ("map<string,string>",),
+    "delay_s": ("int", "bigint"),
+    "deliver_timestamp": ("timestamp",),
+}
+
+_TEXTS = ("tags", "keys", "sharding_key")
+WRONG_BODY = "body without the schema of its topic"
+_IS_WRONG = "body_is_wrong"
+_FIRST = "first "
+_ROWS_OF_PARTITION = 1 << 33
+# Python has no earlier time; in a zone east of UTC such a row may look like year 1.
+_YEAR_1_US = -62_135_596_800_000_000
+_CONTROL_CHARACTERS = r"[\x00-\x1f\x7f]"
+
+
+class DataFrameSend:
+    """A checked DataFrame and its topic; it is not computed yet."""
+
+    def __init__(
+        self, dataframe: DataFrame, topic: str, body_schema: BodySchema | None = None
+    ) -> None:
+        """Check the columns. Raises: SchemaMismatchError with every difference at once.
+
+        With a `body_schema`, Python code on Spark's workers checks the bodies in `write`.
+        """
+        self.topic = topic
+        self.body_schema = body_schema
+        self.dataframe = dataframe
+        _check_dataframe(dataframe)
+
+    def write(
+        self, half: Table, origin: HalfOrigin, first_sequence: int, limits: SendLimits
+    ) -> list[NewFile]:
+        """Compute the DataFrame once and write its halves beside the half log; 0 commits.
+
+        Raises: InvalidMessageError with the number of rows that cannot be messages;
+            InvalidBodyError (a kind of it) if bodies do not have the topic's schema. The files are
+            removed then.
+        """
+        import pyspark.sql.functions as F  # noqa: N812
+        from pyspark.sql import Observation
+
+        folder = staging_folder()
+        observation = Observation(folder)
+        rows = self._half_rows(origin, first_sequence, limits.queue_count)
+        problems = _problems(F, limits, self.dataframe.columns)
+        if self.body_schema is not None:
+            rows = rows.withColumn(_IS_WRONG, _is_wrong(F, self.body_schema)("body"))
+            problems[WRONG_BODY] = F.col(_IS_WRONG)
+        place = F.col("sequence") - F.lit(first_sequence)
+        metrics = [*_counts(F, problems), *_first_places(F, problems, place)]
+        observed = rows.observe(observation, *metrics).drop(_IS_WRONG)
+        writer = spark_writer(observed)
+        with microsecond_timestamps(self.dataframe.sparkSession):
+            writer.parquet(f"{spark_location(half.location)}/{folder}")
+        try:
+            _refuse(observation.get)
+        except InvalidMessageError:
+            # What a producer may not delete is removed by maintenance.
+            with suppress(OSError):
+                half.filesystem.delete_dir(folder)
+            raise
+        partition = partition_of(origin)
+        return written_by_spark(folder, half.filesystem, HALF.statistics_columns, partition)
+
+    def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
+        import pyspark.sql.functions as F  # noqa: N812
+
+        numbered = self.dataframe.withColumn(
+            "sequence", F.monotonically_increasing_id() + F.lit(first_sequence)
+        )
+        columns = _half_columns(F, self, origin, queue_count)
+        return numbered.select([column.alias(name) for name, column in columns.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """The limits of a row, the number of queues of its topic, and the time of the send."""
+
+    max_message_size_bytes: int
+    max_properties_size_bytes: int
+    queue_count: int
+    timer_max_delay_s: float
+    now_ms: int
+
+
+def partition_of(origin: HalfOrigin) -> dict[str, str | None]:
+    """The partition values of the half log for this transaction, as Delta writes them."""
+    return {
+        "queue_id": str(origin.queue_id),
+        "store_date": store_date(origin.transaction_id).isoformat(),
+    }
+
+
+def _half_columns(
+    functions: Any, send: DataFrameSend, origin: HalfOrigin, queue_count: int
+) -> dict[str, Column]:
+    given = set(send.dataframe.columns)
+
+    def optional(name: str, kind: str) -> Any:
+        return (functions.col(name) if name in given else functions.lit(None)).cast(kind)
+
+    sequence = functions.col("sequence")
+    key = optional("sharding_key", "string")
+    by_key = functions.crc32(key.cast("binary")) % queue_count
+    return {
+        "transaction_id": functions.lit(origin.transaction_id),
+        "sequence": sequence,
+        "message_id": functions.concat(functions.lit(origin.transaction_id + ":"), sequence),
+        "producer_group": functions.lit(origin.producer_group),
+        "real_topic": functions.lit(send.topic),
+        "real_queue_id": functions.coalesce(by_key, sequence % queue_count).cast("int"),
+        "tags": optional("tags", "string"),
+        "keys": optional("keys", "string"),
+        "body": functions.col("body").cast("binary"),
+        "properties": functions.coalesce(
+            optional("properties", "map<string,string>"),
+            functions.create_map().cast("map<string,string>"),
+        ),
+        "sharding_key": key,
+        "born_timestamp": functions.lit(timestamp(origin.born_timestamp_ms)),
+        # A delay of 0 s is no delay, as in a Message.
+        "delay_s": functions.nullif(optional("delay_s", "bigint"), functions.lit(0)),
+        "deliver_timestamp": optional("deliver_timestamp", "timestamp"),
+        "ordinary": functions.lit(False),  # noqa: FBT003
+    }
+
+
+def _check_dataframe(dataframe: Any) -> None:
+    # Spark Connect has a DataFrame class of its own, so check attributes and not the class.
+    if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
+        problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
+        raise InvalidMessageTypeError("dataframe", problem)
+    faults = _schema_faults(dataframe.dtypes)
+    if dataframe.isStreaming:
+        faults.append("it is a stream; call send_dataframe inside foreachBatch")
+    if faults:
+        raise SchemaMismatchError(faults)
+
+
+def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
+    types = dict(dtypes)
+    faults = [] if "body" in types else ["column body is missing"]
+    if len(types) != len(dtypes):
+        faults.append("a column name appears twice")
+    for name, kind in dtypes:
+        if name not in _COLUMN_TYPES:
+            faults.append(f"column {name!r} is not one of {', '.join(_COLUMN_TYPES)}")
+        elif kind not in _COLUMN_TYPES[name]:
+            faults.append(f"column {name!r} is {kind}, not {' or '.join(_COLUMN_TYPES[name])}")
+    return faults
+
+
+def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[str, Column]:
+    """Conditions under which a row cannot be a message, by their description."""
+    F = functions  # noqa: N806
+    texts = [name for name in _TEXTS if name in given]
+    checks = _body_problems(F, limits)
+    if texts:
+        checks |= _text_problems(F, texts)
+    if "properties" in given:
+        checks |= _property_problems(F)
+    if {"delay_s", "deliver_timestamp"} & set(given):
+        checks |= _delay_problems(F, limits)
+    if texts or "properties" in given:
+        checks |= _size_problems(F, limits, texts, with_properties="properties" in given)
+    return checks
+
+
+def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
+    """Columns that count the rows with each problem while Spark writes them."""
+    F = functions  # noqa: N806
+    return [
+        F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
+        for name, problem in problems.items()
+    ]
+
+
+def _first_places(functions: Any, problems: Mapping[str, Column], place: Column) -> list[Column]:
+    """Columns with the place of the first row with each problem, as Spark numbers rows."""
+    F = functions  # noqa: N806
+    return [
+        F.min(F.when(problem, place)).alias(f"{_FIRST}{name}") for name, problem in problems.items()
+    ]
+
+
+def _is_wrong(functions: Any, schema: BodySchema) -> Any:
+    """A Spark function that returns true for a body without the schema."""
+    # Call it here once: a missing package then raises its own error, not one of a Spark worker.
+    schema.problem(b"")
+    # No type hints: with them Spark would make a pandas function.
+    return functions.udf(
+        lambda body: body is not None and schema.problem(bytes(body)) is not None, "boolean"
+    )
+
+
+def _body_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
+    too_large = functions.octet_length("body") > limits.max_message_size_bytes
+    return {
+        "body is null": functions.col("body").isNull(),
+        f"body above {limits.max_message_size_bytes:,} bytes": too_large,
+    }
+
+
+def _text_problems(functions: Any, texts: Sequence[str]) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    lengths = [F.coalesce(F.length(F.trim(name)), F.lit(1)) for name in texts]
+    problems = {
+        "control characters in a text": F.concat_ws("", *texts).rlike(_CONTROL_CHARACTERS),
+        f"keys, tags or sharding_key above {MAX_FIELD_BYTES:,} bytes": (
+            F.greatest(F.lit(0), *(_size_bytes(F, name) for name in texts)) > MAX_FIELD_BYTES
+        ),
+        "keys, tags or sharding_key blank": F.least(F.lit(1), *lengths) == 0,
+        "keys, tags or sharding_key not valid UTF-8": _is_no_text(F, map(F.col, texts)),
+    }
+    if "tags" in texts:
+        problems["tags with |"] = F.col("tags").contains("|")
+    return problems
+
+
+def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
+    delay_s, due = functions.col("delay_s"), functions.col("deliver_timestamp")
+    max_s = limits.timer_max_delay_s
+    latest = functions.lit(timestamp(limits.now_ms) + timedelta(seconds=max_s))
+    earliest = functions.timestamp_micros(functions.lit(_YEAR_1_US))
+    return {
+        "deliver_timestamp before year 1 in UTC": due < earliest,
+        "delay_s below 0": delay_s < 0,
+        "both delay_s and deliver_timestamp": delay_s.isNotNull() & due.isNotNull(),
+        f"a delay above timer_max_delay_s ({max_s:,.0f} s)": (
+            functions.coalesce(delay_s > max_s, functions.lit(False))  # noqa: FBT003
+            | functions.coalesce(due > latest, functions.lit(False))  # noqa: FBT003
+        ),
+    }
+
+
+def _is_no_text(functions: Any, texts: Iterable[Column]) -> Any:
+    """Whether one of these is not valid UTF-8; a cast from binary does not look."""
+    F = functions  # noqa: N806
+    is_valid = [F.coalesce(F.is_valid_utf8(text), F.lit(True)) for text in texts]  # noqa: FBT003
+    return ~reduce(and_, is_valid)
+
+
+def _property_problems(functions: Any) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    entries = F.map_entries("properties")
+    together = F.transform(entries, lambda pair: F.concat(pair["key"], pair["value"]))
+    return {
+        "a property without a value": F.exists(entries, lambda pair: pair["value"].isNull()),
+        "a property that is blank or reserved": F.exists(
+            entries, lambda pair: _is_refused(F, pair["key"], pair["value"])
+        ),
+        "a property not valid UTF-8": F.exists(
+            entries, lambda pair: _is_no_text(F, (pair["key"], pair["value"]))
+        ),
+        "control characters in a property": F.concat_ws("", together).rlike(_CONTROL_CHARACTERS),
+    }
+
+
+def _size_problems(
+    functions: Any, limits: SendLimits, texts: Sequence[str], *, with_properties: bool
+) -> dict[str, Column]:
+    F = functions  # noqa: N806
+    size = sum((_size_bytes(F, name) for name in texts), F.lit(0))
+    if with_properties:
+        size = size + F.aggregate(
+            F.map_entries("properties"),
+            F.lit(0),
+            lambda total, pair: (
+                total
+                + F.octet_length(pair["key"])
+                + F.coalesce(F.octet_length(pair["value"]), F.lit(0))
+            ),
+        )
+    above = f"properties above {limits.max_properties_size_bytes:,} bytes"
+    return {above: size > limits.max_properties_size_bytes}
+
+
+def _size_bytes(functions: Any, name: str) -> Column:
+    return functions.coalesce(functions.octet_length(name), functions.lit(0))  # type: ignore[no-any-return]
+
+
+def _is_refused(functions: Any, name: Column, value: Column) -> Any:
+    """Whether a property is refused as in a Message: blank, or a name that txmq reserves."""
+    F = functions  # noqa: N806
+    is_blank = (F.length(F.trim(name)) == 0) | (F.length(F.trim(value)) == 0)
+    is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith("__txmq")
+    return F.coalesce(is_blank | is_reserved, F.lit(False))  # noqa: FBT003
+
+
+def _refuse(metrics: Mapping[str, int | None]) -> None:
+    counts = {name: count for name, count in metrics.items() if not name.startswith(_FIRST)}
+    problems = [
+        f"{name}: {count:,} rows, first {_shown_place(metrics[f'{_FIRST}{name}'] or 0)}"
+        for name, count in counts.items()
+        if count
+    ]
+    if problems:
+        kind = InvalidBodyError if counts.get(WRONG_BODY) else InvalidMessageError
+        raise kind("dataframe", "has rows that cannot be sent; " + "; ".join(problems))
+
+
+def _shown_place(place: int) -> str:
+    """Where a row is: monotonically_increasing_id has the partition in its high bits."""
+    return f"row {place % _ROWS_OF_PARTITION:,} of partition {place // _ROWS_OF_PARTITION:,}"

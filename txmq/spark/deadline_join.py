@@ -1,0 +1,265 @@
+"""The deadline join of the check: joins heads and re-armed transactions with their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.check.standing import DUE, IMMUNITY_MAX_S, milliseconds_of
+from txmq.delta.folder import spark_location
+from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.ground.clock import AS_IT_IS, AffineClock, Clock, affine
+from txmq.message.lifecycle import ClaimKind
+from txmq.store.config import Config
+from txmq.store.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+# --- deadline_join:
+
+KEYS = ("transaction_id", "producer_group")
+TICK = "__tick__"
+MAX_FILES_PER_TRIGGER = 1_000
+TICKS_PER_SECOND = 1
+_NEVER = "1900-01-01"
+
+SESSION_SETTINGS: Mapping[str, str] = {
+    # Without it the filter on ticks is applied to the other side, whose watermark then stops.
+    "spark.sql.constraintPropagation.enabled": "false",
+    # The slower side decides what is late: deadlines on the left lie in the future.
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "true",
+    # The number of state stores. A checkpoint fixes it, and each store writes files in each batch.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    # Each batch is small and is planned anew, so adaptive execution only costs planning time.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+def join_session(spark: SparkSession) -> SparkSession:
+    """A new session for the query, so that the caller's session keeps its settings."""
+    session = spark.newSession()
+    for key, value in SESSION_SETTINGS.items():
+        session.conf.set(key, value)
+    return session
+
+
+def changes(session: SparkSession, location: str, from_version: int) -> DataFrame:
+    """The rows appended to a Delta table by `from_version` and all later commits, as a stream.
+
+    Use it with a new checkpoint and the newest version: an old version may have been removed.
+    `_commit_timestamp` is the modification time of the commit file, by the store's clock.
+    """
+    from pyspark.sql import functions as sql
+
+    return (
+        session.readStream.format("delta")
+        .option("readChangeFeed", "true")
+        .option("startingVersion", from_version)
+        .option("maxFilesPerTrigger", MAX_FILES_PER_TRIGGER)
+        .load(spark_location(location))
+        # Retention appears as deletes.
+        .where(sql.col("_change_type") == "insert")
+    )
+
+
+def overdue(
+    armed: DataFrame, ends: DataFrame, *, horizon_s: float, clock: AffineClock = AS_IT_IS
+) -> DataFrame:
+    """The rows of `armed` whose deadline passed before a row of `ends` for the same keys.
+
+    Args:
+        armed: KEYS, `deadline`, `armed_version` and more. Rows with a deadline beyond the horizon
+            are left to the recheck, because the state keeps ends only for the horizon.
+        ends: KEYS and `end_version`; an end applies to rows that an earlier version armed.
+        horizon_s: how far ahead a deadline may lie.
+        clock: the clock of the deadlines, as a function of the machine's clock.
+
+    Returns:
+        The columns of `armed`, and `event_time`: the clock value at which the row is overdue.
+    """
+    from pyspark.sql import functions as sql
+
+    session, now = armed.sparkSession, clock_column(clock)
+    horizon = sql.make_dt_interval(secs=sql.lit(horizon_s))
+    left = armed.where(sql.col("deadline") <= now + horizon).withColumn(
+        "event_time", sql.greatest(sql.col("deadline"), now)
+    )
+    right = ends.select(
+        *(sql.col(key).alias(f"end_{key}") for key in KEYS), "end_version", now.alias("end_time")
+    )
+    left = with_ticks(left, session, now).withWatermark("event_time", "0 seconds")
+    right = with_ticks(right, session, now).withWatermark("end_time", "0 seconds")
+    matches = sql.expr(
+        "transaction_id = end_transaction_id AND producer_group = end_producer_group"
+        " AND end_version > armed_version AND end_time <= event_time"
+    ) & (sql.col("end_time") >= sql.col("event_time") - horizon)
+    joined = left.join(right, matches, "leftOuter")
+    # The event time in this filter keeps it above the watermark, so that ticks still move it.
+    is_row = ~sql.col("transaction_id").startswith(TICK) | (sql.col("event_time") < sql.lit(_NEVER))
+    return joined.where(sql.col("end_transaction_id").isNull() & is_row).select(left.columns)
+
+
+def clock_column(clock: AffineClock) -> Column:
+    """The time of the clock, as a column that is constant within a micro-batch."""
+    from pyspark.sql import functions as sql
+
+    return shown_by(clock, sql.current_timestamp())
+
+
+def shown_by(clock: AffineClock, wall_time: Column) -> Column:
+    """The time of the clock at a time of the machine or the store."""
+    from pyspark.sql import functions as sql
+
+    if clock == AS_IT_IS:
+        return wall_time
+    passed_us = sql.unix_micros(wall_time) - clock.wall_start_ms * 1000
+    shown_us = passed_us * sql.lit(clock.speed) + clock.start_ms * 1000
+    return sql.timestamp_micros(shown_us.cast("bigint"))
+
+
+def with_ticks(rows: DataFrame, session: SparkSession, now: Column) -> DataFrame:
+    """The rows and one tick each second, so that the watermark moves without rows."""
+    from pyspark.sql import functions as sql
+
+    time_column = rows.columns[-1]
+    ticks = session.readStream.format("rate").option("rowsPerSecond", TICKS_PER_SECOND).load()
+    # Spark pushes a filter on a NULL or constant key below the watermark, or drops rows by it.
+    tick = ticks.select(
+        sql.concat(sql.lit(TICK), sql.col("value").cast("string")).alias(rows.columns[0]),
+        now.alias(time_column),
+    )
+    return rows.unionByName(tick, allowMissingColumns=True)
+
+
+# --- stream:
+
+# The join keeps ends at least this long; deadlines farther ahead are left to the recheck.
+LEAST_HORIZON_S = 120.0
+_HEAD_VERSION = -1
+_ARMING = [ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value]
+_ENDING = [
+    kind.value
+    for kind in (ClaimKind.COMMIT, ClaimKind.ROLLBACK, ClaimKind.DISCARD, ClaimKind.EXPIRE)
+]
+
+OnBatch = Callable[["DataFrame"], None]
+
+
+def horizon_s(config: Config) -> float:
+    """How far ahead a deadline may lie for the join to watch it, in any group."""
+    longest_s = [
+        2 * max(settings.transaction_check_interval_s, settings.transaction_timeout_s)
+        for settings in config.check_settings().values()
+    ]
+    return max(LEAST_HORIZON_S, *longest_s)
+
+
+def start_check_stream(
+    spark: SparkSession, store: Store, *, clock: Clock, checkpoint: str, on_batch: OnBatch
+) -> StreamingQuery:
+    """Start the join over rows that are appended from now on; `checkpoint` must be new.
+
+    Reads: half, op (change feeds). Writes: the checkpoint. `on_batch` gets the due rows of each
+    micro-batch, often none. It must read them, or Spark ends the query, see `dues_of`.
+    """
+    session = join_session(spark)
+    due = due_transactions(session, store, affine(clock), versions_now(store))
+    interval_ms = round(store.config.check_trigger_interval_s * 1000)
+
+    return (
+        due.writeStream.foreachBatch(lambda batch, _: on_batch(batch))
+        .queryName(f"txmq-check-{checkpoint.rsplit('-', 1)[-1]}")
+        .option("checkpointLocation", checkpoint)
+        .trigger(processingTime=f"{interval_ms} milliseconds")
+        .start()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LogVersions:
+    """The first versions that the streams of a checkpoint read; they never change for it."""
+
+    half: int
+    op: int
+
+
+def versions_now(store: Store) -> LogVersions:
+    """The newest commits of half and op."""
+    return LogVersions(store.tables.half_log().table.version, store.tables.op_log().table.version)
+
+
+def due_transactions(
+    session: SparkSession, store: Store, clock: AffineClock, begin: LogVersions
+) -> DataFrame:
+    """Transactions whose deadline passes without an end, from the commits since `begin`."""
+    halves = changes(session, store.tables.half_log().table.location, begin.half)
+    claims = changes(session, store.tables.op_log().table.location, begin.op)
+    armed = heads(halves, clock).unionByName(rearmed(claims, clock))
+    return overdue(armed, ends(claims), horizon_s=horizon_s(store.config), clock=clock)
+
+
+def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
+    """The heads, which are due one immunity after the store received them."""
+    from pyspark.sql import functions as sql
+
+    immunity_s = sql.col("check_immunity_time_s")
+    # An invalid immunity gives no deadline here; the recheck uses the timeout for it.
+    valid_s = sql.when((immunity_s > 0) & (immunity_s < IMMUNITY_MAX_S), immunity_s)
+    immunity = sql.make_dt_interval(secs=valid_s)
+    return halves.where(sql.col("sequence") == HEAD_SEQUENCE).select(
+        *KEYS,
+        sql.lit(0).alias("check_times"),
+        sql.lit(0).alias("life"),
+        sql.col("ordinary"),
+        sql.lit(_HEAD_VERSION).cast("bigint").alias("armed_version"),
+        (shown_by(clock, sql.col("_commit_timestamp")) + immunity).alias("deadline"),
+    )
+
+
+def rearmed(claims: DataFrame, clock: AffineClock) -> DataFrame:
+    """The UNKNOWN and RESUME claims; a claim without a time is due at once."""
+    from pyspark.sql import functions as sql
+
+    committed = shown_by(clock, sql.col("_commit_timestamp"))
+    return claims.where(sql.col("kind").isin(_ARMING)).select(
+        *KEYS,
+        sql.coalesce(sql.col("check_times"), sql.lit(0)).alias("check_times"),
+        sql.coalesce(sql.col("life"), sql.lit(0)).alias("life"),
+        sql.lit(False).alias("ordinary"),  # noqa: FBT003 - a value, not a flag
+        sql.col("_commit_version").alias("armed_version"),
+        sql.coalesce(sql.col("next_check_timestamp"), committed).alias("deadline"),
+    )
+
+
+def ends(claims: DataFrame) -> DataFrame:
+    """Claims that may end a transaction."""
+    from pyspark.sql import functions as sql
+
+    return claims.where(sql.col("kind").isin(_ENDING)).select(
+        *KEYS, sql.col("_commit_version").alias("end_version")
+    )
+
+
+def dues_of(batch: DataFrame) -> tuple[pa.Table, int]:
+    """DUE of a micro-batch, and the clock value by which the rows are due.
+
+    It reads all rows, also without any, because a batch that is not read loses the query's state.
+    """
+    rows = batch.toArrow()
+    columns = {
+        **{name: rows[name] for name in DUE.names if name in rows.column_names},
+        "deadline_ms": milliseconds_of(rows["deadline"]),
+        "has_returned": pa.array([False] * rows.num_rows, pa.bool_()),
+    }
+    clock_ms = pc.max(milliseconds_of(rows["event_time"])).as_py()
+    dues = pa.table({name: columns[name] for name in DUE.names}).cast(DUE)
+    return dues, clock_ms or 0

@@ -1,0 +1,118 @@
+"""What is left of a range of transactions when the next one is read: sums, and rows of queues."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pyarrow as pa
+
+from txmq.verify.digests import ABSENT, UNSAID, Flags, Integers
+from txmq.verify.fold import STATES
+from txmq.verify.picture import Picture
+from txmq.verify.queue_rows import QueueLog
+from txmq.verify.report import Findings, Lateness
+
+# Where a message that was sent may be.
+PLACES = (
+    "published", "rolled back", "dead", "expired", "open", "scheduled", "recalled", "taken away"
+)  # fmt: skip
+COUNTS = (
+    "transactions", *map(str.lower, STATES), "messages", "doubled_half_rows", "claims",
+    "claims_without_half", "claims_without_effect", "checks", "facts", "topics",
+    "visible_messages", "dead_letters", "scheduled", "delivered", "recalled", "overdue",
+    "not_published_yet", "known_by_schedule_alone", "judged_by_settled_alone", "forgotten_facts",
+    "forgotten_messages",
+)  # fmt: skip
+Queue = tuple[str, int]
+
+
+class QueueSums:
+    """How many messages were sent to each queue, and how many are in each of PLACES."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._sent: Counter[Queue] = Counter()
+        self._counts: dict[str, Counter[Queue]] = {place: Counter() for place in PLACES}
+
+    def add_sent(self, picture: Picture) -> None:
+        """The messages of one range."""
+        self._sent.update(_per_queue(picture, picture.halves.carries))
+
+    def add(self, place: str, picture: Picture, messages: Flags) -> None:
+        """Those of them that are in one place."""
+        self._counts[place].update(_per_queue(picture, messages))
+
+    def add_published(self, topic: str, queues: Integers) -> None:
+        """Rows of a topic by the queue of each."""
+        names, counts = np.unique(queues, return_counts=True)
+        rows = zip(names.tolist(), counts.tolist(), strict=True)
+        self._counts["published"].update({(topic, queue): count for queue, count in rows})
+
+    def check(self, findings: Findings) -> None:
+        """I23: what was sent to a queue is somewhere, once."""
+        for queue in sorted({*self._sent, *self._counts["published"]}):
+            counts = [self._counts[place][queue] for place in PLACES]
+            if self._sent[queue] != sum(counts):
+                parts = zip(counts, PLACES, strict=True)
+                places = " + ".join(f"{count} {place}" for count, place in parts)
+                detail = f"{self._sent[queue]} sent, but {places}"
+                findings.add("I23", 1, [f"{queue[0]}/{queue[1]}"], detail)
+
+
+class DeliveryTimes:
+    """When delayed messages were due, and how long after that they were shown."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._late_us: list[Integers] = [np.empty(0, np.int64)]
+        self._scheduled_due_us: list[Integers] = [np.empty(0, np.int64)]
+        self._newest_us = UNSAID
+
+    def add_shown(self, late_us: Integers) -> None:
+        """How long after its time each row was shown."""
+        self._late_us.append(late_us)
+
+    def add_ended(self, asked_us: Integers) -> None:
+        """When the delay service asked to deliver."""
+        self._newest_us = max(self._newest_us, int(asked_us.max(initial=UNSAID)))
+
+    def add_scheduled(self, due_us: Integers) -> None:
+        """When what still waits is due."""
+        self._scheduled_due_us.append(due_us[due_us != UNSAID])
+
+    def lateness(self) -> Lateness:
+        """How long after their time delayed messages were shown."""
+        late_us = np.sort(np.concatenate(self._late_us))
+        count = len(late_us)
+        if not count:
+            return Lateness()
+        # The smallest that 99 of 100 do not exceed.
+        p99_us, max_us = late_us[[(99 * count + 99) // 100 - 1, -1]].tolist()
+        return Lateness(count, p99_us / 1e6, max_us / 1e6)
+
+    def count_overdue(self) -> int:
+        """What still waits though the delay service has delivered what was due later."""
+        due_us = np.concatenate(self._scheduled_due_us)
+        return int((due_us <= self._newest_us).sum())
+
+
+class Totals:
+    """All that the ranges of a store add up to; violations are in Findings."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.counts: Counter[str] = Counter()
+        self.sums = QueueSums()
+        self.times = DeliveryTimes()
+        self.queues: defaultdict[str, QueueLog] = defaultdict(QueueLog)
+
+
+def _per_queue(picture: Picture, messages: Flags) -> dict[Queue, int]:
+    # A queue may be ABSENT, which is below 0.
+    queues = picture.queue_of[messages] - ABSENT
+    width = int(queues.max(initial=0)) + 1
+    pairs, counts = np.unique(picture.topic_of[messages] * width + queues, return_counts=True)
+    names = picture.topic_names.take(pa.array(pairs // width)).to_pylist()
+    keys = zip(names, (pairs % width + ABSENT).tolist(), strict=True)
+    return dict(zip(keys, counts.tolist(), strict=True))

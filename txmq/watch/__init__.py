@@ -1,1 +1,0 @@
-"""Tells what the services of a broker do, in the log; and which brokers there are."""
