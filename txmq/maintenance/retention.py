@@ -232,7 +232,7 @@ class Retention:
         return bool(are_ended(rows, self._logs.settled, version).all())
 
     def _logs_before_settled(self) -> list[Table]:
-        """Return the logs whose transactions still need their facts; the schedule is one of them."""
+        """Return the logs whose transactions still need their facts, with the schedule."""
         scheduled = [self._schedule.table] if self._schedule.is_there else []
         return [self._half, self._op.table, *scheduled]
 
