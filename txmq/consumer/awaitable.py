@@ -12,26 +12,23 @@ from datetime import datetime
 from typing import Any, Self, TypeVar
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_timeout
-from txmq.consumer.batch import ConsumeResult
 from txmq.consumer.group_reader import CommitResult
-from txmq.consumer.lag import QueueLag
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
-from txmq.consumer.push import (
-    ConsumerHandle,
+from txmq.consumer.handlers import (
     ConsumeStatus,
     Function,
     HandlersByTopic,
     RunEndedError,
     check_callable,
 )
-from txmq.consumer.rules import TopicQueue
+from txmq.consumer.lag import QueueLag
+from txmq.consumer.offsets import ConsumeFromWhere
+from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
+from txmq.consumer.push import ConsumeResult, ConsumerHandle
+from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.delta.failures import process_id
 from txmq.errors import ClosedError, ConcurrentUseError, ConfigError, ConsumeTimeoutError
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
-
-# --- awaited_handler:
 
 AsyncHandler = Callable[[ReceivedMessage], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
 
@@ -146,8 +143,6 @@ class AwaitedHandler:
         if self._task is not None:
             self._task.cancel()
 
-
-# --- awaitable:
 
 Result = TypeVar("Result")
 # A call that does not end when it is cancelled is given up so much later.

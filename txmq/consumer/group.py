@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from txmq.consumer.leases import ConsumeMode, Membership, Sighting, TopicCommit
-from txmq.consumer.rules import GroupSettings, GroupState, Owner, TopicQueue
+from txmq.consumer.leases import Membership, Sighting
+from txmq.consumer.rules import (
+    ConsumeMode,
+    GroupSettings,
+    GroupState,
+    Owner,
+    TopicCommit,
+    TopicQueue,
+)
 from txmq.errors import ConsumerGroupFullError, StoreFormatError
 from txmq.message.names import check_stored_group, retry_topic
 from txmq.store.register import MEMBERS_MAX, Register, SharedValue

@@ -10,19 +10,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from txmq.consumer.arguments import Subscription, check_reads
-from txmq.consumer.batch import (
+from txmq.consumer.group import group_in
+from txmq.consumer.member import Commits, GroupMember
+from txmq.consumer.reader import TopicReader
+from txmq.consumer.rules import ConsumeMode, TopicCommit, TopicQueue
+from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
+from txmq.consumer.taking import (
     KnowsSentBack,
     MessageTaking,
     QueueMessage,
     QueuePosition,
     QueuePositions,
 )
-from txmq.consumer.group import group_in
-from txmq.consumer.leases import ConsumeMode, TopicCommit
-from txmq.consumer.member import Commits, GroupMember
-from txmq.consumer.reader import TopicReader
-from txmq.consumer.rules import TopicQueue
-from txmq.consumer.send_back import FailedMessage, SendBack, SendsBack
 from txmq.errors import QueueNotOwnedError, StorageError
 from txmq.ground.clock import Clock
 from txmq.message.codec import BodyCodec, checked_codec
@@ -30,8 +29,6 @@ from txmq.message.names import shown_name
 from txmq.message.received import ReceivedMessage
 from txmq.store.catalog import TopicCatalog, unknown_topics
 from txmq.store.store import Store
-
-# --- pauses:
 
 
 class Pauses:
@@ -64,8 +61,6 @@ class Pauses:
         """Whether the queue or its topic is paused."""
         return queue in self._queues or queue.topic in self._topics
 
-
-# --- group_reader:
 
 logger = logging.getLogger(__name__)
 

@@ -7,18 +7,10 @@ clocks of a group need not agree.
 
 from __future__ import annotations
 
-import enum
-import hashlib
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from txmq.ground.clock import Clock, elapsed_ms
-
-if TYPE_CHECKING:
-    from txmq.delta.folder import TableFolder
-
-
-# --- leases:
 
 
 class Membership(NamedTuple):
@@ -144,86 +136,3 @@ class OwnLease:
     def left_ms(self) -> int:
         """How long it still lasts; 0 or less once it is over."""
         return 0 if self._end_ms is None else self._end_ms - elapsed_ms(self._clock)
-
-
-# --- followed:
-
-FINGERPRINT_HEX_DIGITS = 15
-
-
-class TopicCommit(NamedTuple):
-    """A commit of a topic.
-
-    Attributes:
-        version: its version of the table.
-        fingerprint: the first digits of the hash of its commit file, as a number.
-    """
-
-    version: int
-    fingerprint: int
-
-
-class QueueOfTopic(Protocol):
-    """A queue of a topic, as the key of its offset."""
-
-    @property
-    def topic(self) -> str:
-        """The stored name of the topic."""
-        ...
-
-
-Queue = TypeVar("Queue", bound=QueueOfTopic)
-Followed = Mapping[str, Mapping[Queue, TopicCommit]]
-Commits = Mapping[str, TopicCommit]
-NO_COMMITS: Commits = {}
-
-
-def topic_commit(table: TableFolder, version: int) -> TopicCommit | None:
-    """A commit as it stands in the log; None where it is not there, as after log clean-up."""
-    content = table.commit_bytes(version)
-    if content is None:
-        return None
-    digits = hashlib.sha256(content).hexdigest()[:FINGERPRINT_HEX_DIGITS]
-    return TopicCommit(version, int(digits, 16))
-
-
-def noted(
-    followed: Followed[Queue],
-    reader: str,
-    queues: Collection[Queue],
-    commits: Commits,
-) -> Followed[Queue]:
-    """What was followed, after a reader committed offsets of these queues.
-
-    A commit that is not known takes the place of one that is: that one is of an older offset.
-    """
-    kept = {queue: at for queue, at in followed.get(reader, {}).items() if queue not in queues}
-    new = {queue: commits[queue.topic] for queue in queues if queue.topic in commits}
-    after = {**kept, **new}
-    return followed if after == followed.get(reader, {}) else {**followed, reader: after}
-
-
-def forgotten(followed: Followed[Queue], queues: Collection[Queue]) -> Followed[Queue]:
-    """What was followed, without these queues of all readers: their offsets are set anew."""
-    return {
-        reader: {queue: at for queue, at in commits.items() if queue not in queues}
-        for reader, commits in followed.items()
-    }
-
-
-# --- modes:
-
-
-class ConsumeMode(enum.StrEnum):
-    """Whether the members of a group share the messages, or each member reads all of them."""
-
-    CLUSTERING = "CLUSTERING"
-    BROADCASTING = "BROADCASTING"
-
-
-class ConsumeFromWhere(enum.Enum):
-    """Where a new group begins (R106); a group that has offsets goes on at its offsets."""
-
-    FIRST_OFFSET = "first"
-    LAST_OFFSET = "last"
-    TIMESTAMP = "timestamp"

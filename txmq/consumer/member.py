@@ -13,17 +13,23 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from txmq.consumer.group import ConsumerGroup
-from txmq.consumer.leases import ConsumeFromWhere, LeaseWatch, OwnLease, TopicCommit
-from txmq.consumer.offsets import FROM_THE_BEGINNING, StartPoint
-from txmq.consumer.rules import GroupSettings, GroupState, Offsets, Owner, SwapResult, TopicQueue
+from txmq.consumer.leases import LeaseWatch, OwnLease
+from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
+from txmq.consumer.rules import (
+    GroupSettings,
+    GroupState,
+    Offsets,
+    Owner,
+    SwapResult,
+    TopicCommit,
+    TopicQueue,
+)
 from txmq.delta.failures import in_one_line
 from txmq.errors import StorageError
 from txmq.ground.clock import Clock, affine
 from txmq.ground.handles import ThreadHandle, is_survivable
 from txmq.store.catalog import TopicCatalog
 from txmq.store.store import Store
-
-# --- starts:
 
 
 class GroupStart:
@@ -76,8 +82,6 @@ class GroupStart:
         start = FROM_THE_BEGINNING if is_whole else self._start
         return start.offsets_in(self._store, topic, queues)
 
-
-# --- member:
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -9,7 +10,6 @@ from datetime import datetime
 import numpy as np
 import pyarrow.compute as pc
 
-from txmq.consumer.leases import ConsumeFromWhere
 from txmq.delta.files import FilePart, FileRange
 from txmq.delta.storage import Table
 from txmq.errors import (
@@ -31,6 +31,14 @@ POSITION_COLUMNS = ("queue_id", "queue_offset")
 NONE = -1
 # Why a queue or a topic cannot be read; the others are served meanwhile.
 UNREADABLE = (MessagesExpiredError, OffsetOutOfRangeError, StorageError, OSError)
+
+
+class ConsumeFromWhere(enum.Enum):
+    """Where a new group begins (R106); a group that has offsets goes on at its offsets."""
+
+    FIRST_OFFSET = "first"
+    LAST_OFFSET = "last"
+    TIMESTAMP = "timestamp"
 
 
 class TopicOffsets:

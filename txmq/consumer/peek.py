@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from txmq.consumer.leases import ConsumeFromWhere
-from txmq.consumer.offsets import StartPoint
+from txmq.consumer.offsets import ConsumeFromWhere, StartPoint
 from txmq.consumer.reader import TopicReader
 from txmq.message.filter import MessageFilter
 from txmq.message.received import ReceivedMessage

@@ -9,24 +9,29 @@ from types import TracebackType
 from typing import Any, Self
 
 from txmq.consumer.arguments import Subscription, Topics, check_poll, checked_queue, checked_timeout
-from txmq.consumer.batch import ConsumeResult, first_offsets
-from txmq.consumer.exclusive_use import ExclusiveUse, ProcessWatch
+from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import CommitResult, GroupReader
-from txmq.consumer.lag import QueueLag, lag_of_group
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
-from txmq.consumer.offsets import OffsetsByTopic, TopicOffsets, check_offset, moment_ms
-from txmq.consumer.push import (
-    ConsumerHandle,
+from txmq.consumer.handlers import (
     ErrorHook,
     Function,
     Handler,
     HandlersByTopic,
     MessageHandler,
-    MessagePush,
+    ProcessWatch,
     checked_on_error,
 )
-from txmq.consumer.rules import TopicQueue, replay_of
+from txmq.consumer.lag import QueueLag, lag_of_group
+from txmq.consumer.offsets import (
+    ConsumeFromWhere,
+    OffsetsByTopic,
+    TopicOffsets,
+    check_offset,
+    moment_ms,
+)
+from txmq.consumer.push import ConsumeResult, ConsumerHandle, MessagePush
+from txmq.consumer.rules import ConsumeMode, TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage, SendsBack
+from txmq.consumer.taking import first_offsets
 from txmq.errors import QueueNotOwnedError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.listeners.hooks import Hook, Hooks
@@ -34,8 +39,6 @@ from txmq.message.codec import BodyCodec, reading_codec
 from txmq.message.names import topic_in_namespace, unwrapped
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
-
-# --- moving:
 
 
 class MovableMember:
@@ -147,8 +150,6 @@ class MovableMember:
         """
         return lag_of_group(self.store, self.consumer_group, self.clock)
 
-
-# --- pull:
 
 POLL_MESSAGES = 32
 

@@ -7,6 +7,7 @@ need to hold back VACUUM, compaction or the clean-up of the log.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.consumer.leases import TopicCommit, topic_commit
 from txmq.consumer.offsets import (
     NONE,
     POSITION_COLUMNS,
@@ -30,7 +30,9 @@ from txmq.consumer.offsets import (
     may_hold,
     queue_count,
 )
+from txmq.consumer.rules import TopicCommit
 from txmq.delta.files import FilePart
+from txmq.delta.folder import TableFolder
 from txmq.delta.log import CommitNews, commit_news
 from txmq.delta.storage import Table
 from txmq.errors import (
@@ -47,8 +49,6 @@ from txmq.message.codec import BodyCodec, are_erased
 from txmq.message.received import MESSAGE_COLUMNS, MessageRows
 from txmq.store.store import Store
 from txmq.store.topic import OFFSET_MARK, REBUILD_MARK
-
-# --- part_rows:
 
 RUN_ROWS = 1024
 # The reader reads the bodies of smaller files together with their offsets.
@@ -266,13 +266,12 @@ class PartRows:
             self._indexes.popitem(last=False)
 
 
-# --- reader:
-
 # The reader reads larger files one row group at a time.
 PLACE_COLUMNS = ("message_id", "store_timestamp")
 LARGE_FILE_BYTES = 32 * 1024 * 1024
 # A file that could not be read is not tried again sooner: each queue would wait for it.
 FAILED_PAUSE_S = 1.0
+FINGERPRINT_HEX_DIGITS = 15
 Result = TypeVar("Result")
 
 
@@ -608,3 +607,12 @@ class TopicReader:
 
 def _is_to_split(part: FilePart) -> bool:
     return part.row_group is None and part.file.size_bytes > LARGE_FILE_BYTES
+
+
+def topic_commit(table: TableFolder, version: int) -> TopicCommit | None:
+    """A commit as it stands in the log; None where it is not there, as after log clean-up."""
+    content = table.commit_bytes(version)
+    if content is None:
+        return None
+    digits = hashlib.sha256(content).hexdigest()[:FINGERPRINT_HEX_DIGITS]
+    return TopicCommit(version, int(digits, 16))

@@ -6,26 +6,24 @@ decide by different states of the group.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from txmq.consumer.leases import (
-    NO_COMMITS,
-    ConsumeMode,
-    Followed,
-    Membership,
-    Sighting,
-    TopicCommit,
-    forgotten,
-    noted,
-    sightings,
-)
+from txmq.consumer.leases import Membership, Sighting, sightings
 from txmq.errors import ConsumerGroupConflictError
 
 # The key of the offsets that all members share; in BROADCASTING each member has a key.
 SHARED = ""
 ALL = "*"
+
+
+class ConsumeMode(enum.StrEnum):
+    """Whether the members of a group share the messages, or each member reads all of them."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
 
 
 class TopicQueue(NamedTuple):
@@ -47,10 +45,24 @@ class Owner(NamedTuple):
     epoch: int
 
 
+class TopicCommit(NamedTuple):
+    """A commit of a topic.
+
+    Attributes:
+        version: its version of the table.
+        fingerprint: the first digits of the hash of its commit file, as a number.
+    """
+
+    version: int
+    fingerprint: int
+
+
 Offsets = Mapping[TopicQueue, int]
+Followed = Mapping[str, Mapping[TopicQueue, TopicCommit]]
 # The key of the replays of every queue that has none of its own: no topic has this name.
 EVERY_QUEUE = TopicQueue("", 0)
 _NO_OFFSETS: Offsets = {}
+NO_COMMITS: Mapping[str, TopicCommit] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,7 @@ class GroupState:
     replays: Mapping[TopicQueue, int] = field(default_factory=dict)
     epoch: int = 0
     seen: Mapping[str, Sighting] = field(default_factory=dict)
-    followed: Followed[TopicQueue] = field(default_factory=dict)
+    followed: Followed = field(default_factory=dict)
 
     # --- looking ----------------------------------------------------------------------------
 
@@ -328,7 +340,7 @@ class GroupState:
         }
         reader = self._reader(me.member_id)
         after = self._with_offsets(reader, {**stored, **moved})
-        after = replace(after, followed=noted(self.followed, reader, moved, followed))
+        after = replace(after, followed=_noted(self.followed, reader, moved, followed))
         return SwapResult(after._replayed(stored, moved), refused)  # noqa: SLF001 - of the same class
 
     def reset(self, offsets: Offsets) -> GroupState:
@@ -339,7 +351,7 @@ class GroupState:
         readers = self.offsets if self.is_broadcasting else (SHARED,)
         after = {name: {**self.offsets.get(name, {}), **offsets} for name in readers}
         changed = self._replayed(self.offsets.get(SHARED, {}), offsets)
-        changed = replace(changed, followed=forgotten(self.followed, offsets))
+        changed = replace(changed, followed=_forgotten(self.followed, offsets))
         return replace(
             changed, offsets={**self.offsets, **after}, members={}, owners={}, epoch=self.epoch + 1
         )
@@ -393,6 +405,30 @@ class GroupState:
         result = self.committed(me, commits or {}, followed=followed)
         after = result.state.renewed(me, lease_end_ms).without_gone(gone)
         return SwapResult(after.shared_out(me, busy), result.refused)
+
+
+def _noted(
+    followed: Followed,
+    reader: str,
+    queues: Collection[TopicQueue],
+    commits: Mapping[str, TopicCommit],
+) -> Followed:
+    """What was followed, after a reader committed offsets of these queues.
+
+    A commit that is not known takes the place of one that is: that one is of an older offset.
+    """
+    kept = {queue: at for queue, at in followed.get(reader, {}).items() if queue not in queues}
+    new = {queue: commits[queue.topic] for queue in queues if queue.topic in commits}
+    after = {**kept, **new}
+    return followed if after == followed.get(reader, {}) else {**followed, reader: after}
+
+
+def _forgotten(followed: Followed, queues: Collection[TopicQueue]) -> Followed:
+    """What was followed, without these queues of all readers: their offsets are set anew."""
+    return {
+        reader: {queue: at for queue, at in commits.items() if queue not in queues}
+        for reader, commits in followed.items()
+    }
 
 
 def replay_of(replays: Mapping[TopicQueue, int], queue: TopicQueue) -> int:

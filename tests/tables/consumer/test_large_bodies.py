@@ -9,12 +9,13 @@ import pytest
 
 from tests.kit.consumer_world import BILLING, ConsumerWorld, are_in_order, bodies, drained
 from tests.kit.delay_world import TOPIC
-from txmq.consumer import batch as taking
 from txmq.consumer import reader as part_rows
+from txmq.consumer import taking
 from txmq.consumer.arguments import Subscription
 from txmq.consumer.group_reader import GroupReader
-from txmq.consumer.leases import ConsumeFromWhere, ConsumeMode
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.reader import TopicReader
+from txmq.consumer.rules import ConsumeMode
 from txmq.delta.parquet import write_file
 from txmq.spark.members import RangeReader, count_messages
 

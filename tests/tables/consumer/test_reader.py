@@ -21,7 +21,7 @@ from tests.kit.consumer_world import (
     wake,
 )
 from tests.kit.delay_world import TOPIC
-from txmq.consumer.leases import ConsumeFromWhere
+from txmq.consumer.offsets import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import TopicQueue
