@@ -16,6 +16,7 @@ from txmq.consumer.group import ConsumerGroup
 from txmq.consumer.leases import LeaseWatch, OwnLease
 from txmq.consumer.offsets import FROM_THE_BEGINNING, ConsumeFromWhere, StartPoint
 from txmq.consumer.rules import (
+    Commits,
     GroupSettings,
     GroupState,
     Offsets,
@@ -91,7 +92,6 @@ RENEWAL, LATE_RENEWAL = 1 / 3, 1 / 2
 RENEWAL_LOOK = 1 / 6
 UNFAIR_LOOK_S = 0.1
 _NOBODY = Owner("", 0)
-Commits = Mapping[TopicQueue, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

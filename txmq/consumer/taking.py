@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from txmq.consumer.member import Commits, HeldQueues
+from txmq.consumer.member import HeldQueues
 from txmq.consumer.offsets import UNREADABLE
 from txmq.consumer.reader import Run
-from txmq.consumer.rules import TopicQueue, replay_of
+from txmq.consumer.rules import Commits, TopicQueue, replay_of
 from txmq.consumer.send_back import PlacedMessage
 from txmq.errors import StorageUnavailableError
 from txmq.message.received import ReceivedMessage
