@@ -1,4 +1,4 @@
-"""One thread at a time may use a consumer."""
+"""Let one thread at a time use a consumer."""
 
 from __future__ import annotations
 
