@@ -30,7 +30,7 @@ class ExclusiveUse:
     def begin(self) -> None:
         """Use the consumer until `end`; also for a thread that hands the use to another thread.
 
-        Raises: ClosedError; ConcurrentUseError where another thread uses it.
+        Raises: ClosedError; ConcurrentUseError if another thread uses it.
         """
         if self.is_over:
             raise ClosedError("the consumer was closed, or its process was forked; make another")
@@ -46,9 +46,9 @@ class ExclusiveUse:
         self._is_closed = True
 
     def __enter__(self) -> None:
-        """As `begin`."""
+        """Begin, as `begin` does."""
         self.begin()
 
     def __exit__(self, *_: object) -> None:
-        """As `end`."""
+        """End, as `end` does."""
         self.end()
