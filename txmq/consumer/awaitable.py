@@ -18,7 +18,7 @@ from txmq.consumer.handlers import (
     Function,
     HandlersByTopic,
     RunEndedError,
-    check_callable,
+    check_async_function,
 )
 from txmq.consumer.lag import QueueLag
 from txmq.consumer.offsets import ConsumeFromWhere
@@ -26,7 +26,7 @@ from txmq.consumer.pull import POLL_MESSAGES, PullConsumer
 from txmq.consumer.push import ConsumeResult, ConsumerHandle
 from txmq.consumer.rules import ConsumeMode, TopicQueue
 from txmq.delta.failures import process_id
-from txmq.errors import ClosedError, ConcurrentUseError, ConfigError, ConsumeTimeoutError
+from txmq.errors import ClosedError, ConcurrentUseError, ConsumeTimeoutError
 from txmq.message.received import ReceivedMessage
 from txmq.store.store import Store, check_store
 
@@ -51,17 +51,6 @@ class LoopEvent(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         """As `threading.Event.wait`; a close of the loop is seen after the wait."""
         return super().wait(timeout) or self._loop.is_closed()
-
-
-def check_async_function(name: str, function: object) -> None:
-    """Refuse what cannot be called, or is a generator. Raises: ConfigError."""
-    check_callable(name, function)
-    called = (function, type(function).__call__)
-    if any(
-        inspect.isasyncgenfunction(part) or inspect.isgeneratorfunction(part) for part in called
-    ):
-        problem = "is a generator, so a call of it does nothing; pass a function"
-        raise ConfigError([f"{name} {problem}, plain or async"])
 
 
 class AwaitedHandler:

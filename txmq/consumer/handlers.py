@@ -1,4 +1,4 @@
-"""The functions that handle messages: which may be one, what they answer, which topic is whose."""
+"""Handlers of messages: what may be one, what becomes of a call, and which topic is whose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from txmq.consumer.arguments import check_reads
@@ -38,27 +38,38 @@ class RunEndedError(BaseException):
 
 # Somebody ends the process or the thread with them; a Rust panic is no Exception either.
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit, RunEndedError)
-_LAZY = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+_GENERATORS = (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
 
 
 def check_function(name: str, function: object) -> None:
     """Refuse what cannot be called, or does nothing when it is called. Raises: ConfigError."""
-    check_callable(name, function)
-    called = (function, type(function).__call__)
-    if any(is_lazy(part) for is_lazy in _LAZY for part in called):
+    _check_callable(name, function)
+    if _is_any_of(function, (inspect.iscoroutinefunction, *_GENERATORS)):
         problem = "is async or a generator, so a call of it does nothing; pass a plain function"
         advice = "or use AsyncPullConsumer"
         raise ConfigError([f"{name} {problem}, {advice}"])
 
 
-def check_callable(name: str, function: object) -> None:
-    """Refuse what cannot be called. Raises: ConfigError."""
+def check_async_function(name: str, function: object) -> None:
+    """Refuse what cannot be called, or is a generator. Raises: ConfigError."""
+    _check_callable(name, function)
+    if _is_any_of(function, _GENERATORS):
+        problem = "is a generator, so a call of it does nothing; pass a function"
+        raise ConfigError([f"{name} {problem}, plain or async"])
+
+
+def _check_callable(name: str, function: object) -> None:
     if not callable(function):
         raise ConfigError([f"{name} must be a function, not {shown(function)}"])
 
 
+def _is_any_of(function: object, kinds: Iterable[Callable[[object], bool]]) -> bool:
+    """Tell whether a function, or an object that can be called, is of one of these kinds."""
+    return any(is_kind(part) for is_kind in kinds for part in (function, type(function).__call__))
+
+
 def checked_on_error(on_error: ErrorHook | None) -> ErrorHook | None:
-    """The hook of failures, or None. Raises: ConfigError."""
+    """Check the hook of failures, or None. Raises: ConfigError."""
     if on_error is not None:
         check_function("on_error", on_error)
     return on_error
@@ -79,7 +90,7 @@ class MessageHandler:
         self._watch = watch or ProcessWatch()
 
     def failure_of(self, message: ReceivedMessage) -> str | BaseException | None:
-        """Call the handler; why it failed on the message, None where it handled it.
+        """Call the handler; return why it failed on the message, or None if it handled it.
 
         Raises: KeyboardInterrupt, SystemExit, GeneratorExit of the handler.
         """
@@ -105,12 +116,12 @@ class MessageHandler:
     def report(
         self, message: ReceivedMessage, error: BaseException, level: int = logging.WARNING
     ) -> None:
-        """Write a failure into the log, and hand it to the hook."""
+        """Write a failure into the log, and call the hook with it."""
         logger.log(level, "%r is sent back", message, exc_info=error)
-        hand_out(self._on_error, message, error)
+        call_on_error(self._on_error, message, error)
 
     def report_aside(self, message: ReceivedMessage, error: BaseException) -> None:
-        """As `report`, but the hook has a thread of its own, so it may hang or exit."""
+        """Report as `report` does, but in a thread of its own, so the hook may hang or exit."""
         arguments = (message, error, logging.ERROR)
         name = "txmq-consumer-on-error"
         threading.Thread(target=self._report_all, args=arguments, name=name, daemon=True).start()
@@ -122,7 +133,9 @@ class MessageHandler:
             logger.exception("on_error ended its thread for %r", message)
 
 
-def hand_out(on_error: ErrorHook | None, message: ReceivedMessage, error: BaseException) -> None:
+def call_on_error(
+    on_error: ErrorHook | None, message: ReceivedMessage, error: BaseException
+) -> None:
     """Call the hook of failures; what it raises is logged."""
     if on_error is None:
         return
@@ -135,13 +148,43 @@ def hand_out(on_error: ErrorHook | None, message: ReceivedMessage, error: BaseEx
 
 
 def wrong_result(status: object) -> HandlerResultError | None:
-    """The error for a result that is neither None nor a ConsumeStatus; None where it is right."""
+    """Return the error of a result that is neither None nor a ConsumeStatus; else None."""
     if status is None or isinstance(status, ConsumeStatus):
         return None
     if inspect.iscoroutine(status):
         # Else Python warns that nobody has awaited it.
         status.close()
     return HandlerResultError(status)
+
+
+class ProcessWatch:
+    """Tells the hooks of one consumer of each call of its handler."""
+
+    def __init__(
+        self, hooks: Hooks | None = None, group: str | None = None, namespace: str | None = None
+    ) -> None:
+        """`group` is the consumer group, as the user calls it."""
+        self._hooks = Hooks() if hooks is None else hooks
+        self._group, self._namespace = group, namespace
+
+    def processing(self, message: ReceivedMessage) -> RunningOperations:
+        """Begin the call of a handler."""
+        return self._hooks.operation(lambda: process_of(message, self._group, self._namespace))
+
+
+def process_of(
+    message: ReceivedMessage, group: str | None = None, namespace: str | None = None
+) -> Operation:
+    """Describe the call of a handler for hooks; a retry is told of under its first topic."""
+    return Operation(
+        OperationName.PROCESS,
+        message.origin_topic,
+        message.message_id,
+        message.transaction_id,
+        group=group,
+        namespace=namespace,
+        context=context_of(message.properties),
+    )
 
 
 class HandlersByTopic:
@@ -153,12 +196,12 @@ class HandlersByTopic:
         namespace: str | None = None,
         check: Callable[[str, object], None] = check_function,
     ) -> None:
-        """No topic has a handler yet; `topics` are the stored names that the consumer reads."""
+        """Begin without a handler; `topics` are the stored names that the consumer reads."""
         self._topics, self._namespace, self._check = topics, namespace, check
         self._handlers: dict[str, Handler] = {}
 
     def on(self, topic: str, model: type[Any] | None) -> Callable[[Function], Function]:
-        """See `PullConsumer.on`. Raises: InvalidNameError, ConfigError."""
+        """Return the decorator of `PullConsumer.on`. Raises: InvalidNameError, ConfigError."""
         stored = topic_in_namespace(topic, self._namespace)
         check_reads(stored, self._topics)
         return lambda function: self._add(topic, stored, function, model)
@@ -177,7 +220,7 @@ class HandlersByTopic:
         return function
 
     def handler(self) -> Handler:
-        """A handler for all topics. Raises: ConfigError if one of them has none."""
+        """Return a handler for all topics. Raises: ConfigError if one of them has none."""
         missing = sorted(
             unwrapped(name, self._namespace) for name in {*self._topics} - {*self._handlers}
         )
@@ -219,33 +262,3 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
         # Built-in functions may have no signature.
         return True
     return True
-
-
-class ProcessWatch:
-    """The hooks of one consumer."""
-
-    def __init__(
-        self, hooks: Hooks | None = None, group: str | None = None, namespace: str | None = None
-    ) -> None:
-        """`group` is the consumer group, as the user calls it."""
-        self._hooks = Hooks() if hooks is None else hooks
-        self._group, self._namespace = group, namespace
-
-    def processing(self, message: ReceivedMessage) -> RunningOperations:
-        """Begin the call of a handler."""
-        return self._hooks.operation(lambda: process_of(message, self._group, self._namespace))
-
-
-def process_of(
-    message: ReceivedMessage, group: str | None = None, namespace: str | None = None
-) -> Operation:
-    """What a handler does with a message; of a retry it is told under its first topic."""
-    return Operation(
-        OperationName.PROCESS,
-        message.origin_topic,
-        message.message_id,
-        message.transaction_id,
-        group=group,
-        namespace=namespace,
-        context=context_of(message.properties),
-    )

@@ -1,4 +1,4 @@
-"""Pushes the messages of a member to a handler, and commits what was handled.
+"""Push the messages of a member to a handler, and commit what was handled.
 
 A thread pushes while it holds a lock, but for the calls of the handler. So another thread can give
 up a call that hangs: it sends the message back and goes on with what is behind it.
@@ -24,7 +24,6 @@ from txmq.ground.results import Sum
 from txmq.message.received import ReceivedMessage
 
 logger = logging.getLogger(__name__)
-
 PUSH_MESSAGES = 256
 PUSH_POLL_S = 0.2
 FAILURE_PAUSE_S = 1.0
@@ -48,89 +47,91 @@ class ConsumeResult(Sum):
     sent_back: int = 0
 
 
-class Batch:
-    """Messages that were handed out and wait for the handler, and those that it failed on.
-
-    A message that failed is sent back before the next message of its queue is served: an effect by
-    offset, as that of DeltaInbox, says that all messages before it are done.
-    """
-
-    def __init__(self, messages: Iterable[QueueMessage], replays: Mapping[TopicQueue, int]) -> None:
-        """`replays` says how often the group went back in a queue on purpose."""
-        self._waiting, self._replays = deque(messages), replays
-        self._failed: list[tuple[TopicQueue, FailedMessage]] = []
-        self._left: dict[TopicQueue, ReceivedMessage] = {}
-        self._consumed, self._sent_back = 0, 0
-        self.is_given_up = False
-
-    @property
-    def result(self) -> ConsumeResult:
-        """The counts so far."""
-        return ConsumeResult(self._consumed, self._sent_back)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether no message waits any more."""
-        return not self._waiting
-
-    def next_message(
-        self, is_owned: Callable[[TopicQueue], bool], send: Send
-    ) -> ReceivedMessage | None:
-        """The next message for the handler; None where it is left out since its queue was lost.
-
-        It stays the next one until `finish`. Sends back what failed before it in its queue.
-        """
-        queue, message = self._waiting[0]
-        if any(failed == queue for failed, _ in self._failed):
-            self.send_back(send)
-        # The member may get the queue again: messages after one that was left out wait too.
-        if queue in self._left or not is_owned(queue):
-            self._left.setdefault(queue, message)
-            self._waiting.popleft()
-            return None
-        return message
-
-    def finish(
-        self, failure: str | BaseException | None, is_owned: Callable[[TopicQueue], bool]
-    ) -> None:
-        """The handler is through with the next message; None means that it handled it.
-
-        A failure counts only while the queue is owned: else another member has the message.
-        """
-        queue, message = self._waiting.popleft()
-        self._consumed += 1
-        if failure is not None and not is_owned(queue):
-            self._left.setdefault(queue, message)
-        elif failure is not None:
-            replay = replay_of(self._replays, queue)
-            self._failed.append((queue, FailedMessage(message, failure, replay=replay)))
-
-    def send_back(self, send: Send) -> None:
-        """Have `send` send back the messages that failed; they are durable on return."""
-        if self._failed:
-            self._sent_back += send([failed for _, failed in self._failed])
-            self._failed = []
-
-    def unhandled(self) -> dict[TopicQueue, int]:
-        """The first offset of each queue that was neither handled nor sent back."""
-        waiting = ((queue, message.queue_offset) for queue, message in self._waiting)
-        failed = ((queue, failed.message.queue_offset) for queue, failed in self._failed)
-        left = ((queue, message.queue_offset) for queue, message in self._left.items())
-        return first_offsets([*waiting, *failed, *left])
-
-
 class CallGivenUpError(Exception):
     """The handler came back after its call was given up; another thread pushes now."""
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
-    """One call of the handler."""
+class ConsumerHandle(ThreadHandle):
+    """A handler that is given messages until `stop()`.
 
-    batch: Batch
-    message: ReceivedMessage
-    begun_ms: int
-    is_failed: bool = False
+    `stop()` returns after the call of the handler on its way: messages that were handled are
+    committed (one commit), the others come again, and other threads may use the consumer.
+    `is_alive` says whether the thread runs, `exception` which error ended it.
+
+    Attributes:
+        total: the messages that it was given so far.
+    """
+
+    def __init__(
+        self, consumer_group: str, push: MessagePush, finish: Callable[[bool], object]
+    ) -> None:
+        """Have `finish` commit at the end, and leave the group after a failure."""
+        self._stop_is_asked = threading.Event()
+        super().__init__(f"consumer-{consumer_group}", 0.0, stopping=self._stop_is_asked)
+        self._group, self._push, self._finish = consumer_group, push, finish
+        self._taking_over = threading.Lock()
+        self.total = ConsumeResult()
+        push.go_on_by(self._go_on)
+
+    def stop(self) -> None:
+        """Stop after the call of the handler on its way, or after its consume timeout."""
+        self._stopping.set()
+        # Another thread may take over from one that hangs.
+        while (thread := self._pushing()).is_alive():
+            thread.join(STOP_LOOK_S)
+
+    def stop_when(self, stopping: threading.Event) -> None:
+        """Wait until `stopping` is set or the consumer has ended by itself, then `stop`."""
+        while self.is_alive and not stopping.wait(HANGING_LOOK_S):
+            pass
+        self.stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a thread pushes messages."""
+        return self._pushing().is_alive()
+
+    def _pushing(self) -> threading.Thread:
+        # One that takes over is alive once it has been started.
+        with self._taking_over:
+            return self._thread
+
+    def _go_on(self, result: ConsumeResult) -> None:
+        """Have another thread take over from one whose handler hangs."""
+        self.total += result
+        self._failure = self._push.hangs_too_often
+        if self._failure is not None:
+            self._stopping.set()
+        with self._taking_over:
+            self._thread = self._new_thread()
+            self._thread.start()
+
+    def _turns(self) -> None:
+        try:
+            super()._turns()
+        except BaseException as error:
+            # Another thread has taken over: this one has nothing to say any more.
+            if threading.current_thread() is self._thread:
+                raise
+            logger.info("group %s: a call that was given up has ended: %r", self._group, error)
+
+    def _turn(self) -> None:
+        try:
+            self.total += self._push.turn(self._stop_is_asked)
+        except ConsumerGroupConflictError:
+            raise
+        except (TxmqError, OSError) as error:
+            logger.error("group %s goes on after: %s", self._group, error)  # noqa: TRY400 - it says all
+            self._stop_is_asked.wait(FAILURE_PAUSE_S)
+
+    def _end(self) -> None:
+        if threading.current_thread() is not self._thread:
+            return
+        self._push.end()
+        try:
+            self._finish(self._failure is not None)
+        except (TxmqError, OSError) as error:
+            logger.warning("the last messages come again: %s", error)
 
 
 class MessagePush:
@@ -146,7 +147,7 @@ class MessagePush:
     def __init__(
         self, reader: GroupReader, handler: MessageHandler, clock: Clock, consume_timeout_s: float
     ) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self._reader, self._handler, self._clock = reader, handler, clock
         self._timeout_s = consume_timeout_s
         self._lock = threading.Lock()
@@ -178,7 +179,7 @@ class MessagePush:
     def turn(self, stopping: threading.Event) -> ConsumeResult:
         """Wait a moment for messages and push them, until `stopping` is set, also by the handler.
 
-        Raises: CallGivenUpError where another thread has taken over.
+        Raises: CallGivenUpError if another thread has taken over.
         """
         with self._lock:
             messages = self._reader.poll(
@@ -197,7 +198,7 @@ class MessagePush:
         self._given_up = given_up
 
     def end(self) -> None:
-        """No call is under way, or will be; stop looking for calls that hang."""
+        """Stop looking for calls that hang: none is under way, or will be."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
@@ -205,7 +206,7 @@ class MessagePush:
     # --- pushing ----------------------------------------------------------------------------
 
     def _push(self, batch: Batch, stopping: threading.Event | None) -> None:
-        """Messages that were not handled, and cannot be sent back, are handed out again."""
+        """Serve a batch; what was not handled and cannot be sent back is handed out again."""
         reader = self._reader
         try:
             while not (batch.is_done or (stopping is not None and stopping.is_set())):
@@ -217,7 +218,7 @@ class MessagePush:
                     reader.commit(batch.unhandled())
             batch.send_back(reader.send_back)
         finally:
-            # Who gave the call up has done this.
+            # Whoever gave the call up has done this.
             if not batch.is_given_up:
                 reader.give_again(batch.unhandled())
 
@@ -232,6 +233,7 @@ class MessagePush:
         finally:
             self._lock.acquire()
             self._hanging -= batch.is_given_up
+            # After a call that was given up it is that of another thread.
             self._call = self._call if batch.is_given_up else None
         if batch.is_given_up:
             raise CallGivenUpError
@@ -305,84 +307,82 @@ class _HangingLook(ThreadHandle):
             logger.exception("a message whose handler hangs could not be sent back; trying again")
 
 
-class ConsumerHandle(ThreadHandle):
-    """A handler that is given messages until `stop()`.
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of the handler."""
 
-    `stop()` returns after the call of the handler on its way: messages that were handled are
-    committed (one commit), the others come again, and other threads may use the consumer.
-    `is_alive` says whether the thread runs, `exception` which error ended it.
+    batch: Batch
+    message: ReceivedMessage
+    begun_ms: int
+    is_failed: bool = False
 
-    Attributes:
-        total: the messages that it was given so far.
+
+class Batch:
+    """Messages that were handed out and wait for the handler, and those that it failed on.
+
+    A message that failed is sent back before the next message of its queue is served: an effect by
+    offset, as that of DeltaInbox, says that all messages before it are done.
     """
 
-    def __init__(
-        self, consumer_group: str, push: MessagePush, finish: Callable[[bool], object]
-    ) -> None:
-        """`PullConsumer.start` makes it: `finish` commits, and leaves the group after a failure."""
-        self._stop_is_asked = threading.Event()
-        super().__init__(f"consumer-{consumer_group}", 0.0, stopping=self._stop_is_asked)
-        self._group, self._push, self._finish = consumer_group, push, finish
-        self._taking_over = threading.Lock()
-        self.total = ConsumeResult()
-        push.go_on_by(self._go_on)
-
-    def stop(self) -> None:
-        """Stop after the call of the handler on its way, or after its consume timeout."""
-        self._stopping.set()
-        # Another thread may take over from one that hangs.
-        while (thread := self._pushing()).is_alive():
-            thread.join(STOP_LOOK_S)
-
-    def stop_when(self, stopping: threading.Event) -> None:
-        """Wait until `stopping` is set or the consumer has ended by itself, then `stop`."""
-        while self.is_alive and not stopping.wait(HANGING_LOOK_S):
-            pass
-        self.stop()
+    def __init__(self, messages: Iterable[QueueMessage], replays: Mapping[TopicQueue, int]) -> None:
+        """`replays` says how often the group went back in a queue on purpose."""
+        self._waiting, self._replays = deque(messages), replays
+        self._failed: list[tuple[TopicQueue, FailedMessage]] = []
+        self._left: dict[TopicQueue, ReceivedMessage] = {}
+        self._consumed, self._sent_back = 0, 0
+        self.is_given_up = False
 
     @property
-    def is_alive(self) -> bool:
-        """Whether a thread pushes messages."""
-        return self._pushing().is_alive()
+    def result(self) -> ConsumeResult:
+        """The counts so far."""
+        return ConsumeResult(self._consumed, self._sent_back)
 
-    def _pushing(self) -> threading.Thread:
-        # One that takes over is alive once it has been started.
-        with self._taking_over:
-            return self._thread
+    @property
+    def is_done(self) -> bool:
+        """Whether no message waits any more."""
+        return not self._waiting
 
-    def _go_on(self, result: ConsumeResult) -> None:
-        """Another thread takes over from one whose handler hangs."""
-        self.total += result
-        self._failure = self._push.hangs_too_often
-        if self._failure is not None:
-            self._stopping.set()
-        with self._taking_over:
-            self._thread = self._new_thread()
-            self._thread.start()
+    def next_message(
+        self, is_owned: Callable[[TopicQueue], bool], send: Send
+    ) -> ReceivedMessage | None:
+        """Return the next message for the handler; None if it is left out since its queue was lost.
 
-    def _turns(self) -> None:
-        try:
-            super()._turns()
-        except BaseException as error:
-            # Another thread has taken over: this one has nothing to say any more.
-            if threading.current_thread() is self._thread:
-                raise
-            logger.info("group %s: a call that was given up has ended: %r", self._group, error)
+        It stays the next one until `finish`. Sends back what failed before it in its queue.
+        """
+        queue, message = self._waiting[0]
+        if any(failed == queue for failed, _ in self._failed):
+            self.send_back(send)
+        # The member may get the queue again: messages after one that was left out wait too.
+        if queue in self._left or not is_owned(queue):
+            self._left.setdefault(queue, message)
+            self._waiting.popleft()
+            return None
+        return message
 
-    def _turn(self) -> None:
-        try:
-            self.total += self._push.turn(self._stop_is_asked)
-        except ConsumerGroupConflictError:
-            raise
-        except (TxmqError, OSError) as error:
-            logger.error("group %s goes on after: %s", self._group, error)  # noqa: TRY400 - it says all
-            self._stop_is_asked.wait(FAILURE_PAUSE_S)
+    def finish(
+        self, failure: str | BaseException | None, is_owned: Callable[[TopicQueue], bool]
+    ) -> None:
+        """Note what became of the next message; None means that the handler handled it.
 
-    def _end(self) -> None:
-        if threading.current_thread() is not self._thread:
-            return
-        self._push.end()
-        try:
-            self._finish(self._failure is not None)
-        except (TxmqError, OSError) as error:
-            logger.warning("the last messages come again: %s", error)
+        A failure counts only while the queue is owned: else another member has the message.
+        """
+        queue, message = self._waiting.popleft()
+        self._consumed += 1
+        if failure is not None and not is_owned(queue):
+            self._left.setdefault(queue, message)
+        elif failure is not None:
+            replay = replay_of(self._replays, queue)
+            self._failed.append((queue, FailedMessage(message, failure, replay=replay)))
+
+    def send_back(self, send: Send) -> None:
+        """Have `send` send back the messages that failed; they are durable on return."""
+        if self._failed:
+            self._sent_back += send([failed for _, failed in self._failed])
+            self._failed = []
+
+    def unhandled(self) -> dict[TopicQueue, int]:
+        """Return the first offset of each queue that was neither handled nor sent back."""
+        waiting = ((queue, message.queue_offset) for queue, message in self._waiting)
+        failed = ((queue, failed.message.queue_offset) for queue, failed in self._failed)
+        left = ((queue, message.queue_offset) for queue, message in self._left.items())
+        return first_offsets([*waiting, *failed, *left])

@@ -1,4 +1,4 @@
-"""Sends messages that a consumer could not handle back for a later try, or to the dead letters.
+"""Send messages that a consumer could not handle back for a later try, or to the dead letters.
 
 A retry is an ordinary delayed message to the retry topic of the group (R107, R108). Each failure is
 sent once, even if several processes try, or die while they try; see `producer/once.py`.
@@ -91,7 +91,7 @@ class SentBack:
 
 
 class PlacedMessage(NamedTuple):
-    """What says whether a message was sent back already.
+    """The place of a message, which says whether the message was sent back already.
 
     Attributes:
         offset: its place in its queue.
@@ -106,7 +106,7 @@ class PlacedMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: ReceivedMessage, replay: int) -> PlacedMessage:
-        """A message that a member was handed out."""
+        """Place a message that a member was handed out."""
         time_ms = milliseconds(message.store_timestamp)
         return cls(message.queue_offset, message.message_id, time_ms, replay)
 
@@ -197,16 +197,16 @@ class SendBack:
         ]
 
     def are_sent_back(self, messages: Sequence[PlacedMessage]) -> list[bool]:
-        """Whether each of these was sent back already, in the same order; 0 commits.
+        """Tell of each of these whether it was sent back already, in the same order; 0 commits.
 
-        Reads: half, settled, op; one look for news where the group never sent anything back.
+        Reads: half, settled, op; one look for news if the group never sent anything back.
 
         Raises: StorageError.
         """
         return self._sender.are_sent([message.once_key for message in messages])
 
     def have_any(self) -> bool:
-        """Whether the group has ever sent anything back; 0 commits. Raises: StorageError."""
+        """Tell whether the group has ever sent anything back; 0 commits. Raises: StorageError."""
         return self._sender.has_sent_any()
 
     def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
@@ -256,7 +256,7 @@ class SendBack:
         return properties
 
     def _is_retry(self, message: ReceivedMessage) -> bool:
-        """Whether it comes from the group's retry topic: only there txmq set its properties."""
+        # Only in the group's retry topic its properties are those of txmq.
         return self._stored(message.topic) == retry_topic(self._group)
 
     def _stored(self, topic: str) -> str:
