@@ -42,7 +42,7 @@ from txmq.store.store import Store, check_store
 
 
 class MovableMember:
-    """The part of PullConsumer that says where it reads on, in the names of its users."""
+    """The half of PullConsumer that moves it in its queues; `PullConsumer` sets the attributes."""
 
     store: Store
     namespace: str | None
@@ -139,7 +139,7 @@ class MovableMember:
         return TopicQueue(unwrapped(queue.topic, self.namespace), queue.queue_id)
 
     def lag(self) -> list[QueueLag]:
-        """How many messages the whole group has not consumed yet, queue by queue.
+        """Count the messages that the whole group has not consumed yet, queue by queue.
 
         Reads: `state/group_<group>`, topics. Commits: 0.
 
@@ -305,7 +305,6 @@ class PullConsumer(MovableMember):
             self._reader.give_again(self._places(messages))
 
     def _places(self, messages: Iterable[ReceivedMessage]) -> dict[TopicQueue, int]:
-        """The first offset of each queue."""
         return first_offsets(
             (TopicQueue(self._stored(message.topic), message.queue_id), message.queue_offset)
             for message in messages
@@ -317,7 +316,7 @@ class PullConsumer(MovableMember):
         return self._reader.is_commit_due
 
     def commit(self, unhandled: Iterable[ReceivedMessage] = ()) -> CommitResult:
-        """Say that all messages that `poll` handed out are handled.
+        """Commit all messages that `poll` handed out as handled.
 
         Commits: one, or none if nothing was handed out since the last commit. A retry after an
         error commits the same offsets; they never go back.

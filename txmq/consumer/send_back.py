@@ -209,18 +209,12 @@ class SendBack:
         """Tell whether the group has ever sent anything back; 0 commits. Raises: StorageError."""
         return self._sender.has_sent_any()
 
-    def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
-        topic = keyed.message.topic
-        times = int(keyed.message.properties[RECONSUME_TIMES])
-        is_dead = topic == dead_letter_topic(self._group)
-        return SentBack(shown_name(topic), message_id, times, is_dead)
-
     def _keyed_message(self, failed: FailedMessage) -> KeyedMessage:
         message, is_retry = failed.message, self._is_retry(failed.message)
         times = message.reconsume_times if is_retry else 0
         is_dead = failed.delay_level < 0 or times >= self._max_times
         name = dead_letter_topic if is_dead else retry_topic
-        sent = Message.as_stored(
+        retry = Message.as_stored(
             topic=name(self._group),
             body=message.stored_body,
             tags=message.tags,
@@ -231,7 +225,7 @@ class SendBack:
         )
         born_ms = milliseconds(message.born_timestamp)
         key = PlacedMessage.of(message, failed.replay).once_key
-        return KeyedMessage(key.key, key.time_ms, sent, queue_id=0, born_ms=born_ms)
+        return KeyedMessage(key.key, key.time_ms, retry, queue_id=0, born_ms=born_ms)
 
     def _properties(
         self, failed: FailedMessage, times: int, *, is_retry: bool, is_dead: bool
@@ -261,6 +255,12 @@ class SendBack:
 
     def _stored(self, topic: str) -> str:
         return topic_in_namespace(topic, namespace_of(self._group))
+
+    def _result(self, keyed: KeyedMessage, message_id: str) -> SentBack:
+        topic = keyed.message.topic
+        times = int(keyed.message.properties[RECONSUME_TIMES])
+        is_dead = topic == dead_letter_topic(self._group)
+        return SentBack(shown_name(topic), message_id, times, is_dead)
 
 
 def _reason_text(reason: str | BaseException) -> str:
