@@ -91,18 +91,18 @@ def filters_by_topic(topics: Topics, namespace: str | None) -> dict[str, Message
 
     Raises: InvalidNameError, InvalidFilterError; ConfigError if no topic is named.
     """
-    named: Mapping[str, Filter | None]
+    filters: Mapping[str, Filter | None]
     if isinstance(topics, Mapping):
-        named = topics
+        filters = topics
     elif isinstance(topics, str):
-        named = {topics: None}
+        filters = {topics: None}
     else:
-        named = {check_readable_topic(topic): None for topic in _several(topics)}
-    if not named:
+        filters = {check_readable_topic(topic): None for topic in _several(topics)}
+    if not filters:
         raise ConfigError(["topics must name at least one topic"])
     return {
         topic_in_namespace(topic, namespace): parse_filter(ALL if text is None else text)
-        for topic, text in named.items()
+        for topic, text in filters.items()
     }
 
 

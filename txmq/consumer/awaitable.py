@@ -282,7 +282,7 @@ class AsyncPullConsumer:
         return await self._call(self.consumer.lag)
 
     async def _drop_waiting(self) -> None:
-        """Have what waits to be handed out taken again."""
+        """Give what waits to be handed out back, so that it is taken again."""
         if self._waiting:
             giving = self._free().submit(self.consumer.give_again, tuple(self._waiting))
             self._waiting.clear()
@@ -292,7 +292,7 @@ class AsyncPullConsumer:
     # --- the thread -------------------------------------------------------------------------
 
     def _free(self) -> ThreadPoolExecutor:
-        """Return the thread, for calls after those before. Raises: ConcurrentUseError.
+        """Return the thread, which works through its calls in order. Raises: ConcurrentUseError.
 
         While it runs a handler nothing else may wait for it, least of all that handler.
         """
@@ -373,7 +373,7 @@ def _worked(
 def _pushed(
     consumer: PullConsumer, handler: AwaitedHandler, stopping: threading.Event
 ) -> ConsumeResult:
-    """Push until `stopping` is set; in the thread of the consumer."""
+    """Push until `stopping` is set, in the thread of the consumer."""
     handle: ConsumerHandle = consumer.start(handler)
     handle.stop_when(stopping)
     if handle.exception is not None:
@@ -475,7 +475,7 @@ class AwaitedHandler:
 
 
 class LoopEvent(threading.Event):
-    """Set by `set`, and once its event loop is closed: from there nobody can set it any more."""
+    """An event that is also set once its loop is closed: from then on nobody could set it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin unset."""

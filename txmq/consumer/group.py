@@ -21,25 +21,6 @@ from txmq.store.store import Store
 from txmq.store.tables import CONSUMER_GROUP
 
 
-def group_in(store: Store, consumer_group: str, *, create: bool = False) -> ConsumerGroup:
-    """Return the members and offsets of a consumer group.
-
-    Args:
-        store: the store of the group.
-        consumer_group: the stored name of the group.
-        create: create the table of a new group: one commit.
-
-    Raises: InvalidNameError, StorageError.
-    """
-    name = check_stored_group(consumer_group, "consumer_group")
-    return ConsumerGroup(name, store.tables.register(CONSUMER_GROUP + name, create=create))
-
-
-def group_names(store: Store) -> list[str]:
-    """List the stored names of all consumer groups that a member has ever joined."""
-    return store.tables.groups_with(CONSUMER_GROUP)
-
-
 class ConsumerGroup(SharedValue[GroupState]):
     """The state of one group. Not safe for several threads.
 
@@ -47,7 +28,7 @@ class ConsumerGroup(SharedValue[GroupState]):
     """
 
     def __init__(self, name: str, register: Register) -> None:
-        """`name` is the stored name; the first member that joins creates the table."""
+        """Take the stored name; the first member that joins creates the table."""
         super().__init__(register, f"state/{CONSUMER_GROUP}{name}", self._read, value_of)
         self.name = name
 
@@ -84,6 +65,28 @@ class ConsumerGroup(SharedValue[GroupState]):
         """Refuse queues of a topic that the group does not read. Raises: ValueError."""
         if unread := state.queues.keys() - {*state.settings.subscription, self.retry_topic}:
             raise ValueError(f"it does not read {min(unread)}")
+
+
+def group_in(store: Store, consumer_group: str, *, create: bool = False) -> ConsumerGroup:
+    """Return the members and offsets of a consumer group.
+
+    Args:
+        store: the store of the group.
+        consumer_group: the stored name of the group.
+        create: create the table of a new group: one commit.
+
+    Raises: InvalidNameError, StorageError.
+    """
+    name = check_stored_group(consumer_group, "consumer_group")
+    return ConsumerGroup(name, store.tables.register(CONSUMER_GROUP + name, create=create))
+
+
+def group_names(store: Store) -> list[str]:
+    """List the stored names of all consumer groups that a member has ever joined."""
+    return store.tables.groups_with(CONSUMER_GROUP)
+
+
+# --- as plain values --------------------------------------------------------------------------
 
 
 def value_of(state: GroupState) -> dict[str, Any]:

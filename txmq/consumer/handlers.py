@@ -163,7 +163,7 @@ class ProcessWatch:
     def __init__(
         self, hooks: Hooks | None = None, group: str | None = None, namespace: str | None = None
     ) -> None:
-        """`group` is the consumer group, as the user calls it."""
+        """Tell of a consumer group by the name that the user calls it."""
         self._hooks = Hooks() if hooks is None else hooks
         self._group, self._namespace = group, namespace
 
@@ -175,7 +175,7 @@ class ProcessWatch:
 def process_of(
     message: ReceivedMessage, group: str | None = None, namespace: str | None = None
 ) -> Operation:
-    """Describe the call of a handler for hooks; a retry is told of under its first topic."""
+    """Describe the call of a handler for hooks; a retry is described under its first topic."""
     return Operation(
         OperationName.PROCESS,
         message.origin_topic,
@@ -188,7 +188,7 @@ def process_of(
 
 
 class HandlersByTopic:
-    """Which function handles which topic of one consumer."""
+    """The handlers of one consumer, by topic."""
 
     def __init__(
         self,

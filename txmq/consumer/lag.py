@@ -29,7 +29,7 @@ class QueueLag:
         topic: the stored name of the topic.
         queue_id: the queue of the topic.
         reader: in BROADCASTING the member that the offset belongs to; else empty.
-        owner: the member that reads the queue now; None where no member does.
+        owner: the member that reads the queue now; None if no member does.
         next_offset: the offset of the first message that is not consumed.
         end_offset: the offset that the next message of the queue will get.
     """
@@ -191,7 +191,7 @@ class DamagedGroups:
         return self
 
     def __call__(self, group: str, error: TxmqError) -> None:
-        """Note a damaged group, and log it unless that was done."""
+        """Note a damaged group; log it the first time."""
         self.problems[group] = str(error)
         if group not in self._told:
             self._told.add(group)

@@ -50,7 +50,7 @@ class HeldQueues:
         offsets: the next offset of each queue, as the group knows it.
         surplus: queues that the member must give up as soon as it can.
         replays: how often the group went back in a queue on purpose.
-        followed: the commit of the topic that each offset is of, where it is known.
+        followed: the commit of the topic that each offset is of, if it is known.
     """
 
     epochs: Mapping[TopicQueue, int] = field(default_factory=dict)
@@ -133,7 +133,7 @@ class GroupMember:
 
     @property
     def begin_failure(self) -> Exception | None:
-        """Why queues of this member have no offset to begin at yet; None where all have one."""
+        """Why queues of this member have no offset to begin at yet; None if all have one."""
         failures, held = self._starts.failures, self.held
         if not failures:
             return None

@@ -325,10 +325,10 @@ class Batch:
     """
 
     def __init__(self, messages: Iterable[QueueMessage], replays: Mapping[TopicQueue, int]) -> None:
-        """`replays` says how often the group went back in a queue on purpose."""
+        """Take messages; `replays` says how often the group went back in a queue on purpose."""
         self._waiting, self._replays = deque(messages), replays
         self._failed: list[tuple[TopicQueue, FailedMessage]] = []
-        self._left: dict[TopicQueue, ReceivedMessage] = {}
+        self._left_out: dict[TopicQueue, ReceivedMessage] = {}
         self._consumed, self._sent_back = 0, 0
         self.is_given_up = False
 
@@ -353,8 +353,8 @@ class Batch:
         if any(failed == queue for failed, _ in self._failed):
             self.send_back(send)
         # The member may get the queue again: messages after one that was left out wait too.
-        if queue in self._left or not is_owned(queue):
-            self._left.setdefault(queue, message)
+        if queue in self._left_out or not is_owned(queue):
+            self._left_out.setdefault(queue, message)
             self._waiting.popleft()
             return None
         return message
@@ -369,7 +369,7 @@ class Batch:
         queue, message = self._waiting.popleft()
         self._consumed += 1
         if failure is not None and not is_owned(queue):
-            self._left.setdefault(queue, message)
+            self._left_out.setdefault(queue, message)
         elif failure is not None:
             replay = replay_of(self._replays, queue)
             self._failed.append((queue, FailedMessage(message, failure, replay=replay)))
@@ -384,5 +384,5 @@ class Batch:
         """Return the first offset of each queue that was neither handled nor sent back."""
         waiting = ((queue, message.queue_offset) for queue, message in self._waiting)
         failed = ((queue, failed.message.queue_offset) for queue, failed in self._failed)
-        left = ((queue, message.queue_offset) for queue, message in self._left.items())
-        return first_offsets([*waiting, *failed, *left])
+        left_out = ((queue, message.queue_offset) for queue, message in self._left_out.items())
+        return first_offsets([*waiting, *failed, *left_out])

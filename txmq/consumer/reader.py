@@ -554,8 +554,8 @@ class Window:
     Attributes:
         start: the number of its first row in the part.
         rows: the rows with MESSAGE_COLUMNS.
-        place: for each row of the part from `start` on its place in `rows`; None where they agree.
-        passes: which of `rows` pass the filter and are not erased; None where all do.
+        place: for each row of the part from `start` on its place in `rows`; None if they agree.
+        passes: which of `rows` pass the filter and are not erased; None if all do.
         size_bytes: the memory that the rows take.
     """
 

@@ -128,7 +128,7 @@ class GroupState:
     seen: Mapping[str, Sighting] = field(default_factory=dict)
     followed: Mapping[str, Mapping[TopicQueue, TopicCommit]] = field(default_factory=dict)
 
-    # --- looking ----------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------
 
     @property
     def is_broadcasting(self) -> bool:
@@ -328,8 +328,8 @@ class GroupState:
         if not queues:
             return self
         epoch = self.epoch + 1
-        taken = dict.fromkeys(queues, Owner(member_id, epoch))
-        return replace(self, owners={**self.owners, **taken}, epoch=epoch)
+        owners = dict.fromkeys(queues, Owner(member_id, epoch))
+        return replace(self, owners={**self.owners, **owners}, epoch=epoch)
 
     # --- offsets ----------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class GroupState:
 
 
 def replay_of(replays: Mapping[TopicQueue, int], queue: TopicQueue) -> int:
-    """Return how often the group went back in this queue: what it sends back is named by it."""
+    """Return how often the group went back in a queue; it is a part of the key of a send-back."""
     return replays.get(queue, replays.get(EVERY_QUEUE, 0))
 
 

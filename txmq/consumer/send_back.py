@@ -143,7 +143,7 @@ class SendBack:
     """
 
     def __init__(self, store: Store, consumer_group: str, clock: Clock | None = None) -> None:
-        """Check the name; nothing is opened; 0 commits."""
+        """Check the name, and open nothing; 0 commits."""
         check_store(store)
         self._group = check_stored_group(consumer_group, "consumer_group")
         self._max_times = store.config.of_consumer_group(self._group).max_reconsume_times
