@@ -13,13 +13,14 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from txmq.consumer.batch import ConsumeResult, QueuePosition
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import LOOK_INTERVAL_S, GroupReader
+from txmq.consumer.handlers import ENDS, ConsumeStatus, ErrorHook, call_on_error, wrong_result
 from txmq.consumer.offsets import UNREADABLE
-from txmq.consumer.push import ENDS, ConsumeStatus, ErrorHook, hand_out, wrong_result
+from txmq.consumer.push import ConsumeResult
 from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
+from txmq.consumer.taking import QueuePosition
 from txmq.errors import ConsumerGroupConflictError, StorageUnavailableError, TxmqError
 from txmq.ground.handles import ThreadHandle
 from txmq.message.filter import MessageFilter
@@ -425,7 +426,7 @@ class _BatchRun:
             logger.warning("%r is sent back", failed.message)
             self._failed.append((offsets, failed))
             if isinstance(reason, BaseException):
-                hand_out(self._on_error, failed.message, reason)
+                call_on_error(self._on_error, failed.message, reason)
         self._handled[offsets.queue] = offsets.end
 
     def _is_left(self, ranges: Sequence[OffsetRange]) -> bool:
