@@ -39,125 +39,11 @@ from txmq.store.resolution import Logs
 from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import last_facts
 
-# --- rules:
-
 # A transaction that cannot be asked is due again after 1, 2, 4… intervals, up to this.
 MAX_BACKOFF_S = 600.0
 _MAX_DOUBLINGS = 32
 # A longer immunity is taken for an error; the timeout holds instead.
 IMMUNITY_MAX_S = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class DueRow:
-    """A transaction whose deadline passed, as the deadline join or the recheck read it.
-
-    `check_times` and `life` come from the row that armed it (a head: 0 and 0). `has_returned` says
-    that its group could not be asked and now has a listener, so that its pause is over.
-    """
-
-    transaction_id: str
-    producer_group: str
-    deadline_ms: int
-    check_times: int = 0
-    life: int = 0
-    ordinary: bool = False
-    has_returned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CheckStanding:
-    """The current standing, and how often the transaction was re-armed since its last check."""
-
-    standing: Standing = PENDING
-    uncounted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask the listener; `check_times` questions were counted before."""
-
-    check_times: int
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Discard: the transaction was asked `transaction_check_max` times (R61)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RollBack:
-    """Roll back an ordinary message without a COMMIT: it was never acknowledged, so ask nobody."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rearm:
-    """Set the same deadline again: the row is not due, because the clock was set back."""
-
-    next_check_timestamp_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Do nothing: the transaction has an end, or another claim arms it and would be doubled."""
-
-
-Decision = Ask | Discard | RollBack | Rearm | Drop
-
-
-def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettings) -> Decision:
-    """Decide about a due row.
-
-    Args:
-        due: the row.
-        now: the current standing of its transaction.
-        clock_ms: the clock value by which it is due.
-        settings: of its producer group.
-    """
-    standing = now.standing
-    if standing.state is not TransactionState.PENDING:
-        return Drop()
-    if (due.life, due.check_times) != (standing.life, standing.check_times):
-        return Drop()
-    next_check_ms = standing.next_check_timestamp_ms
-    if next_check_ms is None:
-        next_check_ms = due.deadline_ms
-    if next_check_ms > clock_ms and not due.has_returned:
-        return Rearm(next_check_ms) if next_check_ms == due.deadline_ms else Drop()
-    if due.ordinary:
-        return RollBack()
-    if standing.check_times >= settings.transaction_check_max:
-        return Discard()
-    return Ask(standing.check_times)
-
-
-def next_check_ms(clock_ms: int, settings: CheckSettings) -> int:
-    """Return the next check after a counted question (R53)."""
-    return clock_ms + round(settings.transaction_check_interval_s * 1000)
-
-
-def next_try_ms(clock_ms: int, uncounted: int, settings: CheckSettings) -> int:
-    """Return the next try after a question that could not be asked; the pause grows."""
-    interval_s = settings.transaction_check_interval_s
-    pause_s = interval_s * (1 << min(uncounted, _MAX_DOUBLINGS))
-    return clock_ms + round(min(pause_s, max(interval_s, MAX_BACKOFF_S)) * 1000)
-
-
-def believable_next_check_ms(
-    next_check_timestamp_ms: int, armed_ms: int, clock_ms: int, settings: CheckSettings
-) -> int:
-    """Return the next check as written, or now if its writer's clock was ahead.
-
-    Otherwise a clock that was wrong by a year would delay the check of a transaction by a year.
-    """
-    ahead_ms = armed_ms - clock_ms
-    if ahead_ms > settings.transaction_check_interval_s * 1000:
-        return min(next_check_timestamp_ms, clock_ms)
-    return next_check_timestamp_ms
-
-
-# --- due:
-
 # The fields of DueRow.
 DUE = pa.schema(
     [
@@ -170,40 +56,6 @@ DUE = pa.schema(
         pa.field("has_returned", pa.bool_()),
     ]
 )
-
-
-def due_table(rows: Sequence[DueRow]) -> pa.Table:
-    """Build DUE from due rows."""
-    columns = zip(*map(astuple, rows), strict=True) if rows else [[] for _ in DUE]
-    return pa.table(list(map(pa.array, columns, DUE.types)), DUE)
-
-
-def due_row(row: dict[str, Any]) -> DueRow:
-    """Read one row of DUE, for the rules."""
-    return DueRow(**{name: row[name] for name in DUE.names})
-
-
-def milliseconds_of(moments: Any) -> Any:
-    """Convert times to milliseconds since 1970; Python cannot represent all of them."""
-    microseconds = moments.cast(MICROSECONDS_UTC).cast(pa.int64()).cast(pa.float64(), safe=False)
-    return pc.round(pc.divide(microseconds, 1000.0)).cast(pa.int64())
-
-
-def rounds_of(dues: pa.Table, limit_of: Callable[[str], int]) -> Iterator[pa.Table]:
-    """Split due rows into rounds, the most urgent first, with at most `limit_of(group)` of a group.
-
-    So a group with many due rows takes more rounds, and takes no room from other groups.
-    """
-    ordered = dues.sort_by([("deadline_ms", "ascending"), ("transaction_id", "ascending")])
-    groups = Groups.of(ordered["producer_group"])
-    limits = np.array([limit_of(name) for name in groups.keys.to_pylist()], dtype=np.int64)
-    round_of_row = place_in_group(ordered["producer_group"]) // limits[groups.place]
-    for number in range(int(round_of_row.max(initial=-1)) + 1):
-        yield ordered.filter(pa.array(round_of_row == number))
-
-
-# --- standing:
-
 ARMING_KINDS = (ClaimKind.UNKNOWN.value, ClaimKind.RESUME.value)
 # The fields of CheckStanding, and the reason why the last check brought no end.
 STANDINGS = pa.schema(
@@ -366,9 +218,6 @@ def _groups_of(claims: pa.Table) -> dict[int, str]:
     return dict(zip(places, owners, strict=True))
 
 
-# --- checks of the current life -------------------------------------------------------------------
-
-
 def _checked(standings: _Standings, claims: pa.Table, clock_ms: int, config: Config) -> pa.Table:
     """Add the counted checks and the next check of the current life to STANDINGS.
 
@@ -438,3 +287,147 @@ def _last_reasons(unknowns: pa.Table, count: int) -> pa.Array:
     # If a place gets several values, numpy keeps the last.
     newest[integers(unknowns["place"], 0)] = np.arange(unknowns.num_rows)
     return unknowns["reason"].combine_chunks().take(pa.array(newest, mask=newest < 0))
+
+
+# --- Due rows ------------------------------------------------------------------------------------
+
+
+def due_table(rows: Sequence[DueRow]) -> pa.Table:
+    """Build DUE from due rows."""
+    columns = zip(*map(astuple, rows), strict=True) if rows else [[] for _ in DUE]
+    return pa.table(list(map(pa.array, columns, DUE.types)), DUE)
+
+
+def due_row(row: dict[str, Any]) -> DueRow:
+    """Read one row of DUE, for the rules."""
+    return DueRow(**{name: row[name] for name in DUE.names})
+
+
+def milliseconds_of(moments: Any) -> Any:
+    """Convert times to milliseconds since 1970; Python cannot represent all of them."""
+    microseconds = moments.cast(MICROSECONDS_UTC).cast(pa.int64()).cast(pa.float64(), safe=False)
+    return pc.round(pc.divide(microseconds, 1000.0)).cast(pa.int64())
+
+
+def rounds_of(dues: pa.Table, limit_of: Callable[[str], int]) -> Iterator[pa.Table]:
+    """Split due rows into rounds, the most urgent first, with at most `limit_of(group)` of a group.
+
+    So a group with many due rows takes more rounds, and takes no room from other groups.
+    """
+    ordered = dues.sort_by([("deadline_ms", "ascending"), ("transaction_id", "ascending")])
+    groups = Groups.of(ordered["producer_group"])
+    limits = np.array([limit_of(name) for name in groups.keys.to_pylist()], dtype=np.int64)
+    round_of_row = place_in_group(ordered["producer_group"]) // limits[groups.place]
+    for number in range(int(round_of_row.max(initial=-1)) + 1):
+        yield ordered.filter(pa.array(round_of_row == number))
+
+
+# --- Rules for one row ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DueRow:
+    """A transaction whose deadline passed, as the deadline join or the recheck read it.
+
+    `check_times` and `life` come from the row that armed it (a head: 0 and 0). `has_returned` says
+    that its group could not be asked and now has a listener, so that its pause is over.
+    """
+
+    transaction_id: str
+    producer_group: str
+    deadline_ms: int
+    check_times: int = 0
+    life: int = 0
+    ordinary: bool = False
+    has_returned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStanding:
+    """The current standing, and how often the transaction was re-armed since its last check."""
+
+    standing: Standing = PENDING
+    uncounted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the listener; `check_times` questions were counted before."""
+
+    check_times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Discard: the transaction was asked `transaction_check_max` times (R61)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Roll back an ordinary message without a COMMIT: it was never acknowledged, so ask nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rearm:
+    """Set the same deadline again: the row is not due, because the clock was set back."""
+
+    next_check_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Do nothing: the transaction has an end, or another claim arms it and would be doubled."""
+
+
+Decision = Ask | Discard | RollBack | Rearm | Drop
+
+
+def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettings) -> Decision:
+    """Decide about a due row.
+
+    Args:
+        due: the row.
+        now: the current standing of its transaction.
+        clock_ms: the clock value by which it is due.
+        settings: of its producer group.
+    """
+    standing = now.standing
+    if standing.state is not TransactionState.PENDING:
+        return Drop()
+    if (due.life, due.check_times) != (standing.life, standing.check_times):
+        return Drop()
+    next_check_ms = standing.next_check_timestamp_ms
+    if next_check_ms is None:
+        next_check_ms = due.deadline_ms
+    if next_check_ms > clock_ms and not due.has_returned:
+        return Rearm(next_check_ms) if next_check_ms == due.deadline_ms else Drop()
+    if due.ordinary:
+        return RollBack()
+    if standing.check_times >= settings.transaction_check_max:
+        return Discard()
+    return Ask(standing.check_times)
+
+
+def next_check_ms(clock_ms: int, settings: CheckSettings) -> int:
+    """Return the next check after a counted question (R53)."""
+    return clock_ms + round(settings.transaction_check_interval_s * 1000)
+
+
+def next_try_ms(clock_ms: int, uncounted: int, settings: CheckSettings) -> int:
+    """Return the next try after a question that could not be asked; the pause grows."""
+    interval_s = settings.transaction_check_interval_s
+    pause_s = interval_s * (1 << min(uncounted, _MAX_DOUBLINGS))
+    return clock_ms + round(min(pause_s, max(interval_s, MAX_BACKOFF_S)) * 1000)
+
+
+def believable_next_check_ms(
+    next_check_timestamp_ms: int, armed_ms: int, clock_ms: int, settings: CheckSettings
+) -> int:
+    """Return the next check as written, or now if its writer's clock was ahead.
+
+    Otherwise a clock that was wrong by a year would delay the check of a transaction by a year.
+    """
+    ahead_ms = armed_ms - clock_ms
+    if ahead_ms > settings.transaction_check_interval_s * 1000:
+        return min(next_check_timestamp_ms, clock_ms)
+    return next_check_timestamp_ms

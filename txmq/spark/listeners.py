@@ -1,4 +1,4 @@
-"""DatabaseListener for clusters that have a JDBC driver and no Python driver: Spark reads."""
+"""Listeners that answer through Spark: by a query, or by marker rows that it reads over JDBC."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from txmq.user_data.database_marker import DIALECTS, DONE, MARKER_TABLE, check_m
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-
-# --- query:
-
 _PROPERTY = "properties."
 _KEY = "__txmq_key"
 _TEXT_COLUMNS = ("keys", "transaction_id", "message_id", "sharding_key", "tags")
+STATEMENT_IDS = 10_000
+# An id made by txmq. A half written by hand may hold any text, which goes into no statement.
+_SAFE_ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+# Not jdbc:mariadb: for that URL Spark quotes names with the quotes of MariaDB's texts.
+_URLS = ("jdbc:postgresql:", "jdbc:mysql:")
 
 
 class QueryListener:
@@ -102,15 +104,6 @@ class QueryListener:
             is_over = functions.col("born_timestamp") < functions.lit(timestamp(last_ms))
             state = state.when(is_over, LocalTransactionState.ROLLBACK.value)
         return state.otherwise(LocalTransactionState.UNKNOWN.value)
-
-
-# --- jdbc:
-
-STATEMENT_IDS = 10_000
-# An id made by txmq. A half written by hand may hold any text, which goes into no statement.
-_SAFE_ID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
-# Not jdbc:mariadb: for that URL Spark quotes names with the quotes of MariaDB's texts.
-_URLS = ("jdbc:postgresql:", "jdbc:mysql:")
 
 
 class JdbcListener:
