@@ -109,7 +109,13 @@ class DashboardApp:
         if snapshot is None:
             content = {"failure": self._counting.failure}
             return self._html(HTTPStatus.SERVICE_UNAVAILABLE, "counting", content), []
-        seen = Seen(snapshot, self._counting.history.samples(), query, snapshot.status.location)
+        seen = Seen(
+            snapshot,
+            self._counting.history.samples(),
+            query,
+            snapshot.status.location,
+            self._counting.took_s,
+        )
         template, content, status = self._page(path, seen)
         if address := content.get("to"):
             answer = (HTTPStatus.SEE_OTHER, "text/plain; charset=utf-8", b"")
@@ -117,7 +123,7 @@ class DashboardApp:
         return self._html(status, template, content, seen), []
 
     def _page(self, path: str, seen: Seen) -> tuple[str, Content, HTTPStatus]:
-        """The page of a path, or the one that says why there is none."""
+        """Return the page of a path, or the one that says why there is none."""
         try:
             template, content = self._content(path, seen)
         except Exception as error:  # noqa: BLE001 - each has a page
@@ -126,7 +132,7 @@ class DashboardApp:
         return template, content, HTTPStatus.OK
 
     def _content(self, path: str, seen: Seen) -> tuple[str, Content]:
-        """The template of a path and its values. Raises: TxmqError where it names nothing."""
+        """Return the template of a path and its values. Raises: TxmqError if it names nothing."""
         if (page := _LISTS.get(path)) is not None:
             return path.strip("/") or "overview", page(seen)
         head, _, rest = path.strip("/").partition("/")
@@ -203,7 +209,7 @@ _LISTS: dict[str, Callable[[Seen], Content]] = {
 
 
 def _told(error: Exception, path: str) -> tuple[HTTPStatus, str]:
-    """What is said about a failure; what nobody foresaw is told to the log alone."""
+    """Return the status and text of a failure; one that nobody foresaw goes to the log alone."""
     if isinstance(error, _NOT_FOUND):
         return HTTPStatus.NOT_FOUND, str(error)
     if isinstance(error, MessageError):
@@ -216,7 +222,7 @@ def _told(error: Exception, path: str) -> tuple[HTTPStatus, str]:
 
 
 def _foreign(environment: Environment) -> Answer | None:
-    """A page of another origin may link to this one, and may not make a browser fetch from it."""
+    """Refuse a page of another origin that makes a browser fetch from here; links are let in."""
     site = environment.get("HTTP_SEC_FETCH_SITE", "none")
     is_link = (
         environment.get("HTTP_SEC_FETCH_MODE") == "navigate"
@@ -228,7 +234,7 @@ def _foreign(environment: Environment) -> Answer | None:
 
 
 def _path(environment: Environment) -> str:
-    """WSGI has the bytes of a path as latin-1."""
+    """Decode the path; WSGI has its bytes as latin-1."""
     raw: str = environment.get("PATH_INFO", "") or "/"
     return raw.encode("latin-1", "replace").decode("utf-8", "replace")
 
@@ -321,7 +327,7 @@ class DashboardHandle(MetricsHandle):
     """
 
     def __init__(self, server: ServerHandle, meter: MeterHandle, address: str) -> None:
-        """Made by `Dashboard.start()`."""
+        """Hold the parts that `Dashboard.start()` made."""
         super().__init__([server, meter])
         self.address = address
 

@@ -48,7 +48,7 @@ class Lookups:
     show_bodies: bool = False
 
     def life(self, seen: Seen, transaction_id: str) -> Content:
-        """One transaction as a timeline. Raises: TransactionNotFoundError, StorageError."""
+        """Read one transaction as a timeline. Raises: TransactionNotFoundError, StorageError."""
         admin = Admin(self.store, clock=self.clock)
         life = admin.transaction(transaction_id, max_messages=MESSAGES_MAX)
         aside = [one for one in seen.snapshot.status.set_aside
@@ -67,7 +67,7 @@ class Lookups:
         }
 
     def message(self, seen: Seen, message_id: str) -> Content:
-        """One message and where it is. Raises: MessageNotFoundError, StorageError."""
+        """Read one message and where it is. Raises: MessageNotFoundError, StorageError."""
         query = MessageQuery(self.store)
         found = query.by_id(message_id, with_body=self.show_bodies, with_trace=False)
         text = commands.txmq("With its trace and its body", "message", seen.location, "--id",
@@ -80,7 +80,7 @@ class Lookups:
         }
 
     def offsets(self, seen: Seen, topic: str) -> Content:
-        """The offsets of each queue of a topic, a page of queues."""
+        """Read the offsets of a topic, for one page of its queues."""
         name = stored_topic(topic)
         if not is_known_topic(seen, name):
             self.store.topic_location(name)
@@ -95,7 +95,7 @@ class Lookups:
         return {"page": page, "queues": rows}
 
     def letters(self, seen: Seen, group: str) -> Content:
-        """A page of the dead letters of a consumer group, oldest first."""
+        """Read a page of the dead letters of a consumer group, oldest first."""
         name = stored_group(group)
         letters = DeadLetters(self.store, name, clock=self.clock)
         ends = TopicOffsets(self.store, dead_letter_topic(name))
@@ -115,7 +115,7 @@ class Lookups:
         }
 
     def search(self, seen: Seen) -> Content:
-        """Messages with a key, or the address of what an id names."""
+        """Find messages with a key, or the path of what an id names."""
         text, topic = seen.query.get("q", "").strip(), seen.query.get("topic", "").strip()
         content: Content = {"q": text, "topic": topic, "found": None, "to": None}
         if not text:
@@ -130,7 +130,7 @@ class Lookups:
 
 
 def shown_body(body: bytes) -> dict[str, Any]:
-    """The beginning of a body: as text, or in hexadecimal digits if it is none."""
+    """Return the beginning of a body: as text, or in hexadecimal digits if it is none."""
     part = body[:BODY_SHOWN_BYTES]
     try:
         # The cut may go through a character.
@@ -142,7 +142,7 @@ def shown_body(body: bytes) -> dict[str, Any]:
 
 
 def _address(text: str) -> str | None:
-    """Where what an id names is shown; None for what can be no id."""
+    """Return the path of the page of an id; None for a text that can be no id."""
     try:
         message_address(text)
     except TransactionNotFoundError:
@@ -156,7 +156,7 @@ def _address(text: str) -> str | None:
 
 
 def _timeline(life: TransactionLife) -> list[dict[str, Any]]:
-    """The events, each with the time since the one before."""
+    """Return the events, each with the time since the one before."""
     rows: list[dict[str, Any]] = []
     before: LifeEvent | None = None
     for event in life.events:

@@ -51,12 +51,17 @@ AGES = (
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a page is made of: the last count, the samples, what the address asks for."""
+    """What a page is made of: the last count, the samples, what the address asks for.
+
+    Attributes:
+        took_s: how long the last count took.
+    """
 
     snapshot: Snapshot
     samples: Sequence[Sample]
     query: Mapping[str, str]
     location: str
+    took_s: float
 
     @property
     def page(self) -> int:
@@ -86,13 +91,13 @@ Content = dict[str, Any]
 
 
 def whole_number(text: str | None) -> int:
-    """The number of an address; 0 for what is none, or too large for any list."""
+    """Parse a page number; 0 if it is missing, invalid or out of range."""
     is_number = text is not None and text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX
     return int(text) if text and is_number else 0
 
 
 def paged(seen: Seen, path: str, rows: Sequence[Any]) -> Paged:
-    """The rows of the page that was asked for; the last page where there is none of this number."""
+    """Return the rows of the wanted page; those of the last page if the number is too large."""
     last = max(1, -(-len(rows) // ROWS_MAX))
     page = min(seen.page, last)
     begin = (page - 1) * ROWS_MAX
@@ -110,7 +115,7 @@ def paged(seen: Seen, path: str, rows: Sequence[Any]) -> Paged:
 
 
 def overview(seen: Seen) -> Content:
-    """How the store stands, and what needs an operator."""
+    """Show how the store stands, and what needs an operator."""
     status = seen.snapshot.status
     return {
         "needs": needs(seen.snapshot),
@@ -199,7 +204,7 @@ def _whole(value: float | None) -> str:
 
 
 def _ages(total: int, older: Sequence[int]) -> list[dict[str, Any]]:
-    """How many open transactions are in each span of ages, and the length of its bar."""
+    """Count the open transactions in each span of ages, and scale its bar."""
     ends = [total, *older, 0]
     counts = [max(0, above - below) for above, below in pairwise(ends)]
     most = max(counts) or 1
@@ -222,7 +227,7 @@ def _busiest(seen: Seen) -> list[dict[str, Any]]:
 
 
 def transactions(seen: Seen) -> Content:
-    """The transactions without a final end, oldest first."""
+    """List the transactions without a final end, oldest first."""
     rows, states = seen.snapshot.open_rows, [state.value for state in TransactionState]
     state, group = seen.query.get("state", ""), seen.query.get("group", "")
     if state in states:
@@ -247,7 +252,7 @@ def transactions(seen: Seen) -> Content:
 
 
 def topics(seen: Seen) -> Content:
-    """All topics by name; the internal ones only where they are asked for."""
+    """List all topics by name; the internal ones only where they are asked for."""
     show, wanted = seen.query.get("show", ""), seen.query.get("q", "").strip().lower()
     names = sorted({*seen.snapshot.status.messages, *seen.snapshot.topics.settings})
     parked = parked_topics(seen)
@@ -263,7 +268,7 @@ def topics(seen: Seen) -> Content:
 
 
 def topic(seen: Seen, name: str) -> Content:
-    """What the last count knows of one topic; the offsets are read beside."""
+    """Show what the last count knows of one topic; the offsets are read beside."""
     row = _topic(seen, name)
     parked = next((one for one in seen.snapshot.status.parked if one.topic == name), None)
     points = rates(_knowing(seen, name), lambda one: one.messages.get(name))
@@ -280,7 +285,7 @@ def topic(seen: Seen, name: str) -> Content:
 
 
 def is_known_topic(seen: Seen, name: str) -> bool:
-    """Whether the last count met a topic, which may have no table yet."""
+    """Tell whether the last count met a topic, which may have no table yet."""
     status = seen.snapshot.status
     places = (status.messages, status.half_messages, seen.snapshot.topics.settings)
     return (
@@ -291,12 +296,12 @@ def is_known_topic(seen: Seen, name: str) -> bool:
 
 
 def parked_topics(seen: Seen) -> set[str]:
-    """The names of the topics that could not be written."""
+    """Return the names of the topics that could not be written."""
     return {one.topic for one in seen.snapshot.status.parked}
 
 
 def is_system(name: str) -> bool:
-    """Whether a topic is one of txmq itself: of retries, dead letters, traces, delays."""
+    """Tell whether a topic is one of txmq itself: of retries, dead letters, traces, delays."""
     try:
         check_stored_topic(name)
     except InvalidNameError:
@@ -327,7 +332,7 @@ def _knowing(seen: Seen, name: str) -> list[Sample]:
 
 
 def _readers(seen: Seen, name: str) -> list[dict[str, Any]]:
-    """The groups that read a topic."""
+    """List the groups that read a topic, with their lag in it."""
     lags: dict[str, int] = {}
     for queue in seen.snapshot.lags:
         if queue.topic == name:
@@ -339,7 +344,7 @@ def _readers(seen: Seen, name: str) -> list[dict[str, Any]]:
 
 
 def groups(seen: Seen) -> Content:
-    """The consumer groups, those that are farthest behind first."""
+    """List the consumer groups, those that are farthest behind first."""
     ordered = sorted(seen.snapshot.groups, key=lambda group: (-group.lag, group.group))
     page = paged(seen, "/groups", ordered)
     rows = [
@@ -352,7 +357,7 @@ def groups(seen: Seen) -> Content:
 
 
 def group(seen: Seen, name: str) -> Content | None:
-    """One group, queue by queue; None where the last count knows none of this name."""
+    """Show one group, queue by queue; None where the last count knows none of this name."""
     summary = next((one for one in seen.snapshot.groups if one.group == name), None)
     if summary is None:
         return None
@@ -380,7 +385,7 @@ def _lags(seen: Seen, name: str) -> list[Point]:
 
 
 def dead_letters(seen: Seen) -> Content:
-    """Where dead letters are: of consumer groups, and of discarded transactions."""
+    """Show where dead letters are: of consumer groups, and of discarded transactions."""
     messages = seen.snapshot.status.messages
     found = [
         {"group": name.removeprefix(DEAD_LETTER_PREFIX), "messages": number}
@@ -394,7 +399,7 @@ def dead_letters(seen: Seen) -> Content:
 
 
 def delayed(seen: Seen) -> Content:
-    """The messages that wait for their time, those that are due first."""
+    """List the messages that wait for their time, those that are due first."""
     rows, status = seen.snapshot.delayed, seen.snapshot.status
     page = paged(seen, "/delayed", range(rows.num_rows))
     shown = rows.slice(page.first - 1, len(page.rows)).to_pylist()

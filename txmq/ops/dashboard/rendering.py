@@ -57,7 +57,7 @@ class Chart:
 
 
 def chart(lines: Sequence[Line], label: str) -> Chart | None:
-    """The lines over one another, from zero; None where there are not two moments.
+    """Draw the lines over one another, from zero; None where there are not two moments.
 
     Args:
         lines: the first one is filled.
@@ -78,7 +78,7 @@ def chart(lines: Sequence[Line], label: str) -> Chart | None:
 
 
 def sparkline(points: Sequence[Point]) -> str:
-    """A small line without axes; an empty text where there are not two values.
+    """Draw a small line without axes; an empty text where there are not two values.
 
     It adds nothing to the number beside it, so nobody is read it out.
     """
@@ -90,7 +90,7 @@ def sparkline(points: Sequence[Point]) -> str:
 
 
 def nice_top(highest: float) -> float:
-    """The next round number above; 1 for nothing, or as good as nothing."""
+    """Return the next round number above; 1 for nothing, or as good as nothing."""
     # Of less there is no power of ten.
     if highest < float_info.min:
         return 1.0
@@ -109,7 +109,7 @@ class _Box:
     top: float
 
     def drawn(self, points: Sequence[Point], number: int) -> str:
-        """The line and, below the first one, its area; a gap where nothing was measured."""
+        """Draw a line and, below the first one, its area; a gap where nothing was measured."""
         parts = []
         for run in _runs(points):
             places = [self._place(at_s, value) for at_s, value in run]
@@ -172,7 +172,7 @@ class Command:
 
 
 def word(text: str) -> str:
-    """The text as one word of a shell, made of printable characters alone.
+    """Quote a text as one word of a shell, made of printable characters alone.
 
     What a terminal could obey is written as escapes ($'…' of bash and zsh).
     """
@@ -187,7 +187,7 @@ _AT_ONCE = frozenset({"recheck", "maintenance", "serve"})
 
 
 def txmq(purpose: str, *words: str, is_changing: bool = False, reason: str | None = WHY) -> Command:
-    """A call of `txmq`; each word is quoted. Changes get a reason and wait for `--apply`."""
+    """Make a call of `txmq`; each word is quoted. Changes get a reason and wait for `--apply`."""
     given = ("--reason", reason) if is_changing and reason else ()
     text = " ".join(["txmq", *map(word, (*words, *given))])
     return Command(purpose, text, is_changing, words[0] in _AT_ONCE)
@@ -196,7 +196,7 @@ def txmq(purpose: str, *words: str, is_changing: bool = False, reason: str | Non
 def of_transaction(
     location: str, transaction_id: str, state: TransactionState | None, *, is_set_aside: bool
 ) -> list[Command]:
-    """What can be done about a transaction in this state."""
+    """List what can be done about a transaction in this state."""
     named = (location, transaction_id)
     if is_set_aside:
         purpose = "Give its unreadable messages up"
@@ -215,7 +215,7 @@ def of_transaction(
 
 
 def of_delayed(location: str, message_id: str, stored_group: str) -> list[Command]:
-    """What can be done about a message that waits for its time."""
+    """List what can be done about a message that waits for its time."""
     namespace = namespace_of(stored_group)
     within = () if namespace is None else ("--namespace", namespace)
     purpose = "Whether it can be taken back; without --dry-run it is"
@@ -230,7 +230,7 @@ def recheck(location: str) -> Command:
 
 
 def of_topic(location: str, topic: str, *, parked: str | None) -> list[Command]:
-    """What can be done about a topic; `parked` is why it is, if it is."""
+    """List what can be done about a topic; `parked` is why it is parked, None if it is not."""
     read = txmq("Read it", "consume", location, topic, "--follow")
     settings = txmq("Its settings", "topics", "describe", location, topic)
     rebuild = txmq("Compare it with half and settled", "rebuild-topic", location, topic)
@@ -243,7 +243,7 @@ def of_topic(location: str, topic: str, *, parked: str | None) -> list[Command]:
 
 
 def of_group(location: str, group: str, topics: list[str]) -> list[Command]:
-    """What can be done about a consumer group."""
+    """List what can be done about a consumer group."""
     named = ("--group", group)
     resets = [
         txmq(f"Move it to the end of {topic}", "offsets", "reset", location, group,
@@ -287,17 +287,17 @@ SELDOM, WHOLE = 0.1, 100
 
 
 def moment(at: datetime | None) -> str:
-    """A time of a day, in UTC and saying so."""
+    """Write a date and time, in UTC and saying so."""
     return NOTHING if at is None else at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def clock_time(at_s: float) -> str:
-    """The time of day of seconds since 1970, in UTC and saying so."""
+    """Write the time of day of seconds since 1970, in UTC and saying so."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%H:%M:%S UTC")
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time with its two largest units: 3 d 4 h, 42 s, 27 ms."""
+    """Write a length of time with its two largest units: 3 d 4 h, 42 s, 27 ms."""
     if seconds is None:
         return NOTHING
     if seconds < 1:
@@ -314,17 +314,17 @@ def duration(seconds: float | None) -> str:
 
 
 def count(number: int | None) -> str:
-    """A whole number with commas."""
+    """Write a whole number with commas."""
     return NOTHING if number is None else f"{number:,}"
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
-    """A number and what it counts: 1 message, 2 messages."""
+    """Write a number and what it counts: 1 message, 2 messages."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def rate(per_s: float | None) -> str:
-    """How often in a second; seldom things in a minute or an hour."""
+    """Write how often in a second; seldom things in a minute or an hour."""
     if per_s is None:
         return NOTHING
     if per_s <= 0:
@@ -337,7 +337,7 @@ def rate(per_s: float | None) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Bytes with a unit of 1024."""
+    """Write a number of bytes with a unit of 1024."""
     value, place = float(size_bytes), 0
     while value >= KIB and place < len(_SIZES) - 1:
         value, place = value / KIB, place + 1
@@ -345,7 +345,7 @@ def size(size_bytes: int) -> str:
 
 
 def hours(reserved_h: float | None) -> str:
-    """How long messages are kept."""
+    """Write how long messages are kept."""
     return "for ever" if reserved_h is None else duration(reserved_h * 3600)
 
 
@@ -387,7 +387,7 @@ class Pages:
         self._common = {"location": location, "show_bodies": show_bodies}
 
     def html(self, template: str, content: Mapping[str, Any]) -> str:
-        """A page."""
+        """Render a page."""
         place = PARENTS.get(template, template)
         loaded = self._environment.get_template(f"{template}.html")
         return loaded.render({**self._common, "version": self.version, "place": place, **content})
@@ -418,7 +418,7 @@ def _environment() -> Environment:
 
 
 def shown(text: Any) -> Any:
-    """What stands in a page for a value: nothing for None, and only characters that show."""
+    """Return what a page shows for a value: nothing for None, and only printable characters."""
     if text is None:
         return ""
     if isinstance(text, str) and not hasattr(text, "__html__"):
@@ -427,7 +427,7 @@ def shown(text: Any) -> Any:
 
 
 def value(item: Any, name: str = "") -> str:
-    """A detail of an event; its name has its unit."""
+    """Write a detail of an event; its name has its unit."""
     if name.endswith("_s"):
         return duration(item)
     if name.endswith("_bytes"):
@@ -447,22 +447,22 @@ def value(item: Any, name: str = "") -> str:
 
 
 def detail(name: str) -> str:
-    """The name of a detail without its unit."""
+    """Name a detail without its unit."""
     return name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
 
 
 def short_id(text: str) -> str:
-    """The part of an id that tells it from its neighbours; all of a text that is no id."""
+    """Shorten an id to what tells it from its neighbours; a text that is no id stays whole."""
     return text if len(text) <= ID_SHOWN * 2 else f"{text[:ID_SHOWN]}…{text[-5:]}"
 
 
 def svg(drawn: Chart | str) -> Any:
-    """A chart that this room drew: the only text that is not escaped again."""
+    """Mark a chart of this file as HTML: the only text that is not escaped again."""
     from markupsafe import Markup
 
     return Markup(drawn.svg if isinstance(drawn, Chart) else drawn)  # noqa: S704 - of numbers
 
 
 def iso(at: datetime) -> str:
-    """A time for machines."""
+    """Write a time for machines."""
     return at.astimezone(UTC).isoformat(timespec="seconds")
