@@ -51,8 +51,9 @@ class Lookups:
         """Read one transaction as a timeline. Raises: TransactionNotFoundError, StorageError."""
         admin = Admin(self.store, clock=self.clock)
         life = admin.transaction(transaction_id, max_messages=MESSAGES_MAX)
-        aside = [one for one in seen.snapshot.status.set_aside
-                 if one.transaction_id == transaction_id]  # fmt: skip
+        aside = [
+            row for row in seen.snapshot.status.set_aside if row.transaction_id == transaction_id
+        ]
         acts = commands.of_transaction(
             seen.location, transaction_id, life.state, is_set_aside=bool(aside)
         )
@@ -69,14 +70,14 @@ class Lookups:
     def message(self, seen: Seen, message_id: str) -> Content:
         """Read one message and where it is. Raises: MessageNotFoundError, StorageError."""
         query = MessageQuery(self.store)
-        found = query.by_id(message_id, with_body=self.show_bodies, with_trace=False)
-        text = commands.txmq("With its trace and its body", "message", seen.location, "--id",
-                             message_id, "--body")  # fmt: skip
-        delayed = commands.of_delayed(seen.location, found.message_id, found.producer_group)
+        message = query.by_id(message_id, with_body=self.show_bodies, with_trace=False)
+        whole = commands.txmq("With its trace and its body", "message", seen.location, "--id",
+                              message_id, "--body")  # fmt: skip
+        delayed = commands.of_delayed(seen.location, message.message_id, message.producer_group)
         return {
-            "message": found,
-            "body": None if found.body is None else shown_body(found.body),
-            "commands": [*(delayed if found.where == "scheduled" else ()), text],
+            "message": message,
+            "body": None if message.body is None else shown_body(message.body),
+            "commands": [*(delayed if message.where == "scheduled" else ()), whole],
         }
 
     def offsets(self, seen: Seen, topic: str) -> Content:
@@ -123,22 +124,23 @@ class Lookups:
         if address := _address(text):
             return {**content, "to": address}
         name = stored_topic(topic) if topic else None
-        found = MessageQuery(self.store).newest_by_key(text, topic=name, max_rows=SEARCHED_ROWS_MAX)
+        messages = MessageQuery(self.store).newest_by_key(
+            text, topic=name, max_rows=SEARCHED_ROWS_MAX
+        )
         within = ("--topic", topic) if topic else ()
         whole = commands.txmq("Search all of it", "message", seen.location, "--key", text, *within)
-        return {**content, "found": found, "commands": [whole]}
+        return {**content, "found": messages, "commands": [whole]}
 
 
 def shown_body(body: bytes) -> dict[str, Any]:
     """Return the beginning of a body: as text, or in hexadecimal digits if it is none."""
-    part = body[:BODY_SHOWN_BYTES]
+    beginning, is_cut = body[:BODY_SHOWN_BYTES], len(body) > BODY_SHOWN_BYTES
     try:
         # The cut may go through a character.
-        text = part.decode("utf-8", "ignore" if len(body) > len(part) else "strict")
+        text, kind = beginning.decode("utf-8", "ignore" if is_cut else "strict"), "text"
     except UnicodeDecodeError:
-        return {"text": part.hex(" "), "kind": "hexadecimal", "size_bytes": len(body),
-                "is_cut": len(body) > len(part)}  # fmt: skip
-    return {"text": text, "kind": "text", "size_bytes": len(body), "is_cut": len(body) > len(part)}
+        text, kind = beginning.hex(" "), "hexadecimal"
+    return {"text": text, "kind": kind, "size_bytes": len(body), "is_cut": is_cut}
 
 
 def _address(text: str) -> str | None:
