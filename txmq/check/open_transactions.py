@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 from txmq.check.standing import DUE, IMMUNITY_MAX_S, StandingReader
 from txmq.delta.files import may_hold
 from txmq.delta.log import commit_news
-from txmq.delta.schemas import HEAD_SEQUENCE, MICROSECONDS_UTC
 from txmq.delta.storage import Table
 from txmq.ground.clock import Clock, SystemClock, affine
 from txmq.ground.columns import DistinctRows, Groups, Integers, flags, integers
 from txmq.listeners.heads import UNREADABLE_ERRORS
-from txmq.message.ids import transaction_time_ms
+from txmq.message.ids import HEAD_SEQUENCE, transaction_time_ms
 from txmq.message.lifecycle import FINAL_STATES, MISSING, ClaimKind, TransactionState
 from txmq.store.config import Config
+from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import last_facts, without_deliveries
 from txmq.store.store import Store
 

@@ -31,7 +31,7 @@ from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 
 # --- returning:

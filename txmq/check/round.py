@@ -41,7 +41,7 @@ from txmq.store.resolution import EndReader, Resolution
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 
 # --- contexts:

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.schemas import MICROSECONDS_UTC
 from txmq.ground.columns import (
     DistinctRows,
     Flags,
@@ -37,6 +36,7 @@ from txmq.message.lifecycle import (
 )
 from txmq.store.config import CheckSettings, Config
 from txmq.store.resolution import Logs
+from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import last_facts
 
 # --- rules:

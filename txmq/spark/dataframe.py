@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from operator import and_
@@ -13,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 from txmq.delta.folder import spark_location
 from txmq.delta.parquet import (
     NewFile,
-    microsecond_timestamps,
-    spark_writer,
     staging_folder,
     written_by_spark,
 )
-from txmq.delta.schemas import HALF
 from txmq.delta.storage import Table
 from txmq.errors import (
     InvalidBodyError,
@@ -29,14 +25,15 @@ from txmq.errors import (
 from txmq.ground.clock import timestamp
 from txmq.message.body_schema import BodySchema
 from txmq.message.message import MAX_FIELD_BYTES, RESERVED_PROPERTIES
+from txmq.producer.routing import SendLimits
+from txmq.spark.settings import microsecond_timestamps, spark_writer
 from txmq.store.half import HalfOrigin, store_date
+from txmq.store.schemas import HALF
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-# Each DataFrame of a transaction gets a range of sequences; the ranges do not overlap.
-SEQUENCES_PER_DATAFRAME = 1 << 56
 _COLUMN_TYPES = {
     "body": ("binary", "string"),
     "tags": ("string",),
@@ -117,19 +114,8 @@ class DataFrameSend:
         return numbered.select([column.alias(name) for name, column in columns.items()])
 
 
-@dataclass(frozen=True, slots=True)
-class SendLimits:
-    """The limits of a row, the number of queues of its topic, and the time of the send."""
-
-    max_message_size_bytes: int
-    max_properties_size_bytes: int
-    queue_count: int
-    timer_max_delay_s: float
-    now_ms: int
-
-
 def partition_of(origin: HalfOrigin) -> dict[str, str | None]:
-    """The partition values of the half log for this transaction, as Delta writes them."""
+    """Return the partition values of the half log for this transaction, as Delta writes them."""
     return {
         "queue_id": str(origin.queue_id),
         "store_date": store_date(origin.transaction_id).isoformat(),

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from txmq.check.standing import DUE, IMMUNITY_MAX_S, milliseconds_of
 from txmq.delta.folder import spark_location
-from txmq.delta.schemas import HEAD_SEQUENCE
 from txmq.ground.clock import AS_IT_IS, AffineClock, Clock, affine
+from txmq.message.ids import HEAD_SEQUENCE
 from txmq.message.lifecycle import ClaimKind
 from txmq.store.config import Config
 from txmq.store.store import Store

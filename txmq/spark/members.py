@@ -22,8 +22,8 @@ from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
 from txmq.errors import ConsumerGroupConflictError, StorageUnavailableError, TxmqError
 from txmq.ground.handles import ThreadHandle
-from txmq.message.codec import is_not_erased
 from txmq.message.filter import MessageFilter
+from txmq.spark.columns import is_not_erased
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ from txmq.errors import (
     LocalTransactionFencedError,
 )
 from txmq.ground.clock import timestamp
-from txmq.ground.handles import batch_of_spark, is_connect
+from txmq.ground.sessions import is_connect
 from txmq.message.lifecycle import TransactionState
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
+from txmq.spark.queries import batch_of_spark
 
 if TYPE_CHECKING:
     from datetime import datetime

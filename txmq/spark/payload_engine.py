@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile
 from txmq.delta.folder import inside, spark_location
-from txmq.delta.parquet import NewFile, spark_writer, staging_folder, written_by_spark
-from txmq.delta.schemas import HALF, TOPIC
+from txmq.delta.parquet import NewFile, staging_folder, written_by_spark
 from txmq.delta.storage import Table
 from txmq.errors import EnvironmentProblemError, PayloadMissingError, StorageError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import Integers, in_order
 from txmq.publish.plan import COPIED, GIVEN, Plan
-from txmq.spark.settings import MICROSECONDS, change_setting
+from txmq.spark.settings import MICROSECONDS, change_setting, spark_writer
+from txmq.store.schemas import TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
 
 # The arrays of one Spark job have at most this many elements.
 SPARK_PLAN_ROWS = 4_000_000
-
-
-def suits_spark(plan: Plan) -> bool:
-    """Whether the spark engine can copy a plan: only from the half log, not to the schedule."""
-    is_scheduled = pc.any(pc.is_valid(plan.rows["deliver_timestamp"]), min_count=0).as_py()
-    tables = {source.table.schema.name for source in plan.used_files()}
-    return not is_scheduled and tables <= {HALF.name}
 
 
 class SparkEngine:

@@ -27,9 +27,9 @@ from txmq.errors import (
     shown,
 )
 from txmq.ground.clock import SystemClock, timestamp
-from txmq.message.codec import is_not_erased
 from txmq.message.filter import MessageFilter
 from txmq.message.names import check_namespace, group_in_namespace, topic_in_namespace
+from txmq.spark.columns import is_not_erased
 from txmq.spark.members import (
     BATCH_MESSAGES,
     BatchHandler,

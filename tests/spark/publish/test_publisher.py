@@ -22,7 +22,6 @@ from tests.kit.reading import (
     topic_rows,
     wait_until,
 )
-from txmq.delta.schemas import OP
 from txmq.delta.storage import Table
 from txmq.errors import CommitConflictError, SourceRestoredError
 from txmq.ground.handles import Restarting
@@ -32,6 +31,7 @@ from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.publish.topic_writer import PublishResult
 from txmq.store.config import Config
+from txmq.store.schemas import OP
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock, before_commit, failing_commits

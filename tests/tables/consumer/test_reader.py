@@ -25,10 +25,10 @@ from txmq.consumer.leases import ConsumeFromWhere
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import TopicReader
 from txmq.consumer.rules import TopicQueue
-from txmq.delta.schemas import TOPIC as SCHEMA
 from txmq.errors import MessagesExpiredError, OffsetOutOfRangeError
 from txmq.maintenance.retention import TopicRetention
 from txmq.maintenance.service import Maintenance
+from txmq.store.schemas import TOPIC as SCHEMA
 
 HOUR_S = 3600
 
