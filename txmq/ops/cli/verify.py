@@ -10,13 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.ops.admin.status import verify_opened
-from txmq.ops.cli.shared import AsJson, ConfigFile, Location, list_console, print_result
+from txmq.ops.cli.shared import AsJson, ConfigFile, Location, show
 from txmq.store.store import Store, open_store
 from txmq.verify import BusinessReport, BusinessResult, InvariantResult, VerifyReport, marker_places
 
 EXIT_VIOLATIONS = 1
 EXIT_BUSINESS_VIOLATIONS = 3
 SHOWN_VIOLATIONS = 5
+STILL_RUNS = (
+    "What is not published yet counts as lost here: if a broker or a producer runs, look again "
+    "with --running"
+)
 _BUSINESS_HELP = (
     "Compare the messages of a producer group with its local transactions (I12), by their markers: "
     "GROUP=delta:LOCATION for a Delta table, GROUP=database:VARIABLE for a database whose URL that "
@@ -54,7 +58,7 @@ def verify(
     places = marker_places(business or [])
     store = open_store(location, config)
     report = verify_opened(store, drained=drained, business=places)
-    print_result(report, _view, as_json=as_json)
+    show(report, _view, as_json=as_json)
     if not report.is_txmq_clean:
         raise typer.Exit(EXIT_VIOLATIONS)
     if not report.is_business_clean:
@@ -65,21 +69,13 @@ def verify_after(store: Store, *, is_shown: bool) -> None:
     """Verify a store that a command has changed; exit code EXIT_VIOLATIONS if it is not clean."""
     report = verify_opened(store, drained=False)
     if is_shown:
-        list_console().print(_view(report))
+        show(report, _view, as_json=False)
     if not report.is_txmq_clean:
         raise typer.Exit(EXIT_VIOLATIONS)
 
 
-STILL_RUNS = (
-    "What is not published yet counts as lost here: if a broker or a producer runs, look again "
-    "with --running"
-)
-
-# --- views ----------------------------------------------------------------------------------------
-
-
 def _view(report: VerifyReport) -> RenderableType:
-    """What was checked and what is broken; the last line counts the violations."""
+    """Show what was checked and what is broken; the last line counts the violations."""
     table = Table("", "promise", "violations", box=None, header_style="bold")
     for result in report.results:
         style = "red" if result.violation_count else "green"
@@ -129,7 +125,7 @@ def _broken(result: InvariantResult) -> RenderableType:
 
 
 def _business(business: BusinessReport) -> RenderableType:
-    """Shown apart from txmq's promises: a listener, producer or operator caused these faults."""
+    """Show apart from txmq's promises what a listener, producer or operator did wrong."""
     title = "messages beside local transactions (I12); what differs is no fault of txmq's"
     return Group(Text(title), *map(_business_result, business.results))
 
@@ -144,14 +140,6 @@ def _business_result(result: BusinessResult) -> RenderableType:
     return Text("\n".join(lines), style="red" if shown else "green")
 
 
-def _business_count(business: BusinessReport | None) -> str:
-    if business is None:
-        return ""
-    faults = ", ".join(f"{fault.value} {n:,}" for fault, n in business.fault_counts.items())
-    by_fault = f" ({faults})" if faults else ""
-    return f"; {business.violation_count:,} between messages and local transactions{by_fault}"
-
-
 def _last_line(report: VerifyReport) -> RenderableType:
     count = report.violation_count
     text = f"{count:,} violation" if count == 1 else f"{count:,} violations"
@@ -159,3 +147,11 @@ def _last_line(report: VerifyReport) -> RenderableType:
         f"{text}{_business_count(report.business)}",
         style="bold green" if report.is_clean else "bold red",
     )
+
+
+def _business_count(business: BusinessReport | None) -> str:
+    if business is None:
+        return ""
+    faults = ", ".join(f"{fault.value} {n:,}" for fault, n in business.fault_counts.items())
+    by_fault = f" ({faults})" if faults else ""
+    return f"; {business.violation_count:,} between messages and local transactions{by_fault}"
