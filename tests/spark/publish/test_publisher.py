@@ -474,7 +474,11 @@ def test_publisher_that_lags_does_not_take_progress_back(store: Store) -> None:
     lagging.run_once()
 
     assert kept_progress(store)["low_water_version"] >= reached["low_water_version"]
-    assert list(kept_progress(store)["parked"]) == ["stock"]
+    # On a slow machine it has looked at the progress again, and writes what the other one could not.
+    caught_up = (
+        store.tables.table_at("topics/stock").exists() and len(topic_rows(store, "stock")) == 1
+    )
+    assert list(kept_progress(store)["parked"]) == ([] if caught_up else ["stock"])
 
 
 # --- start() ----------------------------------------------------------------------------
