@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from time import sleep
 from typing import Annotated, NoReturn
@@ -17,6 +18,7 @@ from rich.text import Text
 from txmq.ground.printable import printable
 from txmq.message.names import shown_name
 from txmq.ops.admin.doctor import Diagnosis, Doctor
+from txmq.ops.admin.needs import Alert, Figures, Urgency, needs_of
 from txmq.ops.admin.status import Admin, Lag, SetAsideStatus, Status
 from txmq.ops.brokers import BrokerStatus
 from txmq.ops.cli.shared import (
@@ -121,7 +123,15 @@ def _status_view(status: Status) -> RenderableType:
         count = len(status.set_aside) - SHOWN_SET_ASIDE
         parts.append(Text(f"and {count:,} more transactions are set aside", style="red"))
     parts += [Text(f"half cannot be read: {file}", style="red") for file in status.unreadable]
-    return Group(*parts)
+    return Group(*parts, *_needs(status))
+
+
+def _needs(status: Status) -> Iterator[Text]:
+    """Yield a line for each need, without those that have lines of their own in the view."""
+    for need in needs_of(Figures.of(status)):
+        if need.alert not in (Alert.TOPIC_PARKED, Alert.FILE_UNREADABLE):
+            style = "red" if need.urgency is Urgency.NOW else "yellow"
+            yield Text(f"{need.title}; next: {need.next_step}", style=style)
 
 
 def _transactions(status: Status) -> dict[str, str]:

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import pyarrow.compute as pc
 
 from txmq.errors import InvalidNameError
+from txmq.ground.amounts import counted
 from txmq.ground.clock import milliseconds
 from txmq.message.lifecycle import TransactionState
 from txmq.message.names import (
@@ -28,7 +29,6 @@ from txmq.ops.dashboard.rendering import (
     Point,
     chart,
     count,
-    counted,
     duration,
     rate,
     sparkline,

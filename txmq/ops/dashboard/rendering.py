@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from txmq.errors import EnvironmentProblemError, TopicBehindError
+from txmq.ground import amounts
 from txmq.ground.printable import printable
 from txmq.message.lifecycle import TransactionState
 from txmq.message.names import namespace_of, shown_name, unwrapped
@@ -43,11 +44,8 @@ PARENTS = {
 ID_SHOWN = 13
 # What was not measured, or is not there.
 NOTHING = "–"  # noqa: RUF001 - a dash of people
-_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 KIB = 1024
-# Below it a tenth counts.
-EXACT_S = 10
 SELDOM, WHOLE = 0.1, 100
 WIDTH, HEIGHT = 600.0, 120.0
 SPARK_WIDTH, SPARK_HEIGHT = 120.0, 28.0
@@ -103,7 +101,7 @@ def _environment() -> Environment:
         "name": shown_name, "path": lambda text: quote(str(text), safe=""), "value": value,
         "short_id": short_id, "detail": detail, "svg": svg, "iso": iso,
     }  # fmt: skip
-    environment.globals |= {"counted": counted, "pages": PAGES}
+    environment.globals |= {"counted": amounts.counted, "pages": PAGES}
     return environment
 
 
@@ -173,29 +171,12 @@ def clock_time(at_s: float) -> str:
 
 def duration(seconds: float | None) -> str:
     """Write a length of time with its two largest units: 3 d 4 h, 42 s, 27 ms."""
-    if seconds is None:
-        return NOTHING
-    if seconds < 1:
-        return "0 s" if seconds <= 0 else f"{max(1, round(seconds * 1000))} ms"
-    if seconds < EXACT_S:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    place = next(place for place, (size, _) in enumerate(_STEPS) if whole >= size)
-    (size, unit), *smaller = _STEPS[place:]
-    text = f"{whole // size} {unit}"
-    if smaller and (rest := whole % size // smaller[0][0]):
-        text += f" {rest} {smaller[0][1]}"
-    return text
+    return NOTHING if seconds is None else amounts.duration(seconds)
 
 
 def count(number: int | None) -> str:
     """Write a whole number with commas."""
     return NOTHING if number is None else f"{number:,}"
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """Write a number and what it counts: 1 message, 2 messages."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def rate(per_s: float | None) -> str:
