@@ -97,11 +97,11 @@ def txmq_consumer(
     """Make `txmq_consumer("billing", "order-paid")`: it joins a group until the end of the test."""
     from txmq.consumer.pull import PullConsumer
 
-    with ExitStack() as made:
+    with ExitStack() as stack:
 
         def consumer(consumer_group: str, topics: Any, **options: Any) -> PullConsumer:
-            chosen = {"consumer_group": consumer_group, "topics": topics, "clock": txmq_clock}
-            return made.enter_context(PullConsumer(txmq_store, **{**chosen, **options}))
+            arguments = {"consumer_group": consumer_group, "topics": topics, "clock": txmq_clock}
+            return stack.enter_context(PullConsumer(txmq_store, **{**arguments, **options}))
 
         yield consumer
 

@@ -111,7 +111,8 @@ def serve(  # noqa: PLR0913 - the options of a command
 
     if context.obj is None:
         logging.getLogger("txmq").setLevel(logging.INFO)
-    spark = local_session("txmq-broker") if _wants_spark(asked=with_spark) else None
+    wants_spark = find_spec("pyspark") is not None if with_spark is None else with_spark
+    spark = local_session("txmq-broker") if wants_spark else None
     broker = Broker(store, spark=spark, metrics=shown or None, hooks=hooks)
     if once:
         show(broker.run_once(), _broker_view, as_json=as_json)
@@ -119,10 +120,6 @@ def serve(  # noqa: PLR0913 - the options of a command
     engine = "without Spark" if spark is None else "on Spark"
     say(f"Serving {store.location} {engine}; Ctrl-C stops it.")
     run_until_signal(broker.start)
-
-
-def _wants_spark(*, asked: bool | None) -> bool:
-    return find_spec("pyspark") is not None if asked is None else asked
 
 
 def _opentelemetry() -> tuple[list[Hook], list[MetricsEndpoint | OpenTelemetryMetrics]]:

@@ -1,4 +1,4 @@
-"""`txmq status`, `doctor`, `sql-views` and `dashboard`: look at a store; nothing is changed."""
+"""`txmq status`, `doctor`, `sql-views` and `dashboard`: look at a store."""
 
 from __future__ import annotations
 
@@ -102,36 +102,12 @@ def _status_view(status: Status) -> RenderableType:
         titled_pairs("transactions", _transactions(status)),
         titled_pairs("visible messages", messages),
         titled_pairs("progress", _progress(status)),
+        _brokers(status),
     ]
-    parts.append(_brokers(status))
     if status.members:
         members = {shown_name(group): f"{count:,}" for group, count in status.members.items()}
         parts.append(titled_pairs("producers that answer checks", members))
-    parts += [
-        Text(
-            f"topic {shown_name(parked.topic)} is parked from op version {parked.from_version} "
-            f"since {moment(parked.since)}, {parked.attempts} attempts: {parked.reason}",
-            style="red",
-        )
-        for parked in status.parked
-    ]
-    parts += [
-        Text(f"transaction {waiting.transaction_id} is set aside: {_waiting(waiting)}", style="red")
-        for waiting in status.set_aside[:SHOWN_SET_ASIDE]
-    ]
-    if len(status.set_aside) > SHOWN_SET_ASIDE:
-        count = len(status.set_aside) - SHOWN_SET_ASIDE
-        parts.append(Text(f"and {count:,} more transactions are set aside", style="red"))
-    parts += [Text(f"half cannot be read: {file}", style="red") for file in status.unreadable]
-    return Group(*parts, *_needs(status))
-
-
-def _needs(status: Status) -> Iterator[Text]:
-    """Yield a line for each need, without those that have lines of their own in the view."""
-    for need in needs_of(Figures.of(status)):
-        if need.alert not in (Alert.TOPIC_PARKED, Alert.FILE_UNREADABLE):
-            style = "red" if need.urgency is Urgency.NOW else "yellow"
-            yield Text(f"{need.title}; next: {need.next_step}", style=style)
+    return Group(*parts, *_troubles(status), *_needs(status))
 
 
 def _transactions(status: Status) -> dict[str, str]:
@@ -198,6 +174,22 @@ def _broker(broker: BrokerStatus, status: Status) -> str:
     return f"runs since {moment(broker.started)}, {seen}, txmq {broker.version}"
 
 
+def _troubles(status: Status) -> Iterator[Text]:
+    """Yield a line for each parked topic, set-aside transaction and unreadable file."""
+    for parked in status.parked:
+        where = f"topic {shown_name(parked.topic)} is parked from op version {parked.from_version}"
+        since = f"since {moment(parked.since)}, {parked.attempts} attempts: {parked.reason}"
+        yield Text(f"{where} {since}", style="red")
+    for waiting in status.set_aside[:SHOWN_SET_ASIDE]:
+        what = f"transaction {waiting.transaction_id} is set aside"
+        yield Text(f"{what}: {_waiting(waiting)}", style="red")
+    if len(status.set_aside) > SHOWN_SET_ASIDE:
+        count = len(status.set_aside) - SHOWN_SET_ASIDE
+        yield Text(f"and {count:,} more transactions are set aside", style="red")
+    for file in status.unreadable:
+        yield Text(f"half cannot be read: {file}", style="red")
+
+
 def _waiting(waiting: SetAsideStatus) -> str:
     cure = (
         "it is given up with the next round of the publisher"
@@ -205,6 +197,14 @@ def _waiting(waiting: SetAsideStatus) -> str:
         else "restore the file, or give it up: txmq resolve ID --give-up"
     )
     return f"{waiting.problem}; {cure}"
+
+
+def _needs(status: Status) -> Iterator[Text]:
+    """Yield a line for each need, without those that have lines of their own in the view."""
+    for need in needs_of(Figures.of(status)):
+        if need.alert not in (Alert.TOPIC_PARKED, Alert.FILE_UNREADABLE):
+            style = "red" if need.urgency is Urgency.NOW else "yellow"
+            yield Text(f"{need.title}; next: {need.next_step}", style=style)
 
 
 # --- doctor

@@ -304,9 +304,9 @@ class _Box:
     def _place(self, at_s: float, value: float) -> tuple[float, float]:
         length_s = self.end_s - self.begin_s or 1.0
         x = (at_s - self.begin_s) / length_s * self.width
-        part = min(1.0, max(0.0, value / self.top))
+        share = min(1.0, max(0.0, value / self.top))
         # The line is drawn inside the picture, not half beside it.
-        return x, self.height - 1.5 - part * (self.height - 3.0)
+        return x, self.height - 1.5 - share * (self.height - 3.0)
 
 
 def _runs(points: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:

@@ -200,7 +200,7 @@ def _fates(count: int, kills: int, chance: random.Random) -> list[Fate]:
 
 def _spread(count: int, parts: int, chance: random.Random) -> list[int]:
     """Choose one position in each of `parts` equal stretches, so that kills are spread."""
-    edges = [count * part // parts for part in range(parts + 1)] if parts else []
+    edges = [count * number // parts for number in range(parts + 1)] if parts else []
     return [chance.randrange(low, high) for low, high in pairwise(edges)]
 
 

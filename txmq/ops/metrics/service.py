@@ -78,13 +78,13 @@ class MetricsService:
                 installed.
         """
         instruments = [shown for shown in self._shown if isinstance(shown, OpenTelemetryMetrics)]
-        with ExitStack() as begun:
+        with ExitStack() as stack:
             views: list[_View] = []
             for shown in self._shown:
                 views.append(self._view(shown))
-                begun.callback(views[-1].stop)
+                stack.callback(views[-1].stop)
             meter = MeterHandle(self._meter.count, counted=lambda: _look(instruments))
-            begun.pop_all()
+            stack.pop_all()
         return MetricsHandle([*views, meter])
 
     def _view(self, shown: MetricsEndpoint | OpenTelemetryMetrics) -> _View:
