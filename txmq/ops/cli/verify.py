@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -116,12 +117,16 @@ def _delays(report: VerifyReport) -> list[str]:
 
 
 def _broken(result: InvariantResult) -> RenderableType:
-    lines = [f"{result.invariant}: {result.promise}"]
     shown = result.violations[:SHOWN_VIOLATIONS]
-    lines += [f"  {violation.row_id} {violation.detail}" for violation in shown]
-    hidden = result.violation_count - len(shown)
-    lines += [f"  and {hidden:,} more"] if hidden else []
-    return Text("\n".join(lines), style="red")
+    rows = [f"{violation.row_id} {violation.detail}" for violation in shown]
+    lines = _first(rows, result.violation_count, indent=2)
+    return Text("\n".join([f"{result.invariant}: {result.promise}", *lines]), style="red")
+
+
+def _first(rows: Sequence[str], count: int, *, indent: int) -> list[str]:
+    """Indent the first rows, and say how many more there are."""
+    more = [f"and {count - len(rows):,} more"] if count > len(rows) else []
+    return [" " * indent + row for row in (*rows, *more)]
 
 
 def _business(business: BusinessReport) -> RenderableType:
@@ -132,12 +137,11 @@ def _business(business: BusinessReport) -> RenderableType:
 
 def _business_result(result: BusinessResult) -> RenderableType:
     counts = ", ".join(f"{name.replace('_', ' ')} {n:,}" for name, n in result.counts.items() if n)
-    lines = [f"  {result.producer_group}, {result.place}: {counts or 'nothing to compare'}"]
+    head = f"  {result.producer_group}, {result.place}: {counts or 'nothing to compare'}"
     shown = result.violations[:SHOWN_VIOLATIONS]
-    lines += [f"    {violation.transaction_id} {violation.detail}" for violation in shown]
-    hidden = result.violation_count - len(shown)
-    lines += [f"    and {hidden:,} more"] if hidden else []
-    return Text("\n".join(lines), style="red" if shown else "green")
+    rows = [f"{violation.transaction_id} {violation.detail}" for violation in shown]
+    lines = _first(rows, result.violation_count, indent=4)
+    return Text("\n".join([head, *lines]), style="red" if shown else "green")
 
 
 def _last_line(report: VerifyReport) -> RenderableType:

@@ -189,7 +189,7 @@ class History:
     """The newest samples; safe for several threads."""
 
     def __init__(self) -> None:
-        """Nothing is seen yet."""
+        """Keep no sample yet."""
         self._lock = threading.Lock()
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
 
@@ -214,7 +214,7 @@ class StillQueues:
     """Remembers of the last count alone where each queue stood. Not safe for several threads."""
 
     def __init__(self) -> None:
-        """Nothing is seen yet."""
+        """Remember no queue yet."""
         self._since: dict[QueueKey, tuple[int, float]] = {}
 
     def seen(self, lags: Sequence[QueueLag], at_s: float) -> dict[QueueKey, float]:

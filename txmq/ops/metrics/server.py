@@ -2,6 +2,11 @@
 
 `Answers` shows figures and health (/metrics, /healthz, /readyz); the dashboard has an application
 of its own.
+
+It is the server of Python's library with bounds: for all of a request, for requests at once, and
+for the TLS handshake, which happens in the thread of the request. The library cheroot (11.1) shakes
+hands where it accepts, so that one silent client stops all others, and has a time for each read
+only, so that a client that sends drop by drop keeps its thread.
 """
 
 from __future__ import annotations
