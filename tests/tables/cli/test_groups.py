@@ -45,7 +45,7 @@ def location(world: DelayWorld) -> str:
 
 @pytest.fixture
 def _ctrl_c() -> Iterator[None]:
-    """As at a terminal: a run of the tests in the background may ignore it."""
+    """Take Ctrl-C as at a terminal: a run of the tests in the background may ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
