@@ -96,7 +96,7 @@ class OpenTelemetryHook:
         check_installed()
         self._provider = tracer_provider
         self._is_on, self._is_broken, self._look_s = False, False, 0.0
-        self._made: tuple[TracerProvider, Tracer] | None = None
+        self._last_tracer: tuple[TracerProvider, Tracer] | None = None
         self._lock = threading.Lock()
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
         self._hooks = Hooks([self])
@@ -241,10 +241,10 @@ class OpenTelemetryHook:
     @property
     def _tracer(self) -> Tracer:
         provider = self._tracers()
-        made = self._made
-        if made is None or made[0] is not provider:
-            made = self._made = (provider, provider.get_tracer(SCOPE))
-        return made[1]
+        last = self._last_tracer
+        if last is None or last[0] is not provider:
+            last = self._last_tracer = (provider, provider.get_tracer(SCOPE))
+        return last[1]
 
     def _keep(self, transaction_id: str, sent: _Sent) -> None:
         with self._lock:

@@ -309,12 +309,12 @@ def _needs_of_registers(store: Store, nothing: Figures, now_ms: int) -> Iterator
 def _needs_of_publisher(store: Store, nothing: Figures, now_ms: int) -> Iterator[Finding]:
     value = store.tables.register("publisher").read().value
     yield from _findings_of(replace(nothing, parked=parked_topics(value.get("parked", {}))))
-    done = value.get("low_water_version", NOTHING)
-    yield from with_failure("op", partial(_needs_of_lag, store, nothing, done, now_ms))
+    version = value.get("low_water_version", NOTHING)
+    yield from with_failure("op", partial(_needs_of_lag, store, nothing, version, now_ms))
 
 
-def _needs_of_lag(store: Store, nothing: Figures, done: int, now_ms: int) -> Iterator[Finding]:
-    lag, has_broker = lag_of(store.tables.op_log(), done, now_ms), bool(_living(store, now_ms))
+def _needs_of_lag(store: Store, nothing: Figures, version: int, now_ms: int) -> Iterator[Finding]:
+    lag, has_broker = lag_of(store.tables.op_log(), version, now_ms), bool(_living(store, now_ms))
     yield from _findings_of(replace(nothing, published=lag, has_broker=has_broker))
 
 

@@ -169,8 +169,8 @@ class Erasure:
         """
         tables = message_tables(self._store)
         wanted, matches = self._search(tables)
-        found = [ErasedTable(path, matches[path].messages) for path in tables]
-        rows = [self._with_old_files(row, tables, wanted) for row in found]
+        counts = [ErasedTable(path, matches[path].messages) for path in tables]
+        rows = [self._with_old_files(row, tables, wanted) for row in counts]
         return ErasureReport(_worth_showing(rows), is_written=False)
 
     def apply(self, *, reason: str) -> ErasureReport:

@@ -160,7 +160,7 @@ class TopicComparison:
 
     @property
     def moved_from(self) -> dict[int, int]:
-        """By queue the first offset that a rebuild gives to another message, if there is one."""
+        """The first offset of each queue that a rebuild gives to another message, if any."""
         present, queues = self._present_offsets(), self._queues()
         moved = (present != NONE) & (present != self.offsets)
         first = np.minimum(present, self.offsets)

@@ -494,7 +494,7 @@ def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> Topi
     """
     for _ in range(store.config.commit_attempts):
         table = store.tables.table_at(f"topics/{topic}")
-        plan = _planned(store, topic, table)
+        plan = _plan_of(store, topic, table)
         if not apply:
             return plan
         try:
@@ -505,7 +505,7 @@ def delete_topic(store: Store, topic: str, clock: Clock, *, apply: bool) -> Topi
     raise CommitConflictError(topic, "other writers won every try to delete it; try again")
 
 
-def _planned(store: Store, topic: str, table: Table) -> TopicDeletion:
+def _plan_of(store: Store, topic: str, table: Table) -> TopicDeletion:
     version = check_unused(store, topic)
     if not table.exists():
         return TopicDeletion(topic, 0, 0, NOTHING)

@@ -130,16 +130,16 @@ def _readable_claims(op: OpLog, after: int, through: int) -> pa.Table:
     try:
         return op.between(after, through)
     except StorageError:
-        parts, lost = [op.between(through, through)], 0
+        claims, lost = [op.between(through, through)], 0
     # The newest first: they lack their halves before others do.
     for version in range(through, after, -1):
         try:
-            parts.append(op.between(version - 1, version))
+            claims.append(op.between(version - 1, version))
         except StorageError:
             lost += 1
         if lost == LOST_COMMITS_MAX:
             break
-    return pa.concat_tables(parts)
+    return pa.concat_tables(claims)
 
 
 def _kept_since_ms(tables: StoreTables) -> int:
