@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.verify.digests import ABSENT, UNSAID, Flags, Integers, changes, microseconds
+from txmq.verify.arrays import ABSENT, UNSAID, Flags, Integers, changes, microseconds
 from txmq.verify.fates import (
     FACT_KEY,
     SETTLED_STATES,
@@ -53,7 +53,7 @@ class Deliveries:
     claims_without_effect: int
 
     def is_(self, number: int) -> Flags:
-        """The messages that ended so."""
+        """Flag the messages that ended so."""
         flags: Flags = self.state[:-1] == number
         return flags
 
@@ -84,7 +84,7 @@ def deliveries_of(
 
 
 def _asked(own: pa.Table) -> pa.Table:
-    """Claims of the right group as _ASKED, in their order."""
+    """Return claims of the right group as _ASKED, in their order."""
     own = own.take(pa.array(_order(own)))
     states = pa.array([SETTLED_STATES.index(state) for state in DELIVERIES.values()])
     kinds = pc.index_in(own["kind"], value_set=pa.array(list(DELIVERIES)))
@@ -115,7 +115,7 @@ def _text(row: dict[str, Any]) -> list[str]:
 
 
 def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table:
-    """What the settled log says of claims that are gone, as if it were those claims."""
+    """Return what the settled log says of claims that are gone, as if it were those claims."""
     facts = settled_facts(settled, halves)
     is_old = pc.and_(
         pc.less(facts["op_version"], readable_from),
@@ -134,7 +134,7 @@ def _believed(settled: pa.Table, halves: Halves, readable_from: int) -> pa.Table
 
 
 def _pairs(asked: pa.Table, halves: Halves, fates: Fates) -> tuple[Integers, Integers]:
-    """Each claim beside each delayed message of a committed transaction that it names."""
+    """Pair each claim with each delayed message of a committed transaction that it names."""
     transaction, version, ordinal = (asked[name].to_numpy() for name in _ASKED[:3])
     claim, message = _named(asked, transaction, halves)
     whole_claim, whole_message = _unnamed(asked, transaction, halves)
@@ -155,17 +155,17 @@ def _named(asked: pa.Table, transaction: Integers, halves: Halves) -> tuple[Inte
 
 
 def _unnamed(asked: pa.Table, transaction: Integers, halves: Halves) -> tuple[Integers, Integers]:
-    """Claims that name no sequence mean all delayed messages of their transaction."""
+    """Pair claims that name no sequence with all delayed messages of their transaction."""
     whole = np.flatnonzero(pc.is_null(asked["sequences"]).to_numpy())
     delayed = np.flatnonzero(halves.delayed)
     claims = pa.table({"transaction": transaction[whole], "claim": whole})
     messages = pa.table({"transaction": halves.transaction[delayed], "message": delayed})
-    found = claims.join(messages, "transaction", join_type="inner")
-    return found["claim"].to_numpy(), found["message"].to_numpy()
+    pairs = claims.join(messages, "transaction", join_type="inner")
+    return pairs["claim"].to_numpy(), pairs["message"].to_numpy()
 
 
 def _winners(claim: Integers, message: Integers) -> tuple[Integers, Integers]:
-    """The first claim of each message."""
+    """Keep the first claim of each message."""
     order = np.lexsort((claim, message))
     claim, message = claim[order], message[order]
     is_first = changes(message)
@@ -177,11 +177,11 @@ def _facts(
 ) -> pa.Table:
     life = fates.life[columns["transaction"]]
     sequence = halves.rows["sequence"].take(pa.array(message))
-    given = {**columns, "life": life, "sequence": sequence}
-    return pa.table({name: given[name] for name in (*FACT_KEY, "sequence")})
+    values = {**columns, "life": life, "sequence": sequence}
+    return pa.table({name: values[name] for name in (*FACT_KEY, "sequence")})
 
 
 def _by_message(values: Integers, message: Integers, halves: Halves, default: int) -> Integers:
-    found = np.full(halves.rows.num_rows + 1, default, dtype=np.int64)
-    found[message] = values
-    return found
+    by_message = np.full(halves.rows.num_rows + 1, default, dtype=np.int64)
+    by_message[message] = values
+    return by_message
