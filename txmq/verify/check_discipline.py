@@ -50,8 +50,8 @@ class CheckDiscipline:
         self._halves, self._fates = picture.halves, picture.fates
         claims = readable(picture.claims)
         numbers = self._halves.numbers_of(claims["transaction_id"])
-        known = claims.filter(pa.array(numbers != ABSENT))
-        own = of_right_group(known, numbers[numbers != ABSENT], self._halves)
+        has_half = numbers != ABSENT
+        own = of_right_group(claims.filter(pa.array(has_half)), numbers[has_half], self._halves)
         judged = self._judged[own["transaction"].to_numpy()]
         self._claims = own.filter(pa.array(judged))
         ordinals = (integers(rows["ordinal"]) for rows in (self._claims, self._fates.facts))
@@ -95,15 +95,17 @@ class CheckDiscipline:
         """Report early questions; only rising times count, for a clock may be set back."""
         q = self._questions
         before_us, next_us = np.roll(q.asked_us, 1), np.roll(q.next_us, 1)
-        told = q.follows & (next_us != _NEVER) & (before_us != _UNSAID)
-        early = told & (q.asked_us >= before_us) & (q.asked_us < next_us)
+        is_comparable = q.follows & (next_us != _NEVER) & (before_us != _UNSAID)
+        early = is_comparable & (q.asked_us >= before_us) & (q.asked_us < next_us)
         self._report(early, "was asked before it was due")
 
     def _ends(self) -> dict[tuple[int, int], int]:
         """Find the place of the first end of each life, for transactions with questions."""
-        facts, asked = self._fates.facts, pa.array(np.unique(self._questions.transaction))
+        facts, with_questions = self._fates.facts, pa.array(np.unique(self._questions.transaction))
         is_end = pc.not_equal(facts["state"], STATES.index(PENDING))
-        facts = facts.filter(pc.and_(is_end, pc.is_in(facts["transaction"], value_set=asked)))
+        facts = facts.filter(
+            pc.and_(is_end, pc.is_in(facts["transaction"], value_set=with_questions))
+        )
         lives = self._lives(facts["transaction"].to_numpy(), facts["life"].to_numpy())
         ends: dict[tuple[int, int], int] = {}
         for key, place in zip(lives, self._places(facts, "op_version").tolist(), strict=True):
@@ -127,12 +129,14 @@ class CheckDiscipline:
         counted = pc.and_(pc.equal(claims["kind"], "UNKNOWN"), pc.equal(claims["life"], 0))
         counted = pc.and_(counted, pc.greater_equal(claims["check_times"], 1))
         answered = pc.is_in(claims["kind"], value_set=pa.array(_ANSWERS)).to_numpy()
-        asked = pc.fill_null(counted, False).to_numpy()  # noqa: FBT003
-        asked = asked | (answered & (self._fates.life[numbers] == 0))
+        is_question = pc.fill_null(counted, False).to_numpy()  # noqa: FBT003
+        is_question = is_question | (answered & (self._fates.life[numbers] == 0))
         moments = microseconds(claims["op_timestamp"])
-        asked &= moments != _UNSAID
+        is_question &= moments != _UNSAID
         first: dict[int, int] = {}
-        pairs = zip(numbers[asked].tolist(), (moments[asked] // 1000).tolist(), strict=True)
+        pairs = zip(
+            numbers[is_question].tolist(), (moments[is_question] // 1000).tolist(), strict=True
+        )
         for number, moment in pairs:
             first[number] = min(moment, first.get(number, moment))
         return first
@@ -169,8 +173,8 @@ class CheckDiscipline:
     def _check_discards(self) -> None:
         discards = self._fates.facts_in(DISCARDED)
         discards = discards.filter(pa.array(self._judged[discards["transaction"].to_numpy()]))
-        asked = self._asked_before(discards)
-        for row, times in zip(discards.to_pylist(), asked, strict=True):
+        counts = self._asked_before(discards)
+        for row, times in zip(discards.to_pylist(), counts, strict=True):
             limit = self._limits[row["transaction"]]
             if limit != _NEVER and times < limit:
                 row_id = f"{self._halves.ids[row['transaction']]} life {row['life']}"

@@ -113,23 +113,23 @@ class RangeChecks:
         self._picture, self._totals = picture, totals
         self._discipline = CheckDiscipline(picture)
         self._topics = TopicChecks(picture, totals)
-        self._promises = StalledChecks(picture, newest_us)
+        self._stalled = StalledChecks(picture, newest_us)
 
     def run(self) -> None:
         """Run every check."""
         SettledChecks(self._picture).run()
         self._discipline.run()
         self._topics.run()
-        whole = MessageChecks(self._picture, self._topics)
-        whole.run(self._totals.sums)
-        self._promises.run(whole.scheduled)
-        self._add_times(whole)
-        self._totals.counts.update({**self._logs(), **self._messages(whole)})
+        messages = MessageChecks(self._picture, self._topics)
+        messages.run(self._totals.sums)
+        self._stalled.run(messages.scheduled)
+        self._add_times(messages)
+        self._totals.counts.update({**self._logs(), **self._messages(messages)})
 
-    def _add_times(self, whole: MessageChecks) -> None:
+    def _add_times(self, messages: MessageChecks) -> None:
         times, ended = self._totals.times, self._picture.deliveries
         times.add_ended(ended.asked_us[ended.state == DELIVERED_NUMBER])
-        times.add_scheduled(self._picture.due_us[whole.scheduled])
+        times.add_scheduled(self._picture.due_us[messages.scheduled])
 
     def _logs(self) -> dict[str, int]:
         """Count transactions, claims and facts."""
@@ -148,7 +148,7 @@ class RangeChecks:
             "forgotten_facts": int(picture.forgotten(settled_ids).sum()),
         }
 
-    def _messages(self, whole: MessageChecks) -> dict[str, int]:
+    def _messages(self, messages: MessageChecks) -> dict[str, int]:
         """Count halves and rows of topics."""
         halves, topics = self._picture.halves, self._topics
         return {
@@ -156,10 +156,10 @@ class RangeChecks:
             "doubled_half_rows": halves.doubled_rows,
             "visible_messages": topics.row_count,
             "dead_letters": topics.dead_letters.row_count,
-            "scheduled": int(whole.scheduled.sum()),
-            "delivered": int(whole.delivered.sum()),
-            "recalled": int(whole.recalled.sum()),
-            "not_published_yet": int((whole.waiting | whole.not_scheduled_yet).sum()),
+            "scheduled": int(messages.scheduled.sum()),
+            "delivered": int(messages.delivered.sum()),
+            "recalled": int(messages.recalled.sum()),
+            "not_published_yet": int((messages.waiting | messages.not_scheduled_yet).sum()),
             "known_by_schedule_alone": int(halves.by_schedule[halves.transaction].sum()),
             "forgotten_messages": topics.forgotten_count,
         }

@@ -86,8 +86,9 @@ def fates_of(  # noqa: PLR0913, PLR0917 - each of them decides
     foreign = claims.num_rows - int((numbers != ABSENT).sum())
     # What the schedule stands for was committed, whatever claims are left.
     judged = (numbers != ABSENT) & ~np.append(halves.by_schedule, [False])[numbers]
-    known = claims.filter(pa.array(judged))
-    claims_of_group = of_right_group(known, numbers[judged], halves)
+    judged_claims = claims.filter(pa.array(judged))
+    claims_of_group = of_right_group(judged_claims, numbers[judged], halves)
+    changing_count = _changing(judged_claims).num_rows
     believed = _believed(settled, halves, readable_from)
     repaired, starts = _repaired(settled, halves, half), _starts(believed)
     plain, others = _split(claims_of_group, [*repaired, *starts])
@@ -99,7 +100,7 @@ def fates_of(  # noqa: PLR0913, PLR0917 - each of them decides
         believed,
         *_with_commits(_last_facts(facts, len(halves.ids)), halves, commits),
         claims_without_half=foreign,
-        claims_without_effect=_changing(known).num_rows - facts.num_rows + believed.num_rows,
+        claims_without_effect=changing_count - facts.num_rows + believed.num_rows,
     )
 
 

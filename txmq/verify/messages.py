@@ -36,7 +36,7 @@ class MessageChecks:
         """Take what the topics showed; nothing is judged yet."""
         self._picture, self._topics, self._pinned = picture, topics, picture.pinned
         self._halves, self._fates = picture.halves, picture.fates
-        self._findings, self._report = picture.findings, picture.report
+        self._report = picture.report
         self._names = picture.topic_names.to_pylist()
         self._waits = picture.committed & self._halves.delayed
         self._end = self._fates.op_version[self._halves.transaction]
@@ -122,9 +122,9 @@ class MessageChecks:
     def _check_claims(self, message_ids: RowIds) -> None:
         """Report what another than the delay service delivered, or before the time (I15)."""
         ended, due = self._picture.deliveries, self._picture.due_us
-        asked = ended.asked_us[:-1]
+        asked_us = ended.asked_us[:-1]
         delivered = ended.is_(DELIVERED_NUMBER)
-        early = delivered & (asked != UNSAID) & (due != UNSAID) & (asked < due)
+        early = delivered & (asked_us != UNSAID) & (due != UNSAID) & (asked_us < due)
         self._report("I15", message_ids, early, "was delivered before it was due")
         stranger = delivered & ~ended.by_service[:-1]
         self._report("I15", message_ids, stranger, "was not delivered by the delay service")
@@ -202,8 +202,8 @@ class StalledChecks:
     def _check_overdue(self, scheduled: Flags) -> None:
         due = self._picture.due_us
         since = np.maximum(due, self._picture.committed_us[self._halves.transaction])
-        known = (due != UNSAID) & (self._newest != UNSAID)
-        overdue = scheduled & known & (since < self._newest - _LIMIT_US)
+        are_said = (due != UNSAID) & (self._newest != UNSAID)
+        overdue = scheduled & are_said & (since < self._newest - _LIMIT_US)
         detail = f"still waits, more than {OVERDUE_LIMIT_S:,.0f} s after its time"
         self._report("I27", ids_in(self._halves.rows["message_id"]), overdue, detail)
 

@@ -84,11 +84,11 @@ class Picture:
         deliveries = deliveries_of(claims, halves, fates, settled, first)
         committed = committed_us(settled, halves, fates)
         begun = begun_us(settled, halves, fates)
-        asked = asked_due_us(halves, begun, committed, schedule)
+        asked_due = asked_due_us(halves, begun, committed, schedule)
         return cls(
             pinned, drained, findings, settled, claims, without_claims, halves, fates,
-            topic_names, topic_of, queue_of, deliveries, schedule, committed, asked,
-            due_us(asked, schedule, halves),
+            topic_names, topic_of, queue_of, deliveries, schedule, committed, asked_due,
+            due_us(asked_due, schedule, halves),
         )  # fmt: skip
 
     @property

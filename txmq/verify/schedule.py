@@ -107,9 +107,9 @@ def _paused_until(halves: Halves, begun: Integers) -> Integers:
     """Return when the pause of each message ends; UNSAID if its begin is not known."""
     pause_s = pc.fill_null(halves.rows["delay_s"], 0).to_numpy()
     begin = begun[halves.transaction]
-    known = (begin != UNSAID) & (pause_s <= _MAX_PAUSE_S)
-    later = np.where(known, begin, 0) + np.where(known, pause_s, 0) * 1_000_000
-    return np.where(known, later, UNSAID)
+    has_end = (begin != UNSAID) & (pause_s <= _MAX_PAUSE_S)
+    later = np.where(has_end, begin, 0) + np.where(has_end, pause_s, 0) * 1_000_000
+    return np.where(has_end, later, UNSAID)
 
 
 def _scheduled_us(schedule: pa.Table, halves: Halves) -> Integers:
@@ -123,12 +123,12 @@ def _scheduled_us(schedule: pa.Table, halves: Halves) -> Integers:
     return np.where(first_us == latest, UNSAID, first_us)[:-1]
 
 
-def due_us(asked: Integers, schedule: pa.Table, halves: Halves) -> Integers:
-    """Return when each message is due: `asked`, or by the schedule if unsaid."""
-    unknown = (asked == UNSAID) & halves.delayed
+def due_us(asked_due: Integers, schedule: pa.Table, halves: Halves) -> Integers:
+    """Return when each message is due: `asked_due`, or by the schedule if unsaid."""
+    unknown = (asked_due == UNSAID) & halves.delayed
     if not unknown.any():
-        return asked
-    return np.where(unknown, _scheduled_us(schedule, halves), asked)
+        return asked_due
+    return np.where(unknown, _scheduled_us(schedule, halves), asked_due)
 
 
 def messages_of(rows: pa.Table, halves: Halves) -> Integers:

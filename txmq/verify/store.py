@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from txmq.errors import ConfigError, StoreNotFoundError, shown
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from txmq.verify import tables as id_ranges
+from txmq.verify import tables
 from txmq.verify.arrays import UNSAID, Flags, Integers
 from txmq.verify.tables import NOTHING, IdRange, PinnedTable, table_names
 
@@ -118,10 +118,10 @@ class PinnedStore:
 
     def id_ranges(self) -> list[IdRange]:
         """Cut the transactions into ranges that each fit into memory; one for a small store."""
-        tables = self.tables.values()
-        if sum(table.row_count for table in tables) <= id_ranges.RANGE_ROWS:
+        if sum(table.row_count for table in self.tables.values()) <= tables.RANGE_ROWS:
             return [IdRange()]
-        return id_ranges.id_ranges(extent for table in tables for extent in table.extents())
+        extents = (extent for table in self.tables.values() for extent in table.extents())
+        return tables.id_ranges(extents)
 
     def within(self, ids: IdRange) -> PinnedStore:
         """Return the same store with the rows of one range of transactions only."""

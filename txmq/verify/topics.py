@@ -104,8 +104,8 @@ class TopicChecks:
         self.visible += self._times(placed)
         self.row_count += len(placed.place)
         # What retention took was sent, but nothing says it any more.
-        kept = placed.column("queue_id")[~placed.forgotten]
-        self._totals.sums.add_published(placed.name, kept)
+        queues = placed.column("queue_id")[~placed.forgotten]
+        self._totals.sums.add_published(placed.name, queues)
 
     def _check_schedule(self, placed: PlacedRows) -> None:
         """Report rows that wait without a COMMIT, or for another time (the same promises)."""
@@ -113,12 +113,12 @@ class TopicChecks:
         self._report("I4", placed.row_ids, at_once, "was sent without a delay")
         self._check_commit(placed, self._check_state(placed))
         due = microseconds(placed.rows["deliver_timestamp"])
-        asked = np.append(self._picture.asked_due_us, UNSAID)[placed.place]
-        other = placed.known & (asked != UNSAID) & (due != asked)
+        asked_due = np.append(self._picture.asked_due_us, UNSAID)[placed.place]
+        other = placed.known & (asked_due != UNSAID) & (due != asked_due)
         self._report("I15", placed.row_ids, other, "is due at another time than was asked for")
         days = np.where(due == UNSAID, 0, due // _DAY_US)
-        told = pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string())
-        same_day = pc.fill_null(pc.equal(placed.rows["due_date"], told), False)  # noqa: FBT003
+        dates = pa.array(days.astype(np.int32)).cast(pa.date32()).cast(pa.string())
+        same_day = pc.fill_null(pc.equal(placed.rows["due_date"], dates), False)  # noqa: FBT003
         wrong_day = ~(same_day.to_numpy() & (due != UNSAID))
         self._report(
             "I15", placed.row_ids, wrong_day, "lies under another day than that of its time"
@@ -156,11 +156,13 @@ class TopicChecks:
     def _check_time(self, placed: PlacedRows, delivered: Flags) -> None:
         due = np.append(self._picture.due_us, UNSAID)[placed.place]
         shown = microseconds(placed.rows["store_timestamp"])
-        told = delivered & (due != UNSAID) & (shown != UNSAID)
-        self._report("I15", placed.row_ids, told & (shown < due), "was shown before it was due")
+        is_comparable = delivered & (due != UNSAID) & (shown != UNSAID)
+        self._report(
+            "I15", placed.row_ids, is_comparable & (shown < due), "was shown before it was due"
+        )
         # What was due before its COMMIT could not be shown before that.
         possible = np.maximum(due, self._picture.committed_us[placed.numbers])
-        self._totals.times.add_shown((shown - possible)[told])
+        self._totals.times.add_shown((shown - possible)[is_comparable])
 
     def _is_same_life(self, placed: PlacedRows) -> Flags:
         flags: Flags = placed.column("life") == self._fates.life[placed.numbers]
