@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from txmq.delta.schemas import HALF
 from txmq.message.ids import new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow, op_table
+from txmq.store.schemas import HALF
 
 GROUP = "bench"
 TOPIC = "bench-topic"

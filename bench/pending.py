@@ -18,11 +18,11 @@ from bench.messages import GROUP, one_message_transactions
 from bench.outcome import Bar, Outcome
 from bench.sizes import Sizes
 from bench.workspace import fresh_folder
-from txmq.delta.schemas import HALF
 from txmq.maintenance.service import Maintenance
 from txmq.message.lifecycle import ClaimKind
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.store.schemas import HALF
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 from obstore.exceptions import AlreadyExistsError
 from obstore.store import LocalStore
 
-from txmq.delta.schemas import HALF, OP, TableSchema
+from txmq.delta.schemas import TableSchema
+from txmq.store.schemas import HALF, OP
 
 
 class RawLog:

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txmq.check.recheck import RecheckResult
@@ -17,13 +17,12 @@ from txmq.ground.handles import ServiceHandle
 from txmq.ground.results import plain
 from txmq.maintenance.service import MaintenanceResult
 from txmq.message.names import shown_name
+from txmq.ops.admin.status import verify_opened
 from txmq.ops.broker import Broker, BrokerHandle, run_until_signal
 from txmq.ops.broker_log import LogFormat, LogLevel, log_to_stderr
 from txmq.ops.metrics.server import MetricsEndpoint
 from txmq.spark.catalogs import CatalogTables
-from txmq.store.op import required_keys
 from txmq.store.store import Store, open_store
-from txmq.verify import MarkerPlace, VerifyReport, verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -240,21 +239,6 @@ def run_verify_job(arguments: Sequence[str] | None = None) -> int:
         text = f"{report.violation_count:,} violations in {report.location}"
         raise SystemExit(f"{text}; run `txmq verify` for the places, and see docs/runbook.md")
     return 0
-
-
-def verify_opened(
-    store: Store, *, drained: bool, business: Mapping[str, MarkerPlace] | None = None
-) -> VerifyReport:
-    """`verify` by the settings with which a store was opened. Raises: as `verify`."""
-    groups = store.config.check_settings().items()
-    return verify(
-        store.location,
-        drained=drained,
-        check_limits={group: settings.transaction_check_max for group, settings in groups},
-        storage_options=store.storage_options,
-        business=business,
-        claim_keys=required_keys(store.config),
-    )
 
 
 def _tell(result: object) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from txmq.delta.schemas import MICROSECONDS_UTC
 from txmq.ground.clock import timestamp
 from txmq.message.message import Message
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
+from txmq.store.schemas import MICROSECONDS_UTC
 
 LONG_AGO_MS = 1_700_000_000_000
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from tests.kit import reading
 from tests.kit.stores import fresh_store
-from txmq.delta.schemas import HALF
 from txmq.message.ids import new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
 from txmq.store.config import Config
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow
+from txmq.store.schemas import HALF
 from txmq.testing import ManualClock
 
 if TYPE_CHECKING:

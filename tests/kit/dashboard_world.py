@@ -12,7 +12,6 @@ from tests.kit.consumer_world import ConsumerWorld, drained
 from tests.kit.handed_out import received
 from tests.kit.wsgi import Page, asked
 from txmq.consumer.send_back import SendBack
-from txmq.delta.schemas import HALF
 from txmq.message.ids import new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import Message
@@ -20,6 +19,7 @@ from txmq.ops.dashboard.app import Dashboard
 from txmq.producer.transaction import Transaction
 from txmq.store.half import HalfOrigin, HalfTransaction
 from txmq.store.op import OpRow
+from txmq.store.schemas import HALF
 
 TOPICS = ("order-paid", "order-shipped", "invoice-due", "stock-changed")
 CONSUMERS = "billing"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from txmq.delta.schemas import PROPERTIES
+from txmq.store.schemas import PROPERTIES
 
 Properties = tuple[tuple[str, str | None], ...] | None
 Row = tuple[str | None, Properties]

@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from txmq.check.recheck import RecheckJob
-from txmq.delta.schemas import HALF, REGISTER, SETTLED, TOPIC, TableSchema
+from txmq.delta.schemas import TableSchema
 from txmq.message.ids import first_transaction_id, new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState, Message
@@ -29,6 +29,7 @@ from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow
+from txmq.store.schemas import HALF, REGISTER, SETTLED, TOPIC
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import VerifyReport

@@ -19,9 +19,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from txmq.delta.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC, TableSchema
+from txmq.delta.schemas import TableSchema
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.store.config import Config
+from txmq.store.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC
 from txmq.store.store import Store
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -17,12 +17,12 @@ from deltalake import DeltaTable
 
 from tests.kit.bodies import ORDER, field, json_body
 from tests.kit.builders import GROUP
-from txmq.delta.schemas import TOPIC
 from txmq.message.body_schema import BodySchema
 from txmq.message.message import Message
 from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
+from txmq.store.schemas import TOPIC
 from txmq.store.store import Store
 
 ORDERS = "orders"

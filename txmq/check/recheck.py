@@ -31,7 +31,7 @@ from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 
 # --- returning:
@@ -56,11 +56,11 @@ class ReturningGroups:
         self._members: dict[str, frozenset[tuple[str, int]]] = {}
 
     def due(self) -> frozenset[str]:
-        """The groups that are due now; `done` says that they were asked."""
+        """Return the groups that are due now; `done` says that they were asked."""
         return frozenset(self._due)
 
     def done(self, groups: Collection[str]) -> None:
-        """These groups were asked; they are due again when somebody new comes."""
+        """Note that these groups were asked; they are due again when somebody new comes."""
         self._due -= frozenset(groups)
 
     def await_(self, transactions: pa.Table) -> None:
@@ -73,7 +73,7 @@ class ReturningGroups:
         self.look()
 
     def look(self) -> bool:
-        """Look for members that are new since the last look; whether any group is due."""
+        """Look for members that are new since the last look; return whether any group is due."""
         if self._awaited:
             # One listing, and not a look for each group that never had a member.
             for group in self._awaited.keys() & set(remote_groups(self._store)):
@@ -102,7 +102,7 @@ class ReturningGroups:
 
 
 def returned(transactions: pa.Table, groups: Collection[str], clock_ms: int) -> pa.Table:
-    """The rows of OPEN_TRANSACTIONS that wait for nothing but one of these groups, as DUE."""
+    """Select OPEN_TRANSACTIONS that wait for nothing but one of these groups, as DUE."""
     names = pa.array(list(groups), pa.string())
     is_back = pc.is_in(transactions["producer_group"], value_set=names)
     is_pause = pc.invert(pc.fill_null(transactions["is_due"], False))  # noqa: FBT003
@@ -147,7 +147,7 @@ class RecheckResult:
     unheard_groups: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain values, for JSON."""
+        """Return the result as plain values, for JSON."""
         values: dict[str, Any] = plain(self)
         values["checks"]["asked"] = self.checks.asked
         return values
@@ -237,13 +237,13 @@ class Recheck:
         self.search_s = 0.0
 
     def may_find_more(self) -> bool:
-        """Whether half or op has news since the last search, or a deadline has passed since."""
+        """Tell whether half or op has news since the last search, or a deadline has passed."""
         # Before the first search nothing may ask for the time, which may fail.
         is_first = self._quiet_until_ms == -math.inf
         return is_first or self._open.has_news() or self._clock.now_ms() >= self._quiet_until_ms
 
     def has_returned(self) -> bool:
-        """Whether a group has a listener again that could not be asked; a few lookups of files."""
+        """Tell whether a group has a listener again that could not be asked."""
         return self._returning.look()
 
     def run_once(
@@ -307,7 +307,7 @@ class Recheck:
 def all_listeners(
     config: Config, listeners: Mapping[str, CheckListener] | None
 ) -> dict[str, CheckListener]:
-    """The listeners of the arguments, and of the settings for other groups, by stored names.
+    """Join the listeners of the arguments with those of the settings for other groups.
 
     Raises: ListenerError.
     """
@@ -324,7 +324,7 @@ def all_listeners(
 
 
 def _next_deadline_ms(transactions: pa.Table, dues: pa.Table) -> float:
-    """The next deadline of OPEN_TRANSACTIONS; minus infinity if any is due already."""
+    """Return the next deadline of OPEN_TRANSACTIONS; minus infinity if any is due already."""
     if dues.num_rows:
         return -math.inf
     next_us = pc.min(transactions["deadline"].cast(pa.int64())).as_py()
@@ -348,7 +348,7 @@ def _result(checks: RoundResult, transactions: pa.Table, *, is_complete: bool) -
 
 
 def _next_check(transactions: pa.Table) -> datetime | None:
-    """The first deadline among those that are asked again."""
+    """Return the first deadline among those that are asked again."""
     is_pending = pc.equal(transactions["state"], TransactionState.PENDING.value)
     first: datetime | None = pc.min(transactions.filter(is_pending)["deadline"]).as_py()
     return first

@@ -41,7 +41,7 @@ from txmq.store.resolution import EndReader, Resolution
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 
 # --- contexts:
@@ -144,7 +144,7 @@ class CheckLease:
     """
 
     def __init__(self, register: Register, holder: str, lease_s: float) -> None:
-        """`holder` is the unique id of this object."""
+        """Open nothing yet; `holder` is the unique id of this object."""
         self._register = register
         self._holder = holder
         self._lease_ms = round(lease_s * 1000)
@@ -169,11 +169,11 @@ class CheckLease:
         return True
 
     def busy_groups(self, now_ms: int) -> frozenset[str]:
-        """The groups that other services still ask, as of the last `take`."""
+        """Return the groups that other services still ask, as of the last `take`."""
         return frozenset(self._of_others(self._held, now_ms)) if self._held else frozenset()
 
     def finish(self, still_asked: Collection[str], now_ms: int) -> None:
-        """The answers of all but these groups are durable: one commit.
+        """Note that the answers of all but these groups are durable: one commit.
 
         No commit if nothing has changed, or while a round holds the lease; then call it again.
         """
@@ -228,7 +228,7 @@ class CheckLease:
         return {"holder": holder, "renewed_ms": now_ms, **named}
 
     def _of_others(self, seen: Registered, now_ms: int) -> dict[str, str]:
-        """The groups that others ask, and have not asked for longer than a lease."""
+        """Return the groups that others ask, and have not asked for longer than a lease."""
         others = {pair for pair in _asking(seen).items() if not self._is_own(pair[1])}
         # A scheduled recheck looks once, so the time at which they were named counts from the
         # start. One in the future comes from another clock, or this clock was set back.
@@ -246,7 +246,7 @@ class CheckLease:
 
 
 def _named_ms(token: str, seen: Registered) -> int:
-    """When a group was named; an earlier txmq wrote no time, and the last change counts."""
+    """Return when a group was named; where an earlier txmq wrote no time, the last change."""
     has_time = _TOKEN.fullmatch(token)
     return int(has_time[1] if has_time else seen.value["renewed_ms"])
 
@@ -311,7 +311,7 @@ class CheckRound:
         return bool(self._slow)
 
     def limit_of(self, producer_group: str) -> int:
-        """The number of transactions of a group that one round asks about."""
+        """Return how many transactions of a group one round asks about."""
         return self._listeners.limit_of(producer_group)
 
     def run(
@@ -375,7 +375,7 @@ class CheckRound:
     def _run(
         self, dues: pa.Table, clock_ms: int, source: ClaimSource, may_wait: Callable[[], bool]
     ) -> RoundResult | None:
-        """A round without the groups that this service still asks."""
+        """Run a round without the groups that this service still asks."""
         free = _without_groups(dues, self._asked_groups)
         is_asked = RoundResult(dropped=dues.num_rows - free.num_rows)
         if not free.num_rows:
@@ -418,7 +418,7 @@ class CheckRound:
         reached(FailPoint.CHECKS_COMMITTED)
 
     def _decided(self, dues: pa.Table, clock_ms: int) -> Actions:
-        """One action for each transaction that needs one, in the order of the deadlines."""
+        """Read standings and decide; return the actions in the order of the deadlines."""
         of_transaction = Groups.of(dues["transaction_id"])
         _, first = np.unique(of_transaction.place, return_index=True)
         owners = dues.select(["transaction_id", "producer_group"]).take(pa.array(first))
@@ -427,7 +427,7 @@ class CheckRound:
         return actions_of(dues, of_dues, clock_ms, self._config)
 
     def _asked(self, actions: Actions, source: ClaimSource) -> tuple[Actions, int]:
-        """The actions with the outcomes of groups that are done, and how many found no room."""
+        """Ask; return the actions of groups that are done, and how many found no room."""
         asks = actions.asks
         if not asks.num_rows:
             return actions, 0
@@ -484,7 +484,7 @@ class _SlowRound:
         return self.asked.open_groups
 
     def take(self, until_s: float) -> Actions:
-        """The actions about groups that are done by `until_s`, with their outcomes."""
+        """Take the actions about groups that are done by `until_s`, with their outcomes."""
         outcomes = self.asked.take(until_s)
         done = self.actions.only(outcomes["transaction_id"].combine_chunks())
         return done.answered(outcomes)

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.schemas import MICROSECONDS_UTC
 from txmq.ground.columns import (
     DistinctRows,
     Flags,
@@ -37,6 +36,7 @@ from txmq.message.lifecycle import (
 )
 from txmq.store.config import CheckSettings, Config
 from txmq.store.resolution import Logs
+from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import last_facts
 
 # --- rules:
@@ -132,12 +132,12 @@ def decide(due: DueRow, now: CheckStanding, clock_ms: int, settings: CheckSettin
 
 
 def next_check_ms(clock_ms: int, settings: CheckSettings) -> int:
-    """The next check after a counted question (R53)."""
+    """Return the next check after a counted question (R53)."""
     return clock_ms + round(settings.transaction_check_interval_s * 1000)
 
 
 def next_try_ms(clock_ms: int, uncounted: int, settings: CheckSettings) -> int:
-    """The next try after a question that could not be asked; the pause grows each time."""
+    """Return the next try after a question that could not be asked; the pause grows."""
     interval_s = settings.transaction_check_interval_s
     pause_s = interval_s * (1 << min(uncounted, _MAX_DOUBLINGS))
     return clock_ms + round(min(pause_s, max(interval_s, MAX_BACKOFF_S)) * 1000)
@@ -146,7 +146,7 @@ def next_try_ms(clock_ms: int, uncounted: int, settings: CheckSettings) -> int:
 def believable_next_check_ms(
     next_check_timestamp_ms: int, armed_ms: int, clock_ms: int, settings: CheckSettings
 ) -> int:
-    """The next check as written, or now if its writer's clock was ahead.
+    """Return the next check as written, or now if its writer's clock was ahead.
 
     Otherwise a clock that was wrong by a year would delay the check of a transaction by a year.
     """
@@ -173,18 +173,18 @@ DUE = pa.schema(
 
 
 def due_table(rows: Sequence[DueRow]) -> pa.Table:
-    """Due rows as DUE."""
+    """Build DUE from due rows."""
     columns = zip(*map(astuple, rows), strict=True) if rows else [[] for _ in DUE]
     return pa.table(list(map(pa.array, columns, DUE.types)), DUE)
 
 
 def due_row(row: dict[str, Any]) -> DueRow:
-    """One row of DUE, for the rules."""
+    """Read one row of DUE, for the rules."""
     return DueRow(**{name: row[name] for name in DUE.names})
 
 
 def milliseconds_of(moments: Any) -> Any:
-    """A column of times as milliseconds since 1970; Python cannot represent all of them."""
+    """Convert times to milliseconds since 1970; Python cannot represent all of them."""
     microseconds = moments.cast(MICROSECONDS_UTC).cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.round(pc.divide(microseconds, 1000.0)).cast(pa.int64())
 
@@ -224,7 +224,7 @@ _NONE_MS = np.iinfo(np.int64).min
 
 
 def standing_of_row(row: Mapping[str, Any]) -> CheckStanding:
-    """One row of STANDINGS, for the rules."""
+    """Read one row of STANDINGS, for the rules."""
     state, next_ms = TransactionState(row["state"]), row["next_check_ms"]
     return CheckStanding(
         Standing(state, row["life"], row["check_times"], next_ms), row["uncounted"]
@@ -258,7 +258,7 @@ class StandingReader:
         self._logs, self._config = logs, config
 
     def of(self, owners: pa.Table, clock_ms: int) -> pa.Table:
-        """STANDINGS of the transactions of `owners`, in its order.
+        """Read STANDINGS of the transactions of `owners`, in its order.
 
         Args:
             owners: transaction_id, each once, and producer_group.
@@ -276,7 +276,7 @@ class StandingReader:
         return self.folded(owners, facts, self._logs.op.rows_about(ids), clock_ms)
 
     def unsettled(self, claims: pa.Table) -> pa.Table:
-        """The claims that are beyond the settled mark, by transaction and kind.
+        """Read the claims beyond the settled mark, by transaction and kind.
 
         An older claim about a transaction without facts had no effect: it came before its half.
         """
@@ -290,7 +290,7 @@ class StandingReader:
         return claims.filter(pc.or_(is_beyond, waits))
 
     def folded(self, owners: pa.Table, facts: pa.Table, rows: pa.Table, clock_ms: int) -> pa.Table:
-        """As `of`, from facts and claims that are read already."""
+        """Fold as `of` does, from facts and claims that are read already."""
         ids = owners["transaction_id"].combine_chunks()
         claims = _placed(rows, ids, owners["producer_group"])
         standings = _settled(facts, ids)
@@ -333,7 +333,7 @@ def _kind_key(claims: pa.Table) -> pa.ChunkedArray:
 
 
 def _placed(rows: pa.Table, ids: pa.Array, groups: pa.ChunkedArray) -> pa.Table:
-    """The claims about `ids`, with the place of their transaction and its owner group."""
+    """Select claims about `ids`, with the place of the transaction and its owner group."""
     place = pc.index_in(rows["transaction_id"], value_set=ids)
     rows = rows.append_column("place", place).filter(pc.is_valid(place))
     owner = groups.combine_chunks().take(rows["place"].combine_chunks())
@@ -349,7 +349,7 @@ def _settled(facts: pa.Table, ids: pa.Array) -> _Standings:
 
 
 def _folded_alone(claims: pa.Table) -> list[Standing]:
-    """The standing of each transaction after its only claim."""
+    """Fold each transaction that has a single claim."""
     distinct = DistinctRows.of(claims.select(["kind", "producer_group", "owner", "life"]))
     after = [_after(case) for case in distinct.rows.to_pylist()]
     return [after[place] for place in distinct.place.tolist()]
@@ -370,7 +370,7 @@ def _groups_of(claims: pa.Table) -> dict[int, str]:
 
 
 def _checked(standings: _Standings, claims: pa.Table, clock_ms: int, config: Config) -> pa.Table:
-    """STANDINGS with the counted checks and the next check of the current life.
+    """Add the counted checks and the next check of the current life to STANDINGS.
 
     The highest `check_times` is the count, so a claim that was written twice counts once. The
     latest deadline holds.
@@ -397,7 +397,7 @@ def _checked(standings: _Standings, claims: pa.Table, clock_ms: int, config: Con
 
 
 def _armings(standings: _Standings, claims: pa.Table) -> pa.Table:
-    """The UNKNOWN and RESUME claims of the transaction's own group and current life."""
+    """Select the UNKNOWN and RESUME claims of the own group and the current life."""
     life = pa.array(standings.life).take(claims["place"].combine_chunks())
     is_current = pc.and_(
         pc.equal(claims["producer_group"], claims["owner"]),
@@ -408,7 +408,7 @@ def _armings(standings: _Standings, claims: pa.Table) -> pa.Table:
 
 
 def _next_checks_ms(last: pa.Table, count: int, clock_ms: int, config: Config) -> Integers:
-    """The latest deadline of each transaction; _NONE_MS if no claim has one."""
+    """Find the latest deadline of each transaction; _NONE_MS if no claim has one."""
     timed = last.filter(pc.is_valid(last["next_check_timestamp"]))
     columns = {
         "next_ms": milliseconds_of(timed["next_check_timestamp"]),
@@ -432,7 +432,7 @@ def _next_check_ms(case: Mapping[str, Any], clock_ms: int, config: Config) -> in
 
 
 def _last_reasons(unknowns: pa.Table, count: int) -> pa.Array:
-    """The reason of the newest UNKNOWN claim of each transaction; null without a claim."""
+    """Find the reason of each transaction's newest UNKNOWN claim; null without a claim."""
     unknowns = unknowns.sort_by([("op_timestamp", "ascending")])
     newest = np.full(count, -1, dtype=np.int64)
     # If a place gets several values, numpy keeps the last.

@@ -18,12 +18,7 @@ from txmq.delta.failures import MISSING, begin_use, failed_read, read_again, ref
 from txmq.delta.files import Bounds, DataFile, FilePart, FileRange, covering
 from txmq.delta.folder import NOT_FOUND, REQUESTS_AT_ONCE, TableFolder
 from txmq.delta.replay import KeptLog, follow, kept_log, parsed_commit, replayed
-from txmq.delta.schemas import (
-    SCHEMA_VERSION,
-    SCHEMA_VERSION_PROPERTY,
-    TableSchema,
-    name_in_errors,
-)
+from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.delta.snapshot import Definition, LiveFile, Snapshot
 from txmq.errors import IncompatibleVersionError, StoreFormatError, UnsupportedTableError
 
@@ -46,7 +41,7 @@ class FollowedTable(TableFolder):
         self, location: str, schema: TableSchema, storage_options: Mapping[str, str] | None = None
     ) -> None:
         """Open nothing yet; the first use does."""
-        super().__init__(name_in_errors(schema, location), location, storage_options)
+        super().__init__(schema.name_in_errors(location), location, storage_options)
         self.schema = schema
         self._snapshot: Snapshot | None = None
         self._listed_s = self._missed_s = -math.inf

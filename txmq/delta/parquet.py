@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from txmq.errors import EnvironmentProblemError, StorageError
+from txmq.errors import StorageError
 from txmq.ground.clock import elapsed_ms
 from txmq.ground.random_names import new_uuid
 from txmq.ground.results import plain
-from txmq.spark.settings import MICROSECONDS, session_settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
-
 
 # --- row_statistics:
 
@@ -271,23 +266,6 @@ def described(
     return NewFile(
         path, size_bytes, metadata.num_rows, _stats_of_footer(metadata, statistics), dict(partition)
     )
-
-
-@contextmanager
-def microsecond_timestamps(spark: SparkSession) -> Iterator[None]:
-    """Let Spark write TIMESTAMP_MICROS where its session allows that; txmq reads INT96 too."""
-    with ExitStack() as changed:
-        with suppress(EnvironmentProblemError):
-            changed.enter_context(session_settings(spark, MICROSECONDS, way_out=""))
-        yield
-
-
-def spark_writer(rows: DataFrame) -> DataFrameWriter:
-    """A Spark writer with settings for messages and row groups that need little memory."""
-    writer = rows.write.option("compression", COMPRESSION).option("parquet.block.size", BLOCK_BYTES)
-    for name in WITHOUT_DICTIONARY:
-        writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
-    return writer
 
 
 def written_by_spark(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import shutil
 import threading
 import time
 import weakref
@@ -13,13 +12,11 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.util import find_spec
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from txmq.errors import EnvironmentProblemError
 
-STOP_WAIT_S = 120.0
-STOP_POLL_S = 0.01
 LOOK_INTERVAL_S = 0.2
 # A query that breaks BREAKS_MAX times, each time within STEADY_S, is given up.
 BREAKS_MAX = 10
@@ -68,22 +65,6 @@ def raise_exit(error: BaseException) -> None:
         raise error
 
 
-def is_connect(spark: object) -> bool:
-    """Whether a session is one of Spark Connect, which runs no function of this process."""
-    return type(spark).__module__.startswith("pyspark.sql.connect.")
-
-
-@contextmanager
-def batch_of_spark() -> Iterator[None]:
-    """Around what Spark calls for a micro-batch: Spark waits for ever if it raises no Exception."""
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as error:
-        raise ended("a micro-batch", error) from error
-
-
 def ended(what: str, cause: BaseException | None) -> EnvironmentProblemError:
     """The error for something that ended and must not pass for an end that was asked for."""
     by = "by itself" if cause is None else f"by {type(cause).__name__}"
@@ -107,29 +88,6 @@ class ServiceHandle(Protocol):
     def exception(self) -> BaseException | None:
         """The failure that ended the service; None while it runs, and after `stop()`."""
         ...
-
-
-def forget_checkpoint(location: str) -> None:
-    """Remove the checkpoint of one start; on an object store maintenance removes it."""
-    if "://" not in location:
-        shutil.rmtree(location, ignore_errors=True)
-
-
-def _is_without_java(error: Exception) -> bool:
-    """Whether a call to Spark failed because its Java process has ended."""
-    if isinstance(error, OSError) or find_spec("py4j") is None:
-        return isinstance(error, OSError)
-    from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-
-    return isinstance(error, Py4JError) and not isinstance(error, Py4JJavaError)
-
-
-def _without_java(cause: Exception) -> EnvironmentProblemError:
-    problem = EnvironmentProblemError(
-        "Spark's Java process has ended",
-        "Start the service again; nothing is lost. Was it killed, or out of memory?",
-    )
-    return caused(problem, cause)
 
 
 def caused(
@@ -262,81 +220,29 @@ class Running(ServiceHandle, Protocol):
         ...
 
 
-class TurnHandle(ThreadHandle):
-    """Calls a function in a loop without a pause."""
+@dataclass(frozen=True, slots=True)
+class TimedRounds:
+    """What a timer runs again and again until `stopping`; `run` holds `in_run` meanwhile."""
 
-    def __init__(self, name: str, turn: Callable[[], None], stopping: threading.Event) -> None:
+    name: str
+    run: Callable[[], None]
+    stopping: threading.Event
+    in_run: threading.Lock
+
+
+class TurnHandle(ThreadHandle):
+    """Runs rounds in a thread, without a pause between them."""
+
+    def __init__(self, rounds: TimedRounds) -> None:
         """Start nothing yet: `begin()` does."""
-        super().__init__(name, 0.0, stopping=stopping)
-        self._called = turn
+        super().__init__(rounds.name, 0.0, stopping=rounds.stopping)
+        self._rounds = rounds
 
     def _turn(self) -> None:
-        self._called()
+        self._rounds.run()
 
     def forget(self) -> None:
         """Nothing to remove after a thread."""
-
-
-class StreamHandle:
-    """A streaming query whose batches check a stop flag."""
-
-    def __init__(
-        self,
-        query: Any,
-        stopping: threading.Event,
-        in_batch: threading.Lock,
-        after: Callable[[], None],
-    ) -> None:
-        """Each batch holds `in_batch`; `after` is called when query and last batch have ended."""
-        self._query = query
-        self._stopping = stopping
-        self._in_batch = in_batch
-        self._after = after
-
-    def stop(self) -> None:
-        """Stop between two micro-batches; inside one, `query.stop()` can overflow and hang."""
-        self._stopping.set()
-        deadline_s = time.monotonic() + STOP_WAIT_S
-        while self.is_alive and not self._is_pausing() and time.monotonic() < deadline_s:
-            time.sleep(STOP_POLL_S)
-        if self.is_alive:
-            self._query.stop()
-        self.forget()
-
-    def forget(self) -> None:
-        """Wait for the last batch, then clean up after the ended query.
-
-        The last batch may still run in Python, for example after Java was killed. If the process
-        ended under it, the process would die by a signal.
-        """
-        if self._in_batch.acquire(timeout=STOP_WAIT_S):
-            self._in_batch.release()
-        self._after()
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the query still runs; false where its Java process has ended."""
-        try:
-            return bool(self._query.isActive)
-        except Exception as error:
-            if _is_without_java(error):
-                return False
-            raise
-
-    @property
-    def exception(self) -> BaseException | None:
-        """The failure that ended the query; None if none did."""
-        try:
-            failure = self._query.exception()
-        except Exception as error:
-            if _is_without_java(error):
-                return _without_java(error)
-            raise
-        return failure if isinstance(failure, BaseException) else None
-
-    def _is_pausing(self) -> bool:
-        """Whether the query waits for its next trigger."""
-        return not self._query.status["isTriggerActive"]
 
 
 class Restarting(ThreadHandle):
@@ -391,10 +297,9 @@ class Restarting(ThreadHandle):
             try:
                 return self._start()
             except Exception as error:
-                failure = _without_java(error) if _is_without_java(error) else error
                 if self._stopping.wait(LOOK_INTERVAL_S):
                     raise
-                self._note_break(failure)
+                self._note_break(error)
 
     def _note_break(self, failure: BaseException | None) -> None:
         """Raise where it broke too often, or a new start cannot repair the failure."""

@@ -43,7 +43,7 @@ from txmq.message.trace_context import context_of
 from txmq.store.config import CheckSettings
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 
 # --- check_watch:

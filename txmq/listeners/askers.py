@@ -33,7 +33,7 @@ from txmq.store.config import Config
 from txmq.store.half import HalfLog
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 LATE = pa.schema(
     [

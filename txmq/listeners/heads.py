@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile
-from txmq.delta.schemas import HALF, HEAD_SEQUENCE
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
 from txmq.ground.columns import Integers, integers
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage
+from txmq.message.ids import HEAD_SEQUENCE
 from txmq.message.names import unwrapped
 from txmq.store.half import HalfLog
+from txmq.store.schemas import HALF
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from txmq.message.message import LocalTransactionState
 from txmq.store.config_faults import LISTENER_CLASS, nearest_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from txmq.ground.sessions import DataFrame
 
 
 # --- protocol:

@@ -26,7 +26,7 @@ from txmq.store.store import Store
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 logger = logging.getLogger(__name__)
 

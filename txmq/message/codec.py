@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    from pyspark.sql import Column
 
 
 # --- erased:
@@ -69,13 +68,6 @@ def is_erased(properties: Any) -> bool:
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def is_not_erased() -> Column:
-    """Spark's condition for rows that are not erased."""
-    from pyspark.sql import functions as sql
-
-    return sql.try_element_at(sql.col("properties"), sql.lit(ERASED)).isNull()
 
 
 # --- body_codec:

@@ -5,7 +5,6 @@ A filter becomes a tree of conditions; Arrow and Spark evaluate only the tree, n
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import InvalidFilterError, InvalidFilterTypeError
+from txmq.ground.sessions import spark_room
 from txmq.message.conditions import (
     AllOf,
     Always,
@@ -31,7 +31,7 @@ from txmq.message.conditions import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from txmq.ground.sessions import Column
 
 SQL_PREFIX = "sql:"
 ALL = "*"
@@ -41,7 +41,7 @@ _OR = "||"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # Bounded, so that every engine reads the same finite number.
 NUMBER = r"[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,2})?"
-_WHOLE_NUMBER = rf"^({NUMBER})\z"
+WHOLE_NUMBER = rf"^({NUMBER})\z"
 _Compared = dict[Comparison, Callable[[Any, Any], Any]]
 _ARROW: _Compared = {
     Comparison.EQUAL: pc.equal,
@@ -50,14 +50,6 @@ _ARROW: _Compared = {
     Comparison.GREATER_OR_EQUAL: pc.greater_equal,
     Comparison.LESS: pc.less,
     Comparison.LESS_OR_EQUAL: pc.less_equal,
-}
-_SPARK: _Compared = {
-    Comparison.EQUAL: operator.eq,
-    Comparison.NOT_EQUAL: operator.ne,
-    Comparison.GREATER: operator.gt,
-    Comparison.GREATER_OR_EQUAL: operator.ge,
-    Comparison.LESS: operator.lt,
-    Comparison.LESS_OR_EQUAL: operator.le,
 }
 
 
@@ -111,9 +103,8 @@ class MessageFilter:
 
     def column(self) -> Column:
         """The mask as a Spark column, never null; made of functions, so Spark parses no text."""
-        from pyspark.sql import functions
-
-        return functions.coalesce(_spark_column(self.condition), functions.lit(False))  # noqa: FBT003
+        column: Column = spark_room().column_of(self.condition)
+        return column
 
 
 def parse_filter(text: str | MessageFilter) -> MessageFilter:
@@ -256,7 +247,7 @@ def _numbers(texts: pa.Array) -> pa.Array:
 
 
 def _parsed(texts: pa.Array) -> pa.Array:
-    is_number = pc.match_substring_regex(texts, _WHOLE_NUMBER)
+    is_number = pc.match_substring_regex(texts, WHOLE_NUMBER)
     written = pc.if_else(is_number, texts, pa.scalar(None, texts.type))
     # Arrow cannot read a number that begins with a plus.
     return pc.replace_substring_regex(written, r"^\+", "").cast(pa.float64())
@@ -266,55 +257,3 @@ def _booleans(texts: pa.Array) -> pa.Array:
     word = pc.ascii_lower(texts)
     is_word = pc.is_in(word, value_set=pa.array(["true", "false"], texts.type))
     return pc.if_else(is_word, pc.equal(word, "true"), pa.scalar(None, pa.bool_()))
-
-
-# --- Spark ----------------------------------------------------------------------------------------
-
-
-def _spark_column(condition: Condition) -> Column:
-    from pyspark.sql import functions as sql
-
-    match condition:
-        case Always(value):
-            return sql.lit(value)
-        case Negation(term):
-            return ~_spark_column(term)
-        case AllOf(terms):
-            return reduce(lambda left, right: left & right, map(_spark_column, terms))
-        case AnyOf(terms):
-            return reduce(lambda left, right: left | right, map(_spark_column, terms))
-        case _:
-            return _spark_test(condition)
-
-
-def _spark_test(test: PropertyTest) -> Column:
-    from pyspark.sql import functions as sql
-
-    match test:
-        case IsNull(name):
-            return _spark_text(name).isNull()
-        case IsOneOf(name, texts):
-            return _spark_text(name).isin(*texts)
-        case Compare(name, comparison, literal):
-            compared: Column = _SPARK[comparison](_spark_read_as(name, literal), sql.lit(literal))
-            return compared
-
-
-def _spark_read_as(name: str, literal: Literal) -> Column:
-    from pyspark.sql import functions as sql
-
-    text = _spark_text(name)
-    if isinstance(literal, bool):
-        word = sql.lower(text)
-        return sql.when(word == "true", sql.lit(True)).when(word == "false", sql.lit(False))  # noqa: FBT003
-    if isinstance(literal, str):
-        return text
-    return sql.when(text.rlike(_WHOLE_NUMBER), text.try_cast("double"))
-
-
-def _spark_text(name: str) -> Column:
-    from pyspark.sql import functions as sql
-
-    if name == TAGS:
-        return sql.col("tags")
-    return sql.try_element_at(sql.col("properties"), sql.lit(name))

@@ -25,6 +25,8 @@ from txmq.message.message import MAX_FIELD_BYTES
 _TRANSACTION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _MESSAGE_ID = re.compile(rf"({_TRANSACTION_ID.pattern}):(0|[1-9][0-9]{{0,18}})", re.ASCII)
 
+# Of the message that is the head of its transaction.
+HEAD_SEQUENCE = 0
 _RANDOM_BITS = 74
 
 MAX_AHEAD_S = 3600.0

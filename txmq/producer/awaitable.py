@@ -18,7 +18,7 @@ from txmq.store.store import Store
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pyspark.sql import DataFrame
+    from txmq.ground.sessions import DataFrame
 
 
 class AsyncTransactionProducer:

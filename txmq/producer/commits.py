@@ -34,10 +34,15 @@ from txmq.producer.ends import AskedEnds, EndCommits, trusted_s
 from txmq.producer.group_commit import Answer, Answered, GroupCommitter, Item, Size
 from txmq.producer.keyed import KeyedAttempt, KeyedHalves, KeyedTry
 from txmq.producer.recall import RecallCheck
-from txmq.producer.routing import MessageRouter, PlannedSend, RoutedMessage
-from txmq.spark.dataframe import SEQUENCES_PER_DATAFRAME, DataFrameSend, SendLimits
+from txmq.producer.routing import (
+    DataFrameSend,
+    MessageRouter,
+    PlannedSend,
+    RoutedMessage,
+    SendLimits,
+)
 from txmq.store.claim_writer import ClaimWriter, NumberedCommits
-from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import OpRow
 from txmq.store.resolution import EndReader, Resolution
 

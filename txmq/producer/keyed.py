@@ -48,8 +48,7 @@ from txmq.message.trace_context import TRACEPARENT, TRACESTATE
 from txmq.producer.body_check import BodyWatch, FrameTopic, Refused
 from txmq.producer.group_commit import GroupCommitter, Size
 from txmq.producer.once import ScopedHalves, attempts_that_count
-from txmq.spark.dataframe import SEQUENCES_PER_DATAFRAME
-from txmq.store.half import HalfLog, HalfTransaction, half_table
+from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfLog, HalfTransaction, half_table
 from txmq.store.resolution import EndReader
 from txmq.store.retained import Forgotten, may_be_forgotten
 

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from datetime import datetime
 
-    from pyspark.sql import SparkSession
-
+    from txmq.ground.sessions import SparkSession
     from txmq.message.codec import BodyCodec
     from txmq.producer.routing import QueueSelector
 

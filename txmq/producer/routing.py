@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from txmq.errors import (
     InvalidBodyError,
@@ -28,19 +28,21 @@ from txmq.errors import (
     shown,
 )
 from txmq.ground.clock import Clock, SystemClock, timestamp
+from txmq.ground.sessions import spark_room
 from txmq.message.body_schema import BodySchema
 from txmq.message.codec import BodyCodec, check_stored_size, checked_codec, encoded
 from txmq.message.ids import message_id
 from txmq.message.message import CHECK_IMMUNITY_TIME_IN_SECONDS, Message
 from txmq.message.names import check_readable_topic, check_topic, unwrapped, wrapped
-from txmq.spark.dataframe import DataFrameSend, SendLimits
 from txmq.store.catalog import TopicCatalog
 from txmq.store.config import Config
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
+    from txmq.delta.parquet import NewFile
+    from txmq.delta.storage import Table
+    from txmq.ground.sessions import DataFrame
     from txmq.message.message import LocalTransactionState
+    from txmq.store.half import HalfOrigin
     from txmq.store.store import Store
 
 
@@ -243,6 +245,37 @@ def send_result(sends: Sequence[PlannedSend]) -> SendResult:
     return SendResult(tuple(ids), tuple([send.transaction_id for send in sends]))
 
 
+@dataclass(frozen=True, slots=True)
+class SendLimits:
+    """The limits of a row, the number of queues of its topic, and the time of the send."""
+
+    max_message_size_bytes: int
+    max_properties_size_bytes: int
+    queue_count: int
+    timer_max_delay_s: float
+    now_ms: int
+
+
+class DataFrameSend(Protocol):
+    """A checked DataFrame and its topic, not computed yet; the room `spark` makes it."""
+
+    @property
+    def topic(self) -> str:
+        """The stored name of the topic."""
+        ...
+
+    @property
+    def body_schema(self) -> BodySchema | None:
+        """The schema of the bodies in a typed topic."""
+        ...
+
+    def write(
+        self, half: Table, origin: HalfOrigin, first_sequence: int, limits: SendLimits
+    ) -> list[NewFile]:
+        """Compute the DataFrame once and write its halves beside the half log; 0 commits."""
+        ...
+
+
 class MessageRouter:
     """Takes messages into the topics of one namespace. Safe for many threads.
 
@@ -313,7 +346,9 @@ class MessageRouter:
         if self.codec is not None:
             problem = "are sent by Spark, where no body codec runs; send them by another producer"
             raise InvalidMessageError("rows of a DataFrame", problem)
-        send = DataFrameSend(dataframe, stored, self.body_schema(stored))
+        send: DataFrameSend = spark_room().dataframe_send(
+            dataframe, stored, self.body_schema(stored)
+        )
         self.check_topic(stored)
         self.catalog.check_writable(stored)
         self.catalog.check_kind(

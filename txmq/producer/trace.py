@@ -19,11 +19,10 @@ from itertools import groupby
 from typing import Any, Protocol, Self
 
 from txmq.delta.failures import process_id
-from txmq.delta.schemas import HEAD_SEQUENCE
 from txmq.errors import ClosedError, InvalidBodyError, TxmqError
 from txmq.ground.clock import Clock, SystemClock
 from txmq.listeners.hooks import EndContext, SendContext, SentMessage
-from txmq.message.ids import message_id
+from txmq.message.ids import HEAD_SEQUENCE, message_id
 from txmq.message.lifecycle import TransactionState
 from txmq.message.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactionState, Message
 from txmq.message.names import TRACE_TOPIC

@@ -27,13 +27,13 @@ from txmq.producer.contexts import AskedEnd
 from txmq.producer.keyed import KeyedAttempt
 from txmq.producer.routing import MessageRouter, QueueSelector, RoutedMessage
 from txmq.producer.steps import StepFutures, done
-from txmq.spark.dataframe import DataFrameSend
 from txmq.user_data.database_marker import MARKER_TABLE
 from txmq.user_data.delta_marker import SqlStatement
 from txmq.user_data.local_transaction import LocalTransaction
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from txmq.ground.sessions import DataFrame, SparkSession
+    from txmq.producer.routing import DataFrameSend
 
 
 # --- marked_transaction:

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.schemas import SCHEDULE
 from txmq.ground.columns import integers
 from txmq.ground.handles import is_survivable
 from txmq.listeners.hooks import TOLD_MAX, Hooks, Operation, OperationName
 from txmq.message.names import SCHEDULE_TOPIC, namespace_of, unwrapped
 from txmq.message.trace_context import context_of
 from txmq.publish.plan import BATCH_ROWS, Plan, PlanFile
+from txmq.store.schemas import SCHEDULE
 
 logger = logging.getLogger(__name__)
 

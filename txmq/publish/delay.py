@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.schemas import MICROSECONDS_UTC, OP, SCHEDULE
 from txmq.errors import CommitRefusedError, TxmqError
 from txmq.ground.clock import Clock, timestamp
 from txmq.ground.columns import Groups, Integers, integers, times_ms
@@ -30,6 +29,7 @@ from txmq.message.names import SCHEDULE_TOPIC
 from txmq.publish.plan import UnreadableSchedule
 from txmq.publish.settle import are_ended
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.schemas import MICROSECONDS_UTC, OP, SCHEDULE
 from txmq.store.settled import NOTHING, mark_id
 from txmq.store.store import Store, check_store
 from txmq.store.store_clock import StoreClock

@@ -19,18 +19,17 @@ from txmq.delta.file_rows import BATCH_BYTES, CHUNKS_MAX, in_row_groups
 from txmq.delta.files import as_type
 from txmq.delta.folder import Contents, in_windows
 from txmq.delta.parquet import NewFile, write_file, write_partitions
-from txmq.delta.schemas import MICROSECONDS_UTC, SCHEDULE
 from txmq.delta.storage import Table
 from txmq.errors import EnvironmentProblemError, UnreadableFileError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import in_order
+from txmq.ground.sessions import spark_room
 from txmq.publish.plan import BATCH_ROWS, COPIED, GIVEN, PayloadEngine, Plan, PlanFile
-from txmq.spark.payload_engine import SparkEngine, suits_spark
+from txmq.store.schemas import HALF, MICROSECONDS_UTC, SCHEDULE
 from txmq.store.topic import body_schema_in, typed_columns, with_body_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+    from txmq.ground.sessions import SparkSession
     from txmq.store.config import Config
 
 
@@ -287,7 +286,7 @@ class EngineChoice:
     def engine_for(self, plan: Plan, topic: Table) -> PayloadEngine:
         """The engine for the rows of one topic."""
         # Only the Arrow engine can turn bodies into columns.
-        suits = suits_spark(plan) and body_schema_in(topic) is None
+        suits = _suits_spark(plan) and body_schema_in(topic) is None
         if self._spark is None or self._setting == "arrow" or not suits:
             return self._arrow
         if self._setting == "spark" or plan.size_bytes() >= self._spark_bytes:
@@ -295,7 +294,14 @@ class EngineChoice:
         return self._arrow
 
 
-def _spark_engine(spark: SparkSession | None, setting: str) -> SparkEngine | None:
+def _suits_spark(plan: Plan) -> bool:
+    """Tell whether Spark can copy a plan: only from the half log, and not to the schedule."""
+    is_scheduled = pc.any(pc.is_valid(plan.rows["deliver_timestamp"]), min_count=0).as_py()
+    tables = {source.table.schema.name for source in plan.used_files()}
+    return not is_scheduled and tables <= {HALF.name}
+
+
+def _spark_engine(spark: SparkSession | None, setting: str) -> PayloadEngine | None:
     """The engine, where it may be chosen; a session can be one for consumers and listeners alone.
 
     Raises: EnvironmentProblemError where the setting demands an engine that cannot be.
@@ -303,9 +309,10 @@ def _spark_engine(spark: SparkSession | None, setting: str) -> SparkEngine | Non
     if setting == "arrow" or (spark is None and setting != "spark"):
         return None
     try:
-        return SparkEngine(spark)
+        engine: PayloadEngine = spark_room().payload_engine(spark)
     except EnvironmentProblemError as error:
         if setting == "spark":
             raise
         logger.info("this process copies all messages itself: %s", error)
         return None
+    return engine

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from txmq.delta.files import DataFile, FileRange, UnreadableFile
 from txmq.delta.parquet import NewFile
 from txmq.delta.reading import MOVED_ATTEMPTS
-from txmq.delta.schemas import MICROSECONDS_UTC
 from txmq.delta.storage import Table
 from txmq.errors import PayloadMissingError
 from txmq.ground.columns import (
@@ -39,6 +38,7 @@ from txmq.message.lifecycle import DeliveryState, TransactionState
 from txmq.message.names import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.publish.progress import RetryPauses
 from txmq.store.half import DELAY_COLUMNS, HalfLog, is_delayed
+from txmq.store.schemas import MICROSECONDS_UTC
 from txmq.store.settled import ScheduleLog
 
 # --- readable_rows:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txmq.errors import (
     ConfigError,
@@ -21,34 +21,25 @@ from txmq.errors import (
 )
 from txmq.ground.clock import Clock
 from txmq.ground.fail_points import FailPoint, reached
-from txmq.ground.handles import (
-    Restarting,
-    StreamHandle,
-    TurnHandle,
-    batch_of_spark,
-    forget_checkpoint,
-    is_connect,
-    stopping_start,
-)
+from txmq.ground.handles import Restarting, Running, TimedRounds, TurnHandle, stopping_start
+from txmq.ground.sessions import is_connect, spark_room
 from txmq.listeners.hooks import Hooks
 from txmq.publish.announcement import PublishWatch
 from txmq.publish.engines import EngineChoice
 from txmq.publish.round import PublishRound
 from txmq.publish.topic_writer import PublishResult
-from txmq.store.store import check_store, service_checkpoint_location
+from txmq.store.store import check_store
 from txmq.store.store_clock import StoreClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyspark.sql import DataFrame, SparkSession
-
+    from txmq.ground.sessions import SparkSession
     from txmq.listeners.hooks import Hook
     from txmq.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-TIMER_ROWS_PER_S = 1
 ERROR_PAUSE_S = 1.0
 
 
@@ -166,31 +157,17 @@ class Publisher:
         """Whether a new timer cannot repair it: the op log is another, or Java has ended."""
         return self._final is not None or isinstance(failure, EnvironmentProblemError)
 
-    def _stream_timer(self) -> StreamHandle:
-        # Nothing depends on the checkpoint of the timer, so each start has its own.
-        checkpoint = service_checkpoint_location(self.store, f"{self.name}-{uuid.uuid4().hex[:8]}")
-        # Not a stream over the op log: Spark would read its commits, which a round reads again.
-        spark: Any = self._spark
-        timer = spark.readStream.format("rate").option("rowsPerSecond", TIMER_ROWS_PER_S).load()
-        query = (
-            timer.writeStream.foreachBatch(self._on_timer)
-            .queryName(f"txmq-{self.name}")
-            .option("checkpointLocation", checkpoint)
-            .trigger(processingTime="0 seconds")
-            .start()
-        )
-        return StreamHandle(
-            query, self._stopping, self._lock, lambda: forget_checkpoint(checkpoint)
-        )
+    def _stream_timer(self) -> Running:
+        timer: Running = spark_room().start_timer(self._spark, self.store, self._timed())
+        return timer
 
     def _thread_timer(self) -> TurnHandle:
-        timer = TurnHandle(self.name, self._run_rounds, self._stopping)
+        timer = TurnHandle(self._timed())
         timer.begin()
         return timer
 
-    def _on_timer(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's names
-        with batch_of_spark():
-            self._run_rounds()
+    def _timed(self) -> TimedRounds:
+        return TimedRounds(self.name, self._run_rounds, self._stopping, self._lock)
 
     def _run_rounds(self) -> None:
         """Run rounds for `publish_drain_s`: a look at the log costs less than a trigger."""

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
-from txmq.delta.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.errors import TxmqError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import (
@@ -45,6 +44,7 @@ from txmq.message.lifecycle import (
 from txmq.publish.topic_writer import NOBODYS_FAULT, culprits
 from txmq.store.half import HalfLog, grouped_summaries
 from txmq.store.op import claims_of_table
+from txmq.store.schemas import MICROSECONDS_UTC, SETTLED
 from txmq.store.settled import ScheduleLog, SettledLog, readable_delayed_messages, settled_table
 from txmq.store.store_clock import StoreClock
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from operator import and_
@@ -13,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 from txmq.delta.folder import spark_location
 from txmq.delta.parquet import (
     NewFile,
-    microsecond_timestamps,
-    spark_writer,
     staging_folder,
     written_by_spark,
 )
-from txmq.delta.schemas import HALF
 from txmq.delta.storage import Table
 from txmq.errors import (
     InvalidBodyError,
@@ -29,14 +25,15 @@ from txmq.errors import (
 from txmq.ground.clock import timestamp
 from txmq.message.body_schema import BodySchema
 from txmq.message.message import MAX_FIELD_BYTES, RESERVED_PROPERTIES
+from txmq.producer.routing import SendLimits
+from txmq.spark.settings import microsecond_timestamps, spark_writer
 from txmq.store.half import HalfOrigin, store_date
+from txmq.store.schemas import HALF
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-# Each DataFrame of a transaction gets a range of sequences; the ranges do not overlap.
-SEQUENCES_PER_DATAFRAME = 1 << 56
 _COLUMN_TYPES = {
     "body": ("binary", "string"),
     "tags": ("string",),
@@ -117,19 +114,8 @@ class DataFrameSend:
         return numbered.select([column.alias(name) for name, column in columns.items()])
 
 
-@dataclass(frozen=True, slots=True)
-class SendLimits:
-    """The limits of a row, the number of queues of its topic, and the time of the send."""
-
-    max_message_size_bytes: int
-    max_properties_size_bytes: int
-    queue_count: int
-    timer_max_delay_s: float
-    now_ms: int
-
-
 def partition_of(origin: HalfOrigin) -> dict[str, str | None]:
-    """The partition values of the half log for this transaction, as Delta writes them."""
+    """Return the partition values of the half log for this transaction, as Delta writes them."""
     return {
         "queue_id": str(origin.queue_id),
         "store_date": store_date(origin.transaction_id).isoformat(),
@@ -196,7 +182,7 @@ def _schema_faults(dtypes: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[str, Column]:
-    """Conditions under which a row cannot be a message, by their description."""
+    """Describe and build the conditions under which a row cannot be a message."""
     F = functions  # noqa: N806
     texts = [name for name in _TEXTS if name in given]
     checks = _body_problems(F, limits)
@@ -212,7 +198,7 @@ def _problems(functions: Any, limits: SendLimits, given: Sequence[str]) -> dict[
 
 
 def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
-    """Columns that count the rows with each problem while Spark writes them."""
+    """Build columns that count the rows with each problem while Spark writes them."""
     F = functions  # noqa: N806
     return [
         F.coalesce(F.sum(F.when(problem, 1).otherwise(0)), F.lit(0)).alias(name)
@@ -221,7 +207,7 @@ def _counts(functions: Any, problems: Mapping[str, Column]) -> list[Column]:
 
 
 def _first_places(functions: Any, problems: Mapping[str, Column], place: Column) -> list[Column]:
-    """Columns with the place of the first row with each problem, as Spark numbers rows."""
+    """Build columns with the place of the first row with each problem, by Spark's numbers."""
     F = functions  # noqa: N806
     return [
         F.min(F.when(problem, place)).alias(f"{_FIRST}{name}") for name, problem in problems.items()
@@ -229,7 +215,7 @@ def _first_places(functions: Any, problems: Mapping[str, Column], place: Column)
 
 
 def _is_wrong(functions: Any, schema: BodySchema) -> Any:
-    """A Spark function that returns true for a body without the schema."""
+    """Make a Spark function that returns true for a body without the schema."""
     # Call it here once: a missing package then raises its own error, not one of a Spark worker.
     schema.problem(b"")
     # No type hints: with them Spark would make a pandas function.
@@ -279,7 +265,7 @@ def _delay_problems(functions: Any, limits: SendLimits) -> dict[str, Column]:
 
 
 def _is_no_text(functions: Any, texts: Iterable[Column]) -> Any:
-    """Whether one of these is not valid UTF-8; a cast from binary does not look."""
+    """Tell whether one of these is not valid UTF-8; a cast from binary does not look."""
     F = functions  # noqa: N806
     is_valid = [F.coalesce(F.is_valid_utf8(text), F.lit(True)) for text in texts]  # noqa: FBT003
     return ~reduce(and_, is_valid)
@@ -325,7 +311,7 @@ def _size_bytes(functions: Any, name: str) -> Column:
 
 
 def _is_refused(functions: Any, name: Column, value: Column) -> Any:
-    """Whether a property is refused as in a Message: blank, or a name that txmq reserves."""
+    """Tell whether a property is refused as in a Message: blank, or a name that txmq reserves."""
     F = functions  # noqa: N806
     is_blank = (F.length(F.trim(name)) == 0) | (F.length(F.trim(value)) == 0)
     is_reserved = name.isin(*RESERVED_PROPERTIES) | F.lower(name).startswith("__txmq")
@@ -345,5 +331,5 @@ def _refuse(metrics: Mapping[str, int | None]) -> None:
 
 
 def _shown_place(place: int) -> str:
-    """Where a row is: monotonically_increasing_id has the partition in its high bits."""
+    """Name the place of a row: monotonically_increasing_id has the partition in its high bits."""
     return f"row {place % _ROWS_OF_PARTITION:,} of partition {place // _ROWS_OF_PARTITION:,}"

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from txmq.check.standing import DUE, IMMUNITY_MAX_S, milliseconds_of
 from txmq.delta.folder import spark_location
-from txmq.delta.schemas import HEAD_SEQUENCE
 from txmq.ground.clock import AS_IT_IS, AffineClock, Clock, affine
+from txmq.message.ids import HEAD_SEQUENCE
 from txmq.message.lifecycle import ClaimKind
 from txmq.store.config import Config
 from txmq.store.store import Store
@@ -45,7 +45,7 @@ SESSION_SETTINGS: Mapping[str, str] = {
 
 
 def join_session(spark: SparkSession) -> SparkSession:
-    """A new session for the query, so that the caller's session keeps its settings."""
+    """Make a session for the query, so that the caller's session keeps its settings."""
     session = spark.newSession()
     for key, value in SESSION_SETTINGS.items():
         session.conf.set(key, value)
@@ -53,7 +53,7 @@ def join_session(spark: SparkSession) -> SparkSession:
 
 
 def changes(session: SparkSession, location: str, from_version: int) -> DataFrame:
-    """The rows appended to a Delta table by `from_version` and all later commits, as a stream.
+    """Stream the rows that `from_version` and all later commits append to a Delta table.
 
     Use it with a new checkpoint and the newest version: an old version may have been removed.
     `_commit_timestamp` is the modification time of the commit file, by the store's clock.
@@ -74,7 +74,7 @@ def changes(session: SparkSession, location: str, from_version: int) -> DataFram
 def overdue(
     armed: DataFrame, ends: DataFrame, *, horizon_s: float, clock: AffineClock = AS_IT_IS
 ) -> DataFrame:
-    """The rows of `armed` whose deadline passed before a row of `ends` for the same keys.
+    """Join: rows of `armed` whose deadline passed before a row of `ends` for the same keys.
 
     Args:
         armed: KEYS, `deadline`, `armed_version` and more. Rows with a deadline beyond the horizon
@@ -109,14 +109,14 @@ def overdue(
 
 
 def clock_column(clock: AffineClock) -> Column:
-    """The time of the clock, as a column that is constant within a micro-batch."""
+    """Return the time of the clock, as a column that is constant within a micro-batch."""
     from pyspark.sql import functions as sql
 
     return shown_by(clock, sql.current_timestamp())
 
 
 def shown_by(clock: AffineClock, wall_time: Column) -> Column:
-    """The time of the clock at a time of the machine or the store."""
+    """Convert a time of the machine or the store to the time of the clock."""
     from pyspark.sql import functions as sql
 
     if clock == AS_IT_IS:
@@ -127,7 +127,7 @@ def shown_by(clock: AffineClock, wall_time: Column) -> Column:
 
 
 def with_ticks(rows: DataFrame, session: SparkSession, now: Column) -> DataFrame:
-    """The rows and one tick each second, so that the watermark moves without rows."""
+    """Add one tick each second to the rows, so that the watermark moves without rows."""
     from pyspark.sql import functions as sql
 
     time_column = rows.columns[-1]
@@ -155,7 +155,7 @@ OnBatch = Callable[["DataFrame"], None]
 
 
 def horizon_s(config: Config) -> float:
-    """How far ahead a deadline may lie for the join to watch it, in any group."""
+    """Return how far ahead a deadline may lie for the join to watch it, in any group."""
     longest_s = [
         2 * max(settings.transaction_check_interval_s, settings.transaction_timeout_s)
         for settings in config.check_settings().values()
@@ -193,14 +193,14 @@ class LogVersions:
 
 
 def versions_now(store: Store) -> LogVersions:
-    """The newest commits of half and op."""
+    """Return the newest commits of half and op."""
     return LogVersions(store.tables.half_log().table.version, store.tables.op_log().table.version)
 
 
 def due_transactions(
     session: SparkSession, store: Store, clock: AffineClock, begin: LogVersions
 ) -> DataFrame:
-    """Transactions whose deadline passes without an end, from the commits since `begin`."""
+    """Stream transactions whose deadline passes without an end, from commits since `begin`."""
     halves = changes(session, store.tables.half_log().table.location, begin.half)
     claims = changes(session, store.tables.op_log().table.location, begin.op)
     armed = heads(halves, clock).unionByName(rearmed(claims, clock))
@@ -208,7 +208,7 @@ def due_transactions(
 
 
 def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
-    """The heads, which are due one immunity after the store received them."""
+    """Select the heads, which are due one immunity after the store received them."""
     from pyspark.sql import functions as sql
 
     immunity_s = sql.col("check_immunity_time_s")
@@ -226,7 +226,7 @@ def heads(halves: DataFrame, clock: AffineClock) -> DataFrame:
 
 
 def rearmed(claims: DataFrame, clock: AffineClock) -> DataFrame:
-    """The UNKNOWN and RESUME claims; a claim without a time is due at once."""
+    """Select the UNKNOWN and RESUME claims; a claim without a time is due at once."""
     from pyspark.sql import functions as sql
 
     committed = shown_by(clock, sql.col("_commit_timestamp"))
@@ -241,7 +241,7 @@ def rearmed(claims: DataFrame, clock: AffineClock) -> DataFrame:
 
 
 def ends(claims: DataFrame) -> DataFrame:
-    """Claims that may end a transaction."""
+    """Select the claims that may end a transaction."""
     from pyspark.sql import functions as sql
 
     return claims.where(sql.col("kind").isin(_ENDING)).select(
@@ -250,7 +250,7 @@ def ends(claims: DataFrame) -> DataFrame:
 
 
 def dues_of(batch: DataFrame) -> tuple[pa.Table, int]:
-    """DUE of a micro-batch, and the clock value by which the rows are due.
+    """Read DUE of a micro-batch, and the clock value by which the rows are due.
 
     It reads all rows, also without any, because a batch that is not read loses the query's state.
     """

@@ -92,7 +92,7 @@ RELEASES = (
 
 
 def installed_release() -> Release:
-    """The one for the installed PySpark and the installed Delta.
+    """Find the release for the installed PySpark and the installed Delta.
 
     Raises: EnvironmentProblemError where one of them is missing, or txmq has no jars for both.
     """
@@ -105,7 +105,7 @@ def installed_release() -> Release:
 
 
 def release_of(pyspark: str, delta: str) -> Release:
-    """The one for these versions of the packages.
+    """Find the release for these versions of the packages.
 
     Raises: EnvironmentProblemError where txmq has no jars for them.
     """
@@ -122,7 +122,7 @@ def release_of(pyspark: str, delta: str) -> Release:
 
 
 def checkpoint_files_class(pyspark: str) -> str:
-    """The class of Spark that renames the files of checkpoints; Spark 4.1 has moved it."""
+    """Name Spark's class that renames the files of checkpoints; Spark 4.1 has moved it."""
     package = "org.apache.spark.sql.execution.streaming"
     place = "" if pyspark.startswith("4.0.") else ".checkpointing"
     return f"{package}{place}.FileSystemBasedCheckpointFileManager"
@@ -154,24 +154,24 @@ _WORDS_OF_CAUSES = ("Exception", "Host ", "Server access error", "proxy server",
 
 
 def cache_folder() -> Path:
-    """The folder for fetched files: ~/.cache/txmq, or `txmq` below XDG_CACHE_HOME."""
+    """Return the folder for fetched files: ~/.cache/txmq, or `txmq` below XDG_CACHE_HOME."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser().absolute() / "txmq"
 
 
 def jar_folder(cache: Path) -> Path:
-    """The folder for the jars of the installed Delta and Spark."""
+    """Return the folder for the jars of the installed Delta and Spark."""
     release = installed_release()
     return cache / f"delta-{release.delta}-spark-{release.spark}"
 
 
 def jar_paths(cache: Path) -> tuple[Path, ...]:
-    """The paths of all jars of Delta, fetched or not."""
+    """Return the paths of all jars of Delta, fetched or not."""
     return tuple(jar_folder(cache) / name for name in installed_release().jars)
 
 
 def missing_jars(folder: Path) -> tuple[str, ...]:
-    """The jars that `folder` lacks or holds with another hash than expected."""
+    """Find the jars that `folder` lacks or holds with another hash than expected."""
     expected = installed_release().jars.items()
     return tuple(name for name, digest in expected if _digest(folder / name) != digest)
 
@@ -190,7 +190,7 @@ def fetch_jars(cache: Path, java_home: Path) -> None:
 
 
 def spark_home() -> Path:
-    """The Spark that came with PySpark, whatever SPARK_HOME says."""
+    """Find the Spark that came with PySpark, whatever SPARK_HOME says."""
     import pyspark
 
     return Path(pyspark.__file__).parent
@@ -275,7 +275,7 @@ def _what_to_do(folder: Path) -> str:
 
 
 def trusted_by_python() -> tuple[bytes, ...]:
-    """The certificate authorities of the system or of SSL_CERT_FILE, each in DER."""
+    """Read the certificate authorities of the system or of SSL_CERT_FILE, each in DER."""
     return tuple(ssl.create_default_context().get_ca_certs(binary_form=True))
 
 

@@ -86,17 +86,17 @@ class Java:
 
 
 def java_options(*, for_minutes: bool = False) -> str:
-    """The Java options of a local session; with `for_minutes` Java compiles less."""
+    """Return the Java options of a local session; with `for_minutes` Java compiles less."""
     return _OPTIONS + (_FOR_MINUTES if for_minutes else "")
 
 
 def find_java() -> Java | None:
-    """The first Java that is new enough: JAVA_HOME, PATH, the Python package, usual places."""
+    """Find a Java that is new enough: JAVA_HOME, PATH, the Python package, usual places."""
     return next((java for java in _answering_javas() if java.major >= OLDEST_JAVA), None)
 
 
 def require_java() -> Java:
-    """As `find_java`. Raises: EnvironmentProblemError where there is no such Java."""
+    """Do as `find_java`. Raises: EnvironmentProblemError where there is no such Java."""
     java = find_java()
     if java is None:
         raise EnvironmentProblemError(_what_is_missing(), _what_to_do())
@@ -104,7 +104,7 @@ def require_java() -> Java:
 
 
 def home_for_spark(java: Java, cache: Path) -> Path:
-    """A Java home whose `java` starts `java` without the module that Spark does not need."""
+    """Make a Java home whose `java` starts without the module that Spark does not need."""
     if os.name == "nt":
         return java.home
     digest = hashlib.sha256(str(java.program).encode()).hexdigest()[:12]
@@ -158,7 +158,7 @@ def _homes_in_usual_places(places: Iterable[str] = _USUAL_PLACES) -> Iterator[Pa
 
 
 def _ask(program: Path) -> Java | None:
-    """The Java of a program; None if it does not run, as the stub `java` of macOS."""
+    """Ask a program for its Java; None if it does not run, as the stub `java` of macOS."""
     try:
         answer = subprocess.run(
             [str(program), "-XshowSettings:properties", "-version"],

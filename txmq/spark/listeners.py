@@ -196,11 +196,11 @@ class JdbcListener:
         return spark.createDataFrame(rows, "transaction_id string, state string, reason string")
 
     def marker_place(self) -> str:
-        """The name of the marker table."""
+        """Return the name of the marker table."""
         return self._table
 
     def is_marked(self, transaction_id: str) -> bool | None:
-        """Whether a local transaction is committed, by its marker row; nothing is fenced.
+        """Tell whether a local transaction is committed, by its marker row; nothing is fenced.
 
         Its producer asks in `commit()`. Reads: the marker table, by the active Spark session.
 
@@ -225,7 +225,7 @@ class JdbcListener:
     def _read(
         self, spark: SparkSession, ids: Sequence[str], *, fence: bool = False
     ) -> dict[str, str]:
-        """DONE or FENCED of the ids that have a row."""
+        """Read DONE or FENCED of the ids that have a row."""
         reader: Any = spark.read.format("jdbc").options(**self._options)
         if fence:
             reader = reader.option(
@@ -236,12 +236,12 @@ class JdbcListener:
         return dict(zip(keys, outcomes, strict=True))
 
     def _with(self, statement: str, ids: Sequence[str]) -> str:
-        """The statement with the ids as a literal; each id is letters, digits and dashes."""
+        """Put the ids into the statement; each id is letters, digits and dashes."""
         return statement.format(table=self._table, p=f"'{json.dumps(list(ids))}'")
 
 
 def _secrets(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """Options of Spark's JDBC source by the environment variables that hold their values."""
+    """Read options of Spark's JDBC source from the environment variables that hold them."""
     options = {}
     for option, variable in variables.items():
         if variable is None:

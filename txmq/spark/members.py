@@ -13,17 +13,18 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from txmq.consumer.batch import ConsumeResult, QueuePosition
 from txmq.consumer.exclusive_use import ExclusiveUse
 from txmq.consumer.group_reader import LOOK_INTERVAL_S, GroupReader
+from txmq.consumer.handlers import ENDS, ConsumeStatus, ErrorHook, call_on_error, wrong_result
 from txmq.consumer.offsets import UNREADABLE
-from txmq.consumer.push import ENDS, ConsumeStatus, ErrorHook, hand_out, wrong_result
+from txmq.consumer.push import ConsumeResult
 from txmq.consumer.rules import TopicQueue, replay_of
 from txmq.consumer.send_back import FailedMessage
+from txmq.consumer.taking import QueuePosition
 from txmq.errors import ConsumerGroupConflictError, StorageUnavailableError, TxmqError
 from txmq.ground.handles import ThreadHandle
-from txmq.message.codec import is_not_erased
 from txmq.message.filter import MessageFilter
+from txmq.spark.columns import is_not_erased
 from txmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -50,14 +51,14 @@ class OffsetRange(NamedTuple):
 
 
 def count_messages(ranges: Sequence[OffsetRange]) -> int:
-    """How many offsets the ranges have."""
+    """Count the offsets of the ranges."""
     return sum(offsets.messages for offsets in ranges)
 
 
 def split_in_two(
     ranges: Sequence[OffsetRange],
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """Two parts with half of the messages each; each queue stays in its order."""
+    """Split ranges in two with half of the messages each; each queue stays in its order."""
     left = count_messages(ranges) // 2
     first, second = [], []
     for queue, start, end in ranges:
@@ -74,11 +75,11 @@ class RangeReader:
     """Takes ranges of offsets from the queues of a member. Not safe for several threads."""
 
     def __init__(self, reader: GroupReader) -> None:
-        """The reader is a member of its group already."""
+        """Read for a member that has joined its group already."""
         self._reader = reader
 
     def take(self, max_messages: int, max_bytes: int = BATCH_BYTES) -> list[OffsetRange]:
-        """The visible messages that were not handed out yet, one range a queue; does not wait.
+        """Take the visible messages not handed out yet, one range a queue; do not wait.
 
         Args:
             max_messages: the largest number of messages in all ranges together.
@@ -120,7 +121,7 @@ class RangeReader:
     def _next(
         self, queue: TopicQueue, position: QueuePosition, left: int, left_bytes: int, least: int
     ) -> tuple[OffsetRange, int]:
-        """The next range of a queue, at least `least` messages, and the size of a row of it."""
+        """Return the next range of a queue, of `least` messages or more, and the size of a row."""
         while True:
             begin = position.next_offset
             end = min(self._reader.end_offset(queue, position), begin + left)
@@ -132,7 +133,7 @@ class RangeReader:
                 return OffsetRange(queue, start, end), row_bytes
 
     def is_owned(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Whether the member has had all queues of the ranges without a break."""
+        """Tell whether the member has had all queues of the ranges without a break."""
         return all(self._reader.is_owned(offsets.queue) for offsets in ranges)
 
     def commit(self, handled: Mapping[TopicQueue, int], ranges: Sequence[OffsetRange]) -> None:
@@ -157,7 +158,7 @@ class RangeReader:
     def failed_message(
         self, offsets: OffsetRange, reason: str | BaseException
     ) -> FailedMessage | None:
-        """The one message of a range as a failure; None where the filter does not let it through.
+        """Return the one message of a range as a failure, or None if the filter leaves it out.
 
         Raises: MessagesExpiredError, OffsetOutOfRangeError, StorageError.
         """
@@ -196,12 +197,12 @@ class TopicFrames:
         filters: Mapping[str, MessageFilter],
         namespace: str | None,
     ) -> None:
-        """Nothing is read yet."""
+        """Read nothing yet."""
         self._store, self._spark = store, spark
         self._filters, self._namespace = filters, namespace
 
     def dataframe(self, ranges: Sequence[OffsetRange]) -> DataFrame:
-        """The messages of the ranges that pass the filters; columns as TOPIC in schemas.py."""
+        """Return the messages of the ranges that pass the filters, in the columns of TOPIC."""
         topics = dict.fromkeys(offsets.queue.topic for offsets in ranges)
         frames = [
             self._of_topic(topic, [offsets for offsets in ranges if offsets.queue.topic == topic])
@@ -219,7 +220,7 @@ class TopicFrames:
 
 
 def united(frames: Sequence[DataFrame], namespace: str | None) -> DataFrame:
-    """The rows of several topics in one DataFrame, with names as the namespace shows them."""
+    """Unite the rows of several topics, with names as the namespace shows them."""
     rows = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), frames)
     return rows if namespace is None else _without_namespace(rows, namespace)
 
@@ -276,7 +277,7 @@ class SparkBatches:
         max_messages: int,
         on_error: ErrorHook | None = None,
     ) -> None:
-        """The reader of the ranges is a member of its group already."""
+        """Run for a reader that has joined its group already."""
         self._ranges, self._frames, self._handler = ranges, frames, handler
         self._on_error = on_error
         self._max_messages, self._use = max_messages, ExclusiveUse()
@@ -414,7 +415,7 @@ class _BatchRun:
             self._note_failed(ranges[0], reason)
 
     def _send_back_before(self, ranges: Sequence[OffsetRange]) -> None:
-        """An effect by offset says that all messages before it in its queue are done."""
+        """Send back what failed before an effect: by its offset it says that all before is done."""
         queues = {offsets.queue for offsets in ranges}
         if any(offsets.queue in queues for offsets, _ in self._failed):
             self._send_back()
@@ -425,16 +426,16 @@ class _BatchRun:
             logger.warning("%r is sent back", failed.message)
             self._failed.append((offsets, failed))
             if isinstance(reason, BaseException):
-                hand_out(self._on_error, failed.message, reason)
+                call_on_error(self._on_error, failed.message, reason)
         self._handled[offsets.queue] = offsets.end
 
     def _is_left(self, ranges: Sequence[OffsetRange]) -> bool:
-        """Whether a queue was lost; then the rest of the batch is left out, to keep the order."""
+        """Tell whether a queue was lost; the rest of the batch is then left out, for the order."""
         self._has_left = self._has_left or not self._reader.is_owned(ranges)
         return self._has_left
 
     def _failure(self, ranges: Sequence[OffsetRange]) -> str | BaseException | None:
-        """Why the handler failed on the ranges; None where it handled them."""
+        """Call the handler on the ranges; return why it failed, or None."""
         try:
             rows = self._frames.dataframe(ranges)
             # Opening a table may take longer than a lease.
@@ -467,7 +468,7 @@ class BatchHandle(ThreadHandle):
     """
 
     def __init__(self, batches: SparkBatches) -> None:
-        """`SparkBatches.start` makes it."""
+        """Start at once; `SparkBatches.start` makes it."""
         self._stop_is_asked = threading.Event()
         super().__init__("spark-batches", LOOK_INTERVAL_S, stopping=self._stop_is_asked)
         self._batches = batches

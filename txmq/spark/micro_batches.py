@@ -12,10 +12,11 @@ from txmq.errors import (
     LocalTransactionFencedError,
 )
 from txmq.ground.clock import timestamp
-from txmq.ground.handles import batch_of_spark, is_connect
+from txmq.ground.sessions import is_connect
 from txmq.message.lifecycle import TransactionState
 from txmq.producer.producer import TransactionProducer
 from txmq.producer.transaction import Transaction
+from txmq.spark.queries import batch_of_spark
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -63,7 +64,7 @@ class BatchTransactions:
         self._send, self._change = send, change
 
     def write_stream(self, stream: DataFrame) -> DataStreamWriter:
-        """A stream writer that runs each micro-batch as a transaction.
+        """Return a stream writer that runs each micro-batch as a transaction.
 
         Give it a checkpoint and a trigger, then start it. Batches without rows are skipped. A batch
         that fails stops the query; start the query again, and Spark replays the batch.

@@ -1,15 +1,19 @@
-"""Settings of a user's Spark session, which may refuse them: serverless compute takes six."""
+"""Settings of a user's Spark session and of the files that Spark writes for txmq.
+
+A session may refuse a setting: serverless compute takes six of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from txmq.delta.parquet import BLOCK_BYTES, COMPRESSION, WITHOUT_DICTIONARY
 from txmq.errors import EnvironmentProblemError, shown
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 
 # Few engines read Spark's default, INT96.
@@ -36,7 +40,7 @@ def change_setting(spark: SparkSession, name: str, value: str | None, *, way_out
 
 
 def setting_of(spark: SparkSession, name: str) -> str | None:
-    """The value of a setting; None where it has none, or where the session tells none."""
+    """Return a setting, or None where it has no value or the session tells none."""
     from pyspark.errors import PySparkException
 
     try:
@@ -59,6 +63,23 @@ def session_settings(
             change_setting(spark, name, value, way_out=way_out)
             restoring.callback(change_setting, spark, name, before, way_out=way_out)
         yield
+
+
+@contextmanager
+def microsecond_timestamps(spark: SparkSession) -> Iterator[None]:
+    """Let Spark write TIMESTAMP_MICROS where its session allows that; txmq reads INT96 too."""
+    with ExitStack() as changed:
+        with suppress(EnvironmentProblemError):
+            changed.enter_context(session_settings(spark, MICROSECONDS, way_out=""))
+        yield
+
+
+def spark_writer(rows: DataFrame) -> DataFrameWriter:
+    """Return a Spark writer with settings for messages and row groups that need little memory."""
+    writer = rows.write.option("compression", COMPRESSION).option("parquet.block.size", BLOCK_BYTES)
+    for name in WITHOUT_DICTIONARY:
+        writer = writer.option(f"parquet.enable.dictionary#{name}", "false")
+    return writer
 
 
 def _refused(name: str, error: Exception, way_out: str) -> EnvironmentProblemError:

@@ -37,7 +37,7 @@ class CatalogSchema:
 
     @classmethod
     def parse(cls, text: object) -> CatalogSchema:
-        """The schema of a text. Raises: ConfigError."""
+        """Parse the name of a schema. Raises: ConfigError."""
         parts = text.split(".") if isinstance(text, str) else []
         if not 1 <= len(parts) <= _PARTS or not all(map(_PART.fullmatch, parts)):
             rule = f"name a schema of letters, digits and _, such as {_EXAMPLE}"
@@ -45,26 +45,26 @@ class CatalogSchema:
         return cls(tuple(parts))
 
     def __str__(self) -> str:
-        """As users write it."""
+        """Spell it as users write it."""
         return ".".join(self.parts)
 
     def table(self, name: str) -> str:
-        """The whole name of a table in it, quoted: a name may begin with a digit."""
+        """Return the whole name of a table in it, quoted: a name may begin with a digit."""
         return ".".join(f"`{part}`" for part in (*self.parts, name))
 
 
 def hidden_topics(store: Store, shown: Collection[str]) -> frozenset[str]:
-    """Stored names of the deleted topics that are not among those `shown`. Raises: StorageError."""
+    """Find the stored names of deleted topics that are not `shown`. Raises: StorageError."""
     return store.tables.topic_register().read().deleted.difference(shown)
 
 
 def name_in_catalog(topic: str) -> str:
-    """The name of a topic's table: with `_` in place of what needs quotes in SQL."""
+    """Name a topic's table, with `_` in place of what needs quotes in SQL."""
     return re.sub(r"[^A-Za-z0-9_]", "_", topic)
 
 
 def names_in_catalog(topics: Collection[str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """The names of topics, and the problems of those that would share one.
+    """Name the tables of topics; list the problems of topics that would share a name.
 
     A catalog does not tell upper from lower case. Of several topics with one name that one gets it
     which is spelt so; without such a one nobody does.
@@ -214,7 +214,7 @@ class ViewSources:
 
 
 def view_queries(sources: ViewSources) -> dict[str, str]:
-    """The query of each view, by its name. Raises: InvalidNameError for a strange topic."""
+    """Return the query of each view, by its name. Raises: InvalidNameError."""
     topics = {check_readable_topic(name): table for name, table in sources.topics.items()}
     letters = {name: table for name, table in topics.items() if _has_dead_letters(name)}
     shown = {name: table for name, table in topics.items() if name not in _NOT_VISIBLE}
@@ -236,7 +236,7 @@ def view_statements(
     topics: Mapping[str, str] | None = None,
     deleted: frozenset[str] = frozenset(),
 ) -> dict[str, str]:
-    """`CREATE OR REPLACE VIEW` for each view of a catalog, by its name.
+    """Return `CREATE OR REPLACE VIEW` for each view of a catalog, by its name.
 
     Args:
         schema: has the logs.
@@ -253,7 +253,7 @@ def view_statements(
 
 
 def no_letters_of(half: str) -> str:
-    """The columns of a topic without a row, by the table of half."""
+    """Select the columns of a topic without a row, from half."""
     return _NO_LETTERS.format(half=half)
 
 
@@ -296,7 +296,7 @@ class SqlEngine(enum.StrEnum):
 
 
 def sql_views(store: Store, engine: SqlEngine, *, is_live: bool = False) -> dict[str, str]:
-    """A statement for each view, by its name; run them in a session of the engine. Commits: 0.
+    """Return a statement for each view, for a session of the engine. Commits: 0.
 
     Args:
         store: whose tables are read.
@@ -333,7 +333,7 @@ def _duckdb_scan(store: Store, path: str) -> str:
 
 
 def _duckdb_files(store: Store, path: str) -> str:
-    """The live files; a column that no file has is null."""
+    """Read the live files by DuckDB; a column that no file has is null."""
     table = store.tables.table_at(path)
     partitions, columns = table.schema.partition_by, table.schema.columns.names
     names = [name for name in columns if name in _TYPES and name not in partitions]
@@ -348,7 +348,7 @@ def _duckdb_files(store: Store, path: str) -> str:
 
 
 def _plain(table: str, path: str) -> str:
-    """A file of the table, as neither a terminal nor DuckDB can mistake it."""
+    """Spell a file of the table as neither a terminal nor DuckDB can mistake it."""
     problem = f"its log names the file {shown(path)}, which {{}}; `txmq doctor` says more"
     if printable(path) != path or _PATTERN.search(path):
         raise StoreFormatError(table, problem.format("has characters that no view may have"))
@@ -359,6 +359,6 @@ def _plain(table: str, path: str) -> str:
 
 
 def _text(value: str) -> str:
-    """A literal."""
+    """Quote a literal."""
     quoted = value.replace("'", "''")
     return f"'{quoted}'"

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
-from txmq.delta.schemas import HALF, HEAD_SEQUENCE, PROPERTIES
 from txmq.delta.storage import Table
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import Groups, Integers, first_of_each, flags, integers, only
 from txmq.message.delay_levels import delay_s_of
-from txmq.message.ids import message_id, transaction_time_ms
+from txmq.message.ids import HEAD_SEQUENCE, message_id, transaction_time_ms
 from txmq.message.lifecycle import Halves
 from txmq.message.message import Message
+from txmq.store.schemas import HALF, PROPERTIES
 
 # Two rows of a retried append differ in these columns only.
 IGNORED_WHEN_COMPARED = ("born_timestamp", "queue_id", "store_date", "client_id")
@@ -33,6 +33,8 @@ DELAY_COLUMNS = ("delay_s", "deliver_timestamp")
 DELAYED_COLUMNS = ("transaction_id", "sequence", "producer_group")
 
 NO_SEQUENCE = -1
+# Each DataFrame of a transaction gets a range of sequences; the ranges do not overlap.
+SEQUENCES_PER_DATAFRAME = 1 << 56
 # About so many doubled halves are compared at once, by their digests.
 COMPARED_ROWS = 65_536
 DIGEST = "digest"

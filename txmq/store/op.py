@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.actions import commit_path
-from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.delta.storage import Table
 from txmq.errors import ConfigError, StorageError, StoreFormatError, StoreNotFoundError, shown
 from txmq.ground.clock import Clock, affine, follows_storage, milliseconds, timestamp
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.store.config import Config
 from txmq.store.config_faults import ACCEPT_UNSIGNED, VARIABLE
+from txmq.store.schemas import MICROSECONDS_UTC, OP
 
 # --- claim_keys:
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 from txmq.delta.failures import pause
 from txmq.delta.files import DataFile
 from txmq.delta.log import begin_anew, newest_version
-from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
 from txmq.errors import (
     CommitRefusedError,
@@ -26,6 +25,7 @@ from txmq.errors import (
 from txmq.ground.clock import timestamp
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.printable import printable
+from txmq.store.schemas import REGISTER
 
 # --- value_shapes:
 

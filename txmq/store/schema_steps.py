@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from txmq.delta.schemas import OP, SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
+from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.store.op import SIGNATURE
+from txmq.store.schemas import OP
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.schemas import OP
 from txmq.errors import PayloadMissingError, SourceRestoredError
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
 from txmq.store.op import SIGNATURE, SIGNED_COLUMNS, ClaimKeys, claims_of_table
 from txmq.store.register import Register, SharedValue
+from txmq.store.schemas import OP
 
 REGISTER = "set_aside"
 # With more of them the store has lost whole tables, and to go on would do more harm than good.

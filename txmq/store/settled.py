@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 
 from txmq.delta.actions import commit_path
 from txmq.delta.files import DataFile, UnreadableFile
-from txmq.delta.schemas import SCHEDULE, SETTLED
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
 from txmq.ground.clock import timestamp
 from txmq.ground.columns import Groups, first_of_each, flags, integers
 from txmq.message.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
 from txmq.store.half import NO_SEQUENCE, HalfLog
+from txmq.store.schemas import SCHEDULE, SETTLED
 
 # --- settled:
 

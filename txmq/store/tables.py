@@ -14,7 +14,7 @@ import pyarrow.fs as pa_fs
 
 from txmq.delta.failures import read_errors
 from txmq.delta.folder import rooted_filesystem
-from txmq.delta.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC, TableSchema
+from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import ConfigError, InvalidNameError, StoreFormatError, shown
 from txmq.ground.fail_points import FailPoint, reached
@@ -25,6 +25,7 @@ from txmq.store.half import HalfLog
 from txmq.store.op import ClaimKeys, OpLog
 from txmq.store.register import Register
 from txmq.store.resolution import Logs
+from txmq.store.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC
 from txmq.store.set_aside import claims_set_aside
 from txmq.store.settled import ScheduleLog, SettledLog, mark_id
 from txmq.store.topic import (

@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 
 from txmq.delta.followed import FollowedTable
 from txmq.delta.parquet import NewFile
-from txmq.delta.schemas import TOPIC, TableSchema
+from txmq.delta.schemas import TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import BodySchemaConflictError
 from txmq.message.body_schema import BodySchema, parsed_schema
 from txmq.message.codec import are_erased
+from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING, fingerprint_id
 
 # --- topic:

@@ -17,6 +17,7 @@ from txmq.delta.actions import DAMAGES, EMPTY_COMMIT, CommitActions, commit_acti
 from txmq.delta.failures import pause
 from txmq.delta.pinned import commit_properties
 from txmq.errors import CommitConflictError, CommitRefusedError, InboxError, StorageError, shown
+from txmq.ground.sessions import spark_room
 from txmq.message.names import stored_group
 from txmq.message.received import (
     ReceivedMessage,
@@ -25,7 +26,6 @@ from txmq.message.received import (
     note_effect,
     origin_place,
 )
-from txmq.spark.settings import session_settings
 from txmq.user_data.delta_marker import (
     APP_ID_OPTION,
     APP_ID_SETTING,
@@ -38,7 +38,8 @@ from txmq.user_data.delta_marker import (
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+
+    from txmq.ground.sessions import SparkSession
 
 
 # --- effect_names:
@@ -308,7 +309,7 @@ class DeltaInbox:
         problem = "one batch_sql block marks one statement; Spark would skip a second one"
         second = InboxError(self._table.location, problem)
         settings = {APP_ID_SETTING: name, VERSION_SETTING: str(batch_id)}
-        with session_settings(spark, settings, way_out=_BY_OPTIONS):
+        with spark_room().session_settings(spark, settings, way_out=_BY_OPTIONS):
             yield MarkedStatement(spark, second)
 
     def is_done(self, batch_id: int, *, checkpoint: str) -> bool:

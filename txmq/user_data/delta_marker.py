@@ -24,7 +24,7 @@ from txmq.delta.pinned import PinnedTable
 from txmq.errors import CommitConflictError, CommitRefusedError, UnsupportedPlaceError, shown
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from txmq.ground.sessions import DataFrame, SparkSession
 
 SqlStatement = Callable[..., "DataFrame"]
 

@@ -20,7 +20,7 @@ from txmq.errors import (
     StoreNotFoundError,
     UnsupportedTableError,
 )
-from txmq.spark.settings import session_settings
+from txmq.ground.sessions import spark_room
 from txmq.user_data import database_marker
 from txmq.user_data.database_marker import MarkerTable
 from txmq.user_data.delta_marker import (
@@ -34,7 +34,7 @@ from txmq.user_data.delta_marker import (
 from txmq.user_data.s3_log_store import active_session, check_log_store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 _BY_OPTIONS = "Mark a write of a DataFrame by delta_options(), or run the statement on a cluster"
 _NO_TABLE = (
@@ -94,7 +94,7 @@ class LocalTransaction:
         )
         second = LocalTransactionError(self._id, marked.location, problem)
         statement = MarkedStatement(spark, second)
-        with session_settings(spark, marker_settings(self._id), way_out=_BY_OPTIONS):
+        with spark_room().session_settings(spark, marker_settings(self._id), way_out=_BY_OPTIONS):
             yield statement
         self._confirm(marked)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txmq.errors import UnsupportedPlaceError, shown
-from txmq.spark.settings import setting_of
+from txmq.ground.sessions import spark_room
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from txmq.ground.sessions import SparkSession
 
 LOG_STORE_CLASS = "io.txmq.spark.S3ConditionalLogStore"
 SCHEMES = ("s3", "s3a", "s3n")
@@ -51,6 +51,7 @@ def check_log_store(spark: SparkSession | None, location: str) -> None:
     scheme = location.partition("://")[0].lower()
     if spark is None or scheme not in SCHEMES:
         return
+    setting_of = spark_room().setting_of
     log_stores = {setting_of(spark, _setting(name)) for name in (scheme, "s3a")}
     if problem := log_store_problem(log_stores, os.environ):
         raise UnsupportedPlaceError(f"table {shown(location)}", problem)

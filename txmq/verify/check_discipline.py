@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.message.ids import HEAD_SEQUENCE
 from txmq.verify.arrays import ABSENT, Flags, Integers, integers, microseconds, positions
 from txmq.verify.fates import of_right_group, readable
 from txmq.verify.fold import DISCARDED, PENDING, STATES

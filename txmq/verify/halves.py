@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.message.ids import HEAD_SEQUENCE
 from txmq.verify.arrays import ABSENT, DIGEST, Flags, Integers, changes, positions, ranks, taken
 from txmq.verify.tables import HALF_COLUMNS
 

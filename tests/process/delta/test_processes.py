@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.kit.builders import messages
-from txmq.delta.schemas import HALF, REGISTER
 from txmq.delta.storage import Table
 from txmq.store.half import HalfOrigin, HalfTransaction, half_table
+from txmq.store.schemas import HALF, REGISTER
 from txmq.store.store import Store
 
 ROOT = Path(__file__).parents[3]
@@ -21,7 +21,7 @@ COUNT_UP = """
 import sys
 from tests.kit.builders import halves
 from txmq.errors import CommitRefusedError
-from txmq.delta.schemas import HALF
+from txmq.store.schemas import (HALF)
 from txmq.delta.storage import Table
 
 location, last = sys.argv[1], int(sys.argv[2])
@@ -37,7 +37,7 @@ while (at := table.reopen().mark("count") or 0) < last:
 RAISE_EACH_OTHERS_COUNTER = """
 import sys
 from txmq.errors import CommitRefusedError
-from txmq.delta.schemas import REGISTER
+from txmq.store.schemas import (REGISTER)
 from txmq.store.register import Register
 from txmq.delta.storage import Table
 
@@ -147,7 +147,7 @@ def test_of_two_processes_that_create_a_store_at_once_exactly_one_did(tmp_path: 
 COMMIT_IN_A_LOOP = """
 import itertools, sys
 from tests.kit.builders import halves
-from txmq.delta.schemas import HALF
+from txmq.store.schemas import (HALF)
 from txmq.delta.storage import Table
 
 location, writer = sys.argv[1], int(sys.argv[2])

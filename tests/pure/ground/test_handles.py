@@ -16,13 +16,13 @@ from txmq.ground import handles as service
 from txmq.ground.handles import (
     BREAKS_MAX,
     Restarting,
-    StreamHandle,
     ThreadHandle,
-    batch_of_spark,
     is_survivable,
 )
 from txmq.ops.broker import Broker, BrokerHandle
 from txmq.ops.broker_log import BrokerCounts
+from txmq.spark import queries as streaming
+from txmq.spark.queries import StreamHandle, batch_of_spark
 
 
 class Query:
@@ -170,7 +170,7 @@ def test_query_is_not_stopped_before_its_last_batch_has_ended() -> None:
 def test_batch_that_hangs_does_not_keep_a_service_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "STOP_WAIT_S", 0.01)
+    monkeypatch.setattr(streaming, "STOP_WAIT_S", 0.01)
     in_batch, forgotten = threading.Lock(), threading.Event()
     in_batch.acquire()
 

@@ -22,7 +22,6 @@ from tests.kit.bodies import (
     logical,
     record,
 )
-from txmq.delta.schemas import TOPIC
 from txmq.errors import BodySchemaError, EnvironmentProblemError, InvalidBodyError
 from txmq.message.body_schema import (
     MAX_DEPTH,
@@ -31,6 +30,7 @@ from txmq.message.body_schema import (
     BodyEncoding,
     BodySchema,
 )
+from txmq.store.schemas import TOPIC
 
 DECIMAL = logical("bytes", "decimal", precision=5, scale=2)
 FIXED = {"type": "fixed", "name": "Two", "size": 2}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tests.kit.bodies import field, json_body, json_schema
-from txmq.delta.schemas import TOPIC
 from txmq.message.codec import ERASED
+from txmq.store.schemas import TOPIC
 from txmq.store.topic import LOGGED_PROBLEMS, with_body_columns
 
 if TYPE_CHECKING:

@@ -355,7 +355,7 @@ def test_dropped_rows_lead_to_a_recheck_and_a_new_query(
 def test_while_the_join_cannot_run_the_recheck_asks_every_interval(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import txmq.check.service as module
+    import txmq.spark.join_trigger as module
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no query")
@@ -375,7 +375,7 @@ def test_while_the_join_cannot_run_the_recheck_asks_every_interval(
 def test_service_gives_up_after_many_failures_and_says_why(
     spark: SparkSession, world: CheckWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import txmq.check.service as module
+    import txmq.spark.join_trigger as module
 
     tries = []
 

@@ -361,7 +361,7 @@ def test_interval_and_maximum_differ_by_group(tmp_path: Path) -> None:
 
 
 def test_half_without_a_usable_immunity_has_the_timeout_of_its_group(tmp_path: Path) -> None:
-    from txmq.delta.schemas import HALF
+    from txmq.store.schemas import HALF
 
     place = HALF.columns.get_field_index("check_immunity_time_s")
     world = CheckWorld(tmp_path, groups={"patient": {"transaction_timeout_s": 60.0}})

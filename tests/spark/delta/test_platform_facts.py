@@ -23,10 +23,10 @@ from deltalake.transaction import AddAction
 
 from tests.kit.builders import halves, messages, op_row
 from tests.kit.reading import delta_rs
-from txmq.delta.schemas import HALF
 from txmq.delta.storage import Table
 from txmq.message.message import Message
 from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.schemas import HALF
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

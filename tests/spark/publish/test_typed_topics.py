@@ -19,7 +19,6 @@ from tests.kit.bodies import ORDER, avro_body, field, json_body, record
 from tests.kit.builders import GROUP, halves, op_row, table_versions, transaction_id
 from tests.kit.reading import are_gap_free, publish, rows_of, topic_rows
 from tests.oracle.checker import verify_by_spark
-from txmq.delta.schemas import SCHEDULE, TOPIC
 from txmq.errors import BodySchemaConflictError, BodySchemaError, InvalidBodyError, StorageError
 from txmq.maintenance.compaction import compact
 from txmq.maintenance.retention import Retention
@@ -33,6 +32,7 @@ from txmq.ops.admin.topics import Topics
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
+from txmq.store.schemas import SCHEDULE, TOPIC
 from txmq.store.store import Store
 from txmq.store.topic import BODY_SCHEMA_PROPERTY, body_schema_in
 from txmq.store.topic_settings import TopicKind, TopicSettings

@@ -12,7 +12,6 @@ from obstore.exceptions import GenericError
 
 from txmq.consumer.pull import PullConsumer
 from txmq.delta.folder import Objects
-from txmq.delta.schemas import REGISTER
 from txmq.errors import (
     AccessDeniedError,
     IncompatibleVersionError,
@@ -32,6 +31,7 @@ from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.spark.sql_views import SqlEngine, sql_views
 from txmq.store.register import REVISION_MARK, Register
+from txmq.store.schemas import REGISTER
 from txmq.store.store import Store
 
 NAMES = (

@@ -13,7 +13,6 @@ import pytest
 from tests.kit.builders import GROUP, halves, messages, op_row, table_versions, transaction_id
 from tests.kit.commits import after_commit
 from tests.kit.reading import log_rows, publish, topic_rows
-from txmq.delta.schemas import HALF
 from txmq.errors import (
     AlreadyResolvedError,
     ClaimWithoutEffectError,
@@ -29,6 +28,7 @@ from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState
 from txmq.message.reasons import MAX_REASON_CHARACTERS
 from txmq.ops.admin.operator import Operator, OperatorResult
+from txmq.store.schemas import HALF
 from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 from txmq.verify import verify

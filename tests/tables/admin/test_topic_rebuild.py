@@ -16,7 +16,6 @@ from tests.kit.planted import DEAD, Filled, Vandal, filled
 from tests.kit.reading import topic_rows
 from tests.kit.stores import fresh_store
 from txmq.delta.commit_writer import TURN_FILE
-from txmq.delta.schemas import TOPIC as SCHEMA
 from txmq.errors import PayloadMissingError, ReservedNameError, TopicNotRebuiltError
 from txmq.ground.fail_points import FailPoint
 from txmq.maintenance.retention import Retention, TopicRetention
@@ -27,6 +26,7 @@ from txmq.producer.producer import TransactionProducer
 from txmq.publish.delay import DelayService
 from txmq.publish.publisher import Publisher
 from txmq.store.config import Config
+from txmq.store.schemas import TOPIC as SCHEMA
 from txmq.store.store import Store
 from txmq.testing import ManualClock, arm_fail_points, before_commit
 from txmq.verify import verify

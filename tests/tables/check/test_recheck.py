@@ -12,12 +12,12 @@ from tests.kit.reading import delta_rs
 from txmq.check.open_transactions import open_transactions
 from txmq.check.recheck import RecheckJob, RecheckResult
 from txmq.check.round import CheckLease
-from txmq.delta.schemas import MICROSECONDS_UTC, OP
 from txmq.errors import ListenerError
 from txmq.ground.clock import AffineClock, SystemClock
 from txmq.message.ids import new_transaction_id
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource, Fact, TransactionState
 from txmq.store.op import OpRow, op_table
+from txmq.store.schemas import MICROSECONDS_UTC, OP
 from txmq.store.settled import settled_table
 
 if TYPE_CHECKING:
@@ -420,7 +420,7 @@ def test_settled_incomplete_that_was_resumed_is_asked(world: CheckWorld) -> None
 
 @pytest.mark.parametrize("immunity_s", [None, float("nan"), float("inf"), 1e300, -5.0, 0.0])
 def test_unusable_immunity_is_the_timeout(world: CheckWorld, immunity_s: float | None) -> None:
-    from txmq.delta.schemas import HALF
+    from txmq.store.schemas import HALF
 
     place = HALF.columns.get_field_index("check_immunity_time_s")
     listener = world.listener()

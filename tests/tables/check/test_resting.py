@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tests.kit.builders import halves
-from txmq.check import service as triggers
 from txmq.check.recheck import Recheck
 from txmq.check.round import CheckRound
-from txmq.check.service import SEARCHES_IN_A_PAUSE, LogTraffic, StreamTrigger
+from txmq.check.service import SEARCHES_IN_A_PAUSE
 from txmq.errors import StorageError
+from txmq.spark import join_trigger as triggers
+from txmq.spark.join_trigger import LogTraffic, StreamTrigger
 from txmq.store.config import Config
 from txmq.store.store import Store
 from txmq.testing import ManualClock

@@ -14,12 +14,12 @@ from tests.kit.check_world import CheckWorld
 from tests.kit.delay_world import DelayWorld
 from tests.kit.reading import bodies, log_rows, publish, rows_of
 from txmq.check.recheck import RecheckJob
-from txmq.delta.schemas import HALF, OP
 from txmq.errors import InvalidPropertyError
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
 from txmq.message.names import SCHEDULE_TOPIC
 from txmq.producer.producer import TransactionProducer
+from txmq.store.schemas import HALF, OP
 from txmq.store.set_aside import read_set_aside
 from txmq.verify import verify
 

@@ -16,8 +16,7 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.builders import table_versions
 from tests.kit.delay_world import TOPIC, DelayWorld
-from txmq.consumer.leases import ConsumeFromWhere
-from txmq.consumer.offsets import StartPoint
+from txmq.consumer.offsets import ConsumeFromWhere, StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.message.message import Message

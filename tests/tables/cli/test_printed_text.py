@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.kit.check_world import CheckWorld
-from txmq.delta.schemas import HALF
 from txmq.ground.printable import PrintableFormatter, printable
 from txmq.message.lifecycle import ClaimKind
 from txmq.ops.cli.app import app
 from txmq.ops.cli.shared import console, rows_view
 from txmq.publish.publisher import Publisher
+from txmq.store.schemas import HALF
 
 # Clears the screen, sets the title, writes into the clipboard; 8-bit forms of the same.
 COMMANDS = ["\x1b[2J", "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x07", "\x9b2J", "\x90q\x9c"]

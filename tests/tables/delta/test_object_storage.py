@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 
 from txmq.delta.pinned import PinnedTable
-from txmq.delta.schemas import HALF
 from txmq.delta.storage import Table
 from txmq.errors import (
     AccessDeniedError,
@@ -21,6 +20,7 @@ from txmq.errors import (
     StorageUnavailableError,
 )
 from txmq.store.config import Config
+from txmq.store.schemas import HALF
 from txmq.store.tables import StoreTables
 
 SECRET = "wJalrXUtnFEMI-hush"  # noqa: S105 - it is the point

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.reading import delta_rs
-from txmq.delta.schemas import HALF, OP, REGISTER, SCHEMA_VERSION, SETTLED, TOPIC, TableSchema
+from txmq.delta.schemas import SCHEMA_VERSION, TableSchema
 from txmq.delta.storage import Table
+from txmq.store.schemas import HALF, OP, REGISTER, SETTLED, TOPIC
 
 ALL = [HALF, OP, SETTLED, TOPIC, REGISTER]
 

@@ -26,7 +26,7 @@ from txmq.delta.actions import commit_path
 from txmq.delta.files import covering, may_hold
 from txmq.delta.parquet import NewFile, described
 from txmq.delta.pinned import CARRIED_COMMITS
-from txmq.delta.schemas import OP, SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
+from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY, TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import (
     CommitConflictError,
@@ -40,6 +40,7 @@ from txmq.errors import (
     UnknownCommitError,
 )
 from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.schemas import OP
 from txmq.store.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
 

@@ -14,10 +14,11 @@ from deltalake.exceptions import DeltaError
 
 from tests.kit.builders import op_row
 from tests.kit.memory_table import Disk, MemoryTable
-from txmq.delta.schemas import OP, REGISTER, SCHEMA_VERSION, SETTLED, TableSchema
+from txmq.delta.schemas import SCHEMA_VERSION, TableSchema
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StorageError, StoreNotFoundError
 from txmq.store.op import op_table
+from txmq.store.schemas import OP, REGISTER, SETTLED
 from txmq.testing import failing_commits
 
 if TYPE_CHECKING:

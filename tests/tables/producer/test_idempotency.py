@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, table_versions
 from tests.kit.reading import bodies, delta_rs, log_rows
-from txmq.delta.schemas import HALF
 from txmq.errors import (
     AlreadyResolvedError,
     DifferentMessagesError,
@@ -31,6 +30,7 @@ from txmq.producer import keyed as keyed_halves
 from txmq.producer.producer import Transaction, TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.op import OpRow
+from txmq.store.schemas import HALF
 from txmq.store.store import Store
 from txmq.testing import START_MS, ManualClock, before_commit, failing_commits
 from txmq.verify import verify

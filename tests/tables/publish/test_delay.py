@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
 from tests.kit.reading import wait_until
-from txmq.delta.schemas import SCHEDULE
 from txmq.errors import InvalidDelayError, StorageError
 from txmq.message.delay_levels import DEFAULT_LEVELS, DelayLevel, level_seconds
 from txmq.message.lifecycle import ClaimKind
@@ -29,6 +28,7 @@ from txmq.publish.delay import (
     ordered,
 )
 from txmq.publish.publisher import Publisher
+from txmq.store.schemas import SCHEDULE
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 

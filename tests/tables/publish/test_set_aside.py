@@ -15,7 +15,6 @@ from deltalake import write_deltalake
 
 from tests.kit.reading import bodies, topic_rows
 from txmq.delta.actions import commit_path
-from txmq.delta.schemas import OP
 from txmq.errors import ClaimWithoutEffectError, SourceRestoredError, StorageError
 from txmq.maintenance.retention import Retention
 from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
@@ -27,6 +26,7 @@ from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.op import OpRow
 from txmq.store.resolution import EndReader
+from txmq.store.schemas import OP
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store
 from txmq.testing import ManualClock, failing_commits

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, messages, transaction_id
-from txmq.delta.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED
 from txmq.delta.storage import Table
 from txmq.ground.clock import timestamp
 from txmq.message.lifecycle import (
@@ -32,6 +31,7 @@ from txmq.message.message import Message
 from txmq.publish.settle import settle
 from txmq.store.half import HalfLog, HalfOrigin, HalfTransaction, half_table
 from txmq.store.op import CLAIM_COLUMNS
+from txmq.store.schemas import HALF, MICROSECONDS_UTC, OP, SETTLED
 from txmq.store.settled import SettledLog
 from txmq.testing import START_MS
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as some
 from tests.kit.check_world import JournalListener, wall_ms
 from tests.kit.reading import bodies
 from txmq.delta.actions import commit_path, of_kind
-from txmq.delta.schemas import OP
 from txmq.errors import ConfigError, StoreFormatError
 from txmq.maintenance.service import Maintenance
 from txmq.message.lifecycle import ClaimKind, ClaimSource
@@ -28,6 +27,7 @@ from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
 from txmq.store.config import Config
 from txmq.store.op import SIGNATURE, ClaimKeys, OpRow, op_table
+from txmq.store.schemas import OP
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import verify

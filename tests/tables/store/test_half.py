@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.kit.builders import GROUP, halves, ids, messages, transaction_id
 from txmq.delta.reading import ReadTable
-from txmq.delta.schemas import HALF
 from txmq.message.lifecycle import CONFLICT, MISSING, Halves
 from txmq.message.message import Message
 from txmq.publish.settle import complete_group
@@ -26,6 +25,7 @@ from txmq.store.half import (
     halves_by_id,
     store_date,
 )
+from txmq.store.schemas import HALF
 from txmq.store.store import Store
 from txmq.testing import START_MS
 

@@ -241,8 +241,8 @@ def write_raw(store: Store, name: str, texts: list[str]) -> None:
     import pyarrow as pa
     from deltalake import write_deltalake
 
-    from txmq.delta.schemas import REGISTER
     from txmq.ground.clock import timestamp
+    from txmq.store.schemas import REGISTER
 
     rows = {
         "revision": list(range(1, len(texts) + 1)), "value": texts,

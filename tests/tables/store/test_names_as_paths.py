@@ -10,11 +10,11 @@ import pytest
 
 from tests.kit.check_world import CheckWorld
 from txmq.check.recheck import RecheckJob
-from txmq.delta.schemas import HALF
 from txmq.errors import TxmqError
 from txmq.maintenance.service import Maintenance
 from txmq.message.lifecycle import ClaimKind
 from txmq.publish.publisher import Publisher
+from txmq.store.schemas import HALF
 
 PACKAGE = Path(__file__).parents[3] / "txmq"
 RUNS_TEXT = {"eval", "exec", "compile", "__import__", "import_module"}

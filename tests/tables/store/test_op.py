@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from tests.kit.builders import GROUP, ids, op_row, transaction_id
-from txmq.delta.schemas import OP
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.store.op import OpRow, claims_of_table, op_table
+from txmq.store.schemas import OP
 from txmq.store.store import Store
 from txmq.testing import START_MS
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from txmq.delta.schemas import REGISTER
 from txmq.delta.storage import Table
 from txmq.errors import CommitRefusedError, StoreFormatError, StoreNotFoundError
 from txmq.store.register import Register, Registered
+from txmq.store.schemas import REGISTER
 from txmq.store.store import Store
 from txmq.testing import START_MS, before_commit, failing_commits
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.builders import claim, ids, transaction_id
-from txmq.delta.schemas import SETTLED
 from txmq.errors import CommitRefusedError
 from txmq.ground.clock import timestamp
 from txmq.message.lifecycle import ClaimKind, Fact, Standing, TransactionState
+from txmq.store.schemas import SETTLED
 from txmq.store.settled import FACT_COLUMNS, NOTHING, SettledLog, last_facts, mark_id, settled_table
 from txmq.store.store import Store
 from txmq.testing import START_MS

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.kit.builders import transaction_id
 from tests.kit.reading import delta_rs
 from txmq.delta.parquet import write_file
-from txmq.delta.schemas import TOPIC
 from txmq.errors import CommitRefusedError
+from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog, offsets_in_order

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from txmq.delta.schemas import REGISTER
 from txmq.ground.clock import SystemClock, timestamp
 from txmq.ops.admin.doctor import Doctor
 from txmq.ops.admin.status import Admin
@@ -21,6 +20,7 @@ from txmq.ops.cli.app import app
 from txmq.ops.dashboard.snapshot import Counting
 from txmq.ops.metrics.meter import Meter
 from txmq.store.register import NAME_CHARACTERS_MAX, REVISION_MARK
+from txmq.store.schemas import REGISTER
 from txmq.store.store import Store
 
 

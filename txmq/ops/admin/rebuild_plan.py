@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile, FileRange
-from txmq.delta.schemas import TOPIC
 from txmq.errors import StorageError, TopicNotRebuiltError
 from txmq.ground.columns import Flags, Integers, first_of_each, flags, integers, python_values
 from txmq.ground.results import plain
@@ -22,6 +21,7 @@ from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
 from txmq.publish.progress import PublishProgress
 from txmq.store.half import HalfLog
 from txmq.store.retained import kept_since_ms
+from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING, ScheduleLog
 from txmq.store.store import Store
 from txmq.store.topic import TopicLog, offsets_in_order

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from txmq.check.standing import StandingReader
 from txmq.consumer.arguments import check_max_messages
-from txmq.delta.schemas import SETTLED
 from txmq.errors import TxmqError
 from txmq.ground.clock import Clock, SystemClock, milliseconds, timestamp
 from txmq.ground.columns import Groups, Integers, times_ms
@@ -41,10 +40,13 @@ from txmq.ops.admin.life import (
 )
 from txmq.ops.brokers import BrokerStatus, broker_statuses
 from txmq.publish.settle import are_ended, settle
+from txmq.store.op import required_keys
 from txmq.store.retained import Known, KnownReader, known_by_message, no_transaction
+from txmq.store.schemas import SETTLED
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING, last_facts, without_deliveries
 from txmq.store.store import Store, check_store
+from txmq.verify import MarkerPlace, VerifyReport, verify
 
 if TYPE_CHECKING:
     from txmq.delta.files import DataFile
@@ -475,4 +477,19 @@ def _set_aside(store: Store) -> tuple[SetAsideStatus, ...]:
             name, entry.problem, timestamp(entry.since_ms), is_given_up=entry.giver_up is not None
         )
         for name, entry in sorted(entries.items())
+    )
+
+
+def verify_opened(
+    store: Store, *, drained: bool, business: Mapping[str, MarkerPlace] | None = None
+) -> VerifyReport:
+    """Run `verify` by the settings with which a store was opened. Raises: as `verify`."""
+    groups = store.config.check_settings().items()
+    return verify(
+        store.location,
+        drained=drained,
+        check_limits={group: settings.transaction_check_max for group, settings in groups},
+        storage_options=store.storage_options,
+        business=business,
+        claim_keys=required_keys(store.config),
     )

@@ -21,8 +21,7 @@ from typer.core import TyperGroup
 
 from txmq.consumer.group import group_names
 from txmq.consumer.lag import ConsumerLag, QueueLag, readable_lags
-from txmq.consumer.leases import ConsumeFromWhere
-from txmq.consumer.offsets import StartPoint
+from txmq.consumer.offsets import ConsumeFromWhere, StartPoint
 from txmq.consumer.peek import TopicPeek
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.rules import ALL

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from txmq.job import verify_opened
+from txmq.ops.admin.status import verify_opened
 from txmq.ops.cli.shared import AsJson, ConfigFile, Location, list_console, print_result
 from txmq.store.store import Store, open_store
 from txmq.verify import BusinessReport, BusinessResult, InvariantResult, VerifyReport, marker_places

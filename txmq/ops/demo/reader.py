@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from txmq.delta.reading import ReadTable
-from txmq.delta.schemas import HEAD_SEQUENCE
+from txmq.message.ids import HEAD_SEQUENCE
 from txmq.message.lifecycle import TransactionState
 from txmq.message.names import TRANS_CHECK_MAX_TIME_TOPIC
 from txmq.ops.demo.books import Books
