@@ -121,7 +121,7 @@ class ArrowEngine:
 
 
 def _written(tables: Iterator[pa.Table], topic: Table, columns: pa.Schema) -> list[NewFile]:
-    """Write the tables to new files; a single table may be small enough for the commit itself."""
+    """Write the tables into one new file, or into one for each partition."""
     begin = list(islice(tables, 2))
     if len(begin) == 1:
         return topic.new_files(begin[0])

@@ -188,7 +188,7 @@ def readable_plan(
 
 
 def _rank(facts: pa.Table) -> Integers:
-    """Number the facts in the order of their claims."""
+    """Rank the facts in the order of their claims."""
     order = np.lexsort((integers(facts["ordinal"], 0), integers(facts["op_version"], 0)))
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
