@@ -286,11 +286,11 @@ class PublishRound:
             raise
         except Exception:
 
-            def plan_part(part: Collection[str]) -> Plan:
-                return readable_plan(self._half, facts_about(facts, part), self._schedule)
+            def plan_some(some_ids: Collection[str]) -> Plan:
+                return readable_plan(self._half, facts_about(facts, some_ids), self._schedule)
 
             ids = pc.unique(facts["transaction_id"]).to_pylist()
-            problems = culprits(ids, plan_part)
+            problems = culprits(ids, plan_some)
             if not problems:
                 raise
             self._waiting.keep_problems(problems, after)

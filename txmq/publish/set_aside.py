@@ -220,13 +220,13 @@ class WaitingTransactions:
         result, waiting = PublishResult(), {*plan.missing, *strange}
         topics.expect(plan.topics())
         for name in plan.topics():
-            part = plan.of_topic(name, NOTHING)
-            owners = pc.unique(part.owners(facts)).to_pylist()
+            topic_plan = plan.of_topic(name, NOTHING)
+            owners = pc.unique(topic_plan.owners(facts)).to_pylist()
             if name in parked:
                 waiting.update(owners)
                 continue
             try:
-                goal = Goal(part, facts, NOTHING, low, fingerprint)
+                goal = Goal(topic_plan, facts, NOTHING, low, fingerprint)
                 result += topics.write_late(name, goal, given_up)
             except SourceRestoredError:
                 raise
@@ -256,8 +256,9 @@ class WaitingTransactions:
         given_up = given_up_by(entries)
 
         def planned(names: Collection[str]) -> tuple[Plan, pa.Table]:
-            part = facts_about(facts, names)
-            return readable_plan(self._half, part, self._schedule, given_up), part
+            facts_of_names = facts_about(facts, names)
+            plan = readable_plan(self._half, facts_of_names, self._schedule, given_up)
+            return plan, facts_of_names
 
         try:
             return *planned(entries), ()

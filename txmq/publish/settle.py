@@ -159,7 +159,7 @@ def settle_all_others(
         raise
     except Exception:
         ids = pc.unique(claims["transaction_id"]).to_pylist()
-        problems = culprits(ids, lambda part: decide({*ids, *held} - {*part}))
+        problems = culprits(ids, lambda tried: decide({*ids, *held} - {*tried}))
         if not problems:
             raise
         settlement = decide({*held, *problems})
@@ -350,7 +350,7 @@ def _halves_one_by_one(
             if transaction_id not in halves:
                 kind = type(error).__name__
                 problems[transaction_id] = f"its halves cannot be compared ({kind})"
-    return {name: one for name, one in halves.items() if name not in problems}, problems
+    return halves, problems
 
 
 def _folded(

@@ -320,10 +320,10 @@ class TopicWriter:
     ) -> None:
         """Write the messages of some transactions into files that no commit names."""
         chosen = pa.array(transaction_ids, pa.string())
-        part = missing.only(pc.is_in(owners, value_set=chosen))
-        offsets = pa.array(np.zeros(part.rows.num_rows, dtype=np.int64))
-        engine = self._engines.engine_for(part, topic.table)
-        files = engine.write(topic.table, part, offsets, self._clock.now_ms())
+        plan = missing.only(pc.is_in(owners, value_set=chosen))
+        offsets = pa.array(np.zeros(plan.rows.num_rows, dtype=np.int64))
+        engine = self._engines.engine_for(plan, topic.table)
+        files = engine.write(topic.table, plan, offsets, self._clock.now_ms())
         delete_files(topic.table, [file.path for file in files])
 
     # --- opening ----------------------------------------------------------------------------------
@@ -415,17 +415,17 @@ def culprits(
     for _ in range(MAX_TRIES):
         if not waiting:
             return problems
-        part = waiting.pop()
+        ids = waiting.pop()
         try:
-            work(part)
+            work(ids)
         except NOBODYS_FAULT:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a strange row leads to
-            middle = len(part) // 2
+            middle = len(ids) // 2
             if middle:
-                waiting += [part[:middle], part[middle:]]
+                waiting += [ids[:middle], ids[middle:]]
             else:
-                problems[part[0]] = f"it cannot be processed ({type(error).__name__})"
+                problems[ids[0]] = f"it cannot be processed ({type(error).__name__})"
     return {}
 
 
