@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
@@ -24,22 +25,27 @@ from txmq.ground.clock import Clock
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.handles import close_at_exit
 from txmq.listeners.hooks import Hooks
-from txmq.message.ids import IdempotencyKey
+from txmq.message.ids import IdempotencyKey, new_transaction_id
 from txmq.message.lifecycle import ClaimKind, ClaimSource, TransactionState
 from txmq.message.message import LocalTransactionState, Message
 from txmq.message.trace_context import carrying
 from txmq.producer.body_check import NONE_REFUSED, BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
-from txmq.producer.ends import AskedEnds, EndCommits, trusted_s
-from txmq.producer.group_commit import Answer, Answered, GroupCommitter, Item, Size
+from txmq.producer.ends import AskedEnds, EndCommits, asked_ends, trusted_s
+from txmq.producer.group_commit import Answer, Answered, Awaited, GroupCommitter, Item, Size
 from txmq.producer.keyed import KeyedAttempt, KeyedHalves, KeyedTry
+from txmq.producer.pipeline import Steps, waited
 from txmq.producer.recall import RecallCheck
 from txmq.producer.routing import (
     DataFrameSend,
     MessageRouter,
     PlannedSend,
+    QueueSelector,
     RoutedMessage,
+    SendFuture,
     SendLimits,
+    SendResult,
+    send_result,
 )
 from txmq.store.claim_writer import ClaimWriter, NumberedCommits
 from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfOrigin, HalfTransaction, half_table
@@ -50,6 +56,9 @@ if TYPE_CHECKING:
     from txmq.message.codec import BodyCodec
     from txmq.store.store import Store
 
+
+# Halves that are committed together, and what they add to a commit.
+HalvesOfCommit = tuple[Sequence[HalfTransaction], Size]
 
 # --- log_commits:
 
@@ -109,6 +118,25 @@ class LogCommits:
             max_bytes=config.group_commit_max_bytes,
             may_pass=self.is_giver,
         )
+
+    def append(self, commits: Sequence[HalvesOfCommit], answered: Answered[Refused]) -> None:
+        """Queue halves, each list for one shared commit. The answer is there when all are durable.
+
+        Raises: ClosedError.
+        """
+        if len(commits) == 1:
+            halves, size = commits[0]
+            self.halves.submit_to(answered, halves, size)
+            return
+        parts = [SendFuture() for _ in commits]
+        for part, (halves, size) in zip(parts, commits, strict=True):
+            # All are called by the committing thread.
+            part.add_done_callback(partial(_answer_when_all_are_done, parts, answered))
+            self.halves.submit_to(part, halves, size)
+
+    def claim(self, asked: AskedEnds, answered: Answered[list[Resolution]]) -> None:
+        """Queue ends for a shared commit. Raises: ClosedError."""
+        self.ends.submit_to(answered, asked, Size(len(asked.ends)))
 
     def is_giver(self) -> bool:
         """Whether the calling thread commits halves or ends, and runs the callbacks of these."""
@@ -200,6 +228,18 @@ class LogCommits:
         return [None] * len(rows)
 
 
+def _answer_when_all_are_done(
+    parts: Sequence[SendFuture], answered: Answered[Refused], _: object
+) -> None:
+    if not all(part.done() for part in parts):
+        return
+    errors = [error for part in parts if (error := part.exception()) is not None]
+    if errors:
+        answered.set_exception(errors[0])
+    else:
+        answered.set_result(dict(chain.from_iterable(part.result().items() for part in parts)))
+
+
 def _refused_of(item: Sequence[HalfTransaction], refused: Refused) -> Refused:
     ids = [half.origin.transaction_id for half in item]
     return {key: refused[key] for key in ids if key in refused}
@@ -289,7 +329,7 @@ class ProducerCommits:
         if state is LocalTransactionState.UNKNOWN:
             self.hooks.ended(end, None)
         else:
-            self.end(end)
+            waited(self.end(end))
 
     def _confirm_kept(self, end: AskedEnd) -> None:
         """Compare an end with the one that stands where the halves are gone."""
@@ -321,46 +361,101 @@ class ProducerCommits:
         limit = self.store.config.max_properties_size_bytes
         return half._replace(messages=carrying(half.messages, sending.carried, limit))
 
-    def prepare(self, transaction_id: str, routed: Sequence[RoutedMessage]) -> None:
+    def prepare(self, send: PlannedSend) -> Steps[None]:
         """Append all halves of a transaction: one commit, shared."""
-        send = PlannedSend(transaction_id, routed)
         half = self.half_of(send)
-        with self.hooks.sending(transaction_id, half.messages) as sending:
-            half = self.carrying(half, sending)
-            _raise_first(self.append_halves([([half], half_size(send))]))
+        with self.hooks.begin_send({send.transaction_id: half.messages}) as sending:
+            yield from self._append([([self.carrying(half, sending)], half_size(send))])
 
-    def append_halves(self, commits: Sequence[tuple[Sequence[HalfTransaction], Size]]) -> Refused:
+    def planned(
+        self,
+        messages: object,
+        queue_id: int | None = None,
+        queue_selector: QueueSelector | None = None,
+    ) -> list[PlannedSend]:
+        """Plan one ordinary message or a batch as transactions within the size limit; 0 commits.
+
+        Raises: MessageError and its kinds, ClosedError.
+        """
+        splits = self._router.accept_batch(messages, queue_id, queue_selector)
+        self.check_open()
+        since, now_ms = self.followed, self.now_ms()
+        sends = [PlannedSend(new_transaction_id(now_ms), split, since) for split in splits]
+        return [self._router.encoding(send) for send in sends]
+
+    def send(self, sends: Sequence[PlannedSend]) -> Steps[SendResult]:
+        """Append all halves of ordinary messages, then all COMMITs in one commit; both are shared.
+
+        So a batch that was split is acknowledged as a whole, or not at all.
+
+        Raises: SendForbiddenError, InvalidBodyError, ClosedError, StorageError;
+            AlreadyResolvedError if the send took longer than `transaction_timeout_s` and the check
+            rolled it back.
+        """
+        with self.begin_send(sends, ordinary=True) as sending:
+            yield from self._append(
+                [
+                    ([self.carrying(self.half_of(send, ordinary=True), sending)], half_size(send))
+                    for send in sends
+                ]
+            )
+            asked = asked_ends(sends, [ClaimKind.COMMIT] * len(sends))
+            resolutions = yield partial(self._logs.claim, asked)
+            for send, resolution in zip(sends, resolutions, strict=True):
+                resolution.confirm(send.transaction_id, ClaimKind.COMMIT)
+        return send_result(sends)
+
+    def end(self, end: AskedEnd) -> Steps[None]:
+        """Claim the end of a transaction and confirm that it took effect: one commit, shared.
+
+        None where retention has removed the halves: such a claim comes to nothing.
+
+        Raises: as `Resolution.confirm`.
+        """
+        begun_s, resolution = time.monotonic(), None
+        try:
+            resolution = self._end_without_halves(end) if end.is_old else None
+            if resolution is None:
+                asked = AskedEnds([(end.transaction_id, end.kind)], end.is_doubtful, end.since)
+                (resolution,) = yield partial(self._logs.claim, asked)
+            resolution.confirm(end.transaction_id, end.kind)
+        except BaseException as error:
+            self.hooks.ended(end, resolution, error, begun_s)
+            raise
+        self.hooks.ended(end, resolution, begun_s=begun_s)
+
+    def _end_without_halves(self, end: AskedEnd) -> Resolution | None:
+        """Where a transaction stands whose halves are gone; None if it has its halves."""
+        resolution = EndReader(self.store.tables.logs()).end_of(end.transaction_id)
+        return resolution if resolution.halves is None else None
+
+    def _append(self, commits: Sequence[HalvesOfCommit]) -> Steps[None]:
+        """Append halves, each list in one shared commit. Raise the error of one that is refused."""
+        refused: Refused = yield partial(self._logs.append, commits)
+        if refused:
+            yield from self._end_changed(refused)
+            raise next(iter(refused.values()))
+
+    def _end_changed(self, refused: Refused) -> Steps[None]:
+        """Roll back what is durable and must not be used, so that nobody is asked about it."""
+        ids = [key for key, error in refused.items() if isinstance(error, TopicChangedError)]
+        if ids:
+            ends = [(transaction_id, ClaimKind.ROLLBACK) for transaction_id in ids]
+            # Where this fails the check does it.
+            with suppress(TxmqError):
+                yield partial(self._logs.claim, AskedEnds(ends))
+
+    def append_halves(self, commits: Sequence[HalvesOfCommit]) -> Refused:
         """Append transactions, each list in one shared commit; return when all are durable.
 
         Returns: the errors of transactions that must not be used.
         """
-        answers = [self._logs.halves.submit(halves, size) for halves, size in commits]
-        refused: dict[str, TxmqError] = {}
-        for answer in answers:
-            refused |= answer.result()
+        answered: Awaited[Refused] = Awaited()
+        self._logs.append(commits, answered)
+        refused = answered.result()
         if refused:
-            self.end_changed(refused)
+            waited(self._end_changed(refused))
         return refused
-
-    def submit_halves(
-        self, halves: Sequence[HalfTransaction], answered: Answered[Refused], size: Size
-    ) -> None:
-        """Append halves in a shared commit, and wait for nothing. Raises: ClosedError."""
-        self._logs.halves.submit_to(answered, halves, size)
-
-    def submit_ends(
-        self, asked: AskedEnds, answered: Answered[list[Resolution]], size: Size
-    ) -> None:
-        """Claim ends in a shared commit, and wait for nothing. Raises: ClosedError."""
-        self._logs.ends.submit_to(answered, asked, size)
-
-    def end_changed(self, refused: Refused) -> None:
-        """Roll back what is durable and must not be used, so that nobody is asked about it."""
-        ids = [key for key, error in refused.items() if isinstance(error, TopicChangedError)]
-        # Where this fails the check does it.
-        with suppress(TxmqError):
-            ends = [(transaction_id, ClaimKind.ROLLBACK) for transaction_id in ids]
-            self.append_ends(AskedEnds(ends))
 
     def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
         """Tell the hooks that these sends begin. Raises: SendForbiddenError."""
@@ -378,12 +473,14 @@ class ProducerCommits:
         """Append all halves of a transaction with DataFrames: one commit, not shared."""
         single = self.half_of(PlannedSend(transaction_id, routed))
         topics = [send.topic for send in sends]
-        with self.hooks.sending(transaction_id, single.messages, topics) as sending:
+        messages = {transaction_id: single.messages}
+        with self.hooks.begin_send(messages, dataframe_topics=topics) as sending:
             single = self.carrying(single, sending)
             head, files = self._logs.frame_files(single, sends, self._router.send_limits)
             refused = self._logs.commit_frames(head, files, _frames_of(sends))
-            self.end_changed(refused)
-            _raise_first(refused)
+            waited(self._end_changed(refused))
+            for error in refused.values():
+                raise error
 
     def prepare_keyed(
         self,
@@ -404,13 +501,14 @@ class ProducerCommits:
         if attempt.state is not None:
             return self._joined(self._tried(attempt, single, sends))
         topics = [frame.topic for frame in sends]
-        with self.hooks.sending(attempt.transaction_id, single.messages, topics) as sending:
+        messages = {attempt.transaction_id: single.messages}
+        with self.hooks.begin_send(messages, dataframe_topics=topics) as sending:
             tried = self._tried(attempt, self.carrying(single, sending), sends)
             try:
                 if self._logs.keyed.append(tried):
                     return TransactionState.PENDING
             except TopicChangedError as error:
-                self.end_changed({attempt.transaction_id: error})
+                waited(self._end_changed({attempt.transaction_id: error}))
                 raise
         return self._joined(tried)
 
@@ -427,31 +525,6 @@ class ProducerCommits:
             return self._logs.keyed.join(tried)
         finally:
             self._logs.keyed.remove_files(tried)
-
-    def end(self, end: AskedEnd) -> None:
-        """Claim the end of a transaction and confirm that it took effect: one commit, shared.
-
-        None where retention has removed the halves: such a claim comes to nothing.
-
-        Raises: as `Resolution.confirm`.
-        """
-        begun_s, resolution = time.monotonic(), None
-        try:
-            resolution = self._end_without_halves(end) if end.is_old else None
-            if resolution is None:
-                ends = [(end.transaction_id, end.kind)]
-                asked = AskedEnds(ends, end.is_doubtful, end.since)
-                (resolution,) = self.append_ends(asked)
-            resolution.confirm(end.transaction_id, end.kind)
-        except BaseException as error:
-            self.hooks.ended(end, resolution, error, begun_s)
-            raise
-        self.hooks.ended(end, resolution, begun_s=begun_s)
-
-    def _end_without_halves(self, end: AskedEnd) -> Resolution | None:
-        """Where a transaction stands whose halves are gone; None if it has its halves."""
-        resolution = EndReader(self.store.tables.logs()).end_of(end.transaction_id)
-        return resolution if resolution.halves is None else None
 
     def append_ends(self, asked: AskedEnds) -> Sequence[Resolution]:
         """Claim ends in one shared commit, and read the state of each transaction after it."""
@@ -513,8 +586,3 @@ def half_size(*sends: PlannedSend) -> Size:
 
 def _frames_of(sends: Sequence[DataFrameSend]) -> list[FrameTopic]:
     return [FrameTopic(send.topic, send.body_schema) for send in sends]
-
-
-def _raise_first(refused: Refused) -> None:
-    for error in refused.values():
-        raise error

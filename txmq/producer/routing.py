@@ -336,6 +336,30 @@ class MessageRouter:
             self._check_taken(message, is_transactional=is_transactional)
         return [self._routed(message, queue_id, queue_selector) for message in stored]
 
+    def accept_batch(
+        self, messages: object, queue_id: object = None, queue_selector: QueueSelector | None = None
+    ) -> Iterator[list[RoutedMessage]]:
+        """Accept ordinary messages to one topic, as transactions of at most the allowed size.
+
+        Raises: as `accept`; InvalidMessageTypeError, InvalidMessageError where these are no batch.
+        """
+        batch = _batch(messages)
+        return self._split(self.accept_all(batch, queue_id, queue_selector, is_transactional=False))
+
+    def _split(self, batch: Sequence[RoutedMessage]) -> Iterator[list[RoutedMessage]]:
+        """Split a batch, in its order, into transactions of at most the allowed size."""
+        limit = self._store.config.max_transaction_size_bytes
+        transaction: list[RoutedMessage] = []
+        size_bytes = 0
+        for routed in batch:
+            message_bytes = routed.size_bytes
+            if transaction and size_bytes + message_bytes > limit:
+                yield transaction
+                transaction, size_bytes = [], 0
+            transaction.append(routed)
+            size_bytes += message_bytes
+        yield transaction
+
     def accept_dataframe(self, dataframe: DataFrame, topic: str) -> DataFrameSend:
         """A DataFrame whose rows are messages to a topic of this namespace; nothing is computed.
 
@@ -501,3 +525,20 @@ def _checked_queue(queue_id: object, count: int) -> int:
     if not 0 <= queue_id < count:
         raise InvalidQueueError("queue_id", f"must be from 0 to {count - 1}, not {shown(queue_id)}")
     return queue_id
+
+
+def _batch(messages: object) -> list[Message]:
+    """The messages as a list; all must go to one topic (R96)."""
+    if isinstance(messages, Message):
+        return [messages]
+    if isinstance(messages, str | bytes) or not hasattr(messages, "__iter__"):
+        problem = f"must be a Message or several of them, not {type(messages).__name__}"
+        raise InvalidMessageTypeError("messages", problem)
+    batch = list(messages)
+    if not batch:
+        raise InvalidMessageError("messages", "must hold at least one message")
+    topics = {message.topic for message in batch if isinstance(message, Message)}
+    if len(topics) > 1:
+        problem = "of a batch must go to one topic; for several use begin_transaction()"
+        raise InvalidMessageError("messages", problem)
+    return batch

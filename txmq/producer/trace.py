@@ -27,7 +27,7 @@ from txmq.message.lifecycle import TransactionState
 from txmq.message.message import KEY_SEPARATOR, MAX_FIELD_BYTES, LocalTransactionState, Message
 from txmq.message.names import TRACE_TOPIC
 from txmq.producer.commits import ProducerCommits
-from txmq.producer.ordinary import OrdinaryMessages
+from txmq.producer.pipeline import waited
 from txmq.producer.routing import MessageRouter
 from txmq.store.store import Store, check_store
 from txmq.store.topic_settings import TopicKind
@@ -475,10 +475,9 @@ class _InternalProducer:
     def __init__(self, store: Store, clock: Clock) -> None:
         router = MessageRouter(store, clock=clock)
         self._commits = ProducerCommits(store, TRACE_GROUP, clock, router)
-        self._ordinary = OrdinaryMessages(self._commits, router)
 
     def send(self, messages: Sequence[Message]) -> object:
-        return self._ordinary.send(self._ordinary.planned(messages))
+        return waited(self._commits.send(self._commits.planned(messages)))
 
     def close(self) -> None:
         self._commits.close()

@@ -25,8 +25,8 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.keyed import KeyedAttempt
-from txmq.producer.routing import MessageRouter, QueueSelector, RoutedMessage
-from txmq.producer.steps import StepFutures, done
+from txmq.producer.pipeline import StepFutures, Steps, done, waited
+from txmq.producer.routing import MessageRouter, PlannedSend, QueueSelector, RoutedMessage
 from txmq.user_data.database_marker import MARKER_TABLE
 from txmq.user_data.delta_marker import SqlStatement
 from txmq.user_data.local_transaction import LocalTransaction
@@ -181,7 +181,7 @@ class ProducerParts(NamedTuple):
 
     commits: ProducerCommits
     router: MessageRouter
-    steps: StepFutures
+    futures: StepFutures
 
 
 class _Phase(enum.Enum):
@@ -227,7 +227,7 @@ class Transaction(MarkedTransaction):
         """Call `TransactionProducer.begin_transaction` instead."""
         super().__init__(transaction_id, listener)
         self._attempt = attempt
-        self._commits, self._router, self._steps = parts
+        self._commits, self._router, self._futures = parts
         self._messages: list[RoutedMessage] = []
         self._dataframes: list[DataFrameSend] = []
         self._size_bytes = 0
@@ -346,8 +346,9 @@ class Transaction(MarkedTransaction):
         elif self._dataframes:
             self._commits.prepare_dataframes(self.id, self._dataframes, self._messages)
         else:
-            self._commits.prepare(self.id, self._messages)
-        self._prepared(None)
+            waited(self._preparing())
+            return
+        self._prepared()
 
     def prepare_async(self) -> Future[None]:
         """As `prepare`, without a thread that waits: the future is done when the halves stand.
@@ -363,13 +364,21 @@ class Transaction(MarkedTransaction):
         self._check_collecting()
         self._check_not_empty()
         if self._attempt is not None or self._dataframes:
-            return self._steps.prepare_in_thread(self.prepare, self._size_bytes)
+            return self._futures.in_thread(self.prepare, self._size_bytes)
         self._phase = _Phase.PREPARING
-        return self._steps.prepare(self.id, self._messages, self._prepared)
+        return self._futures.of(self._preparing(), self._size_bytes)
 
-    def _prepared(self, error: BaseException | None) -> None:
-        self._phase = _Phase.PREPARED if error is None else _Phase.COLLECTING
-        self._prepared_s = time.monotonic()
+    def _preparing(self) -> Steps[None]:
+        """Append the halves, and change the phase before the caller hears of it."""
+        try:
+            yield from self._commits.prepare(PlannedSend(self.id, self._messages))
+        except BaseException:
+            self._phase = _Phase.COLLECTING
+            raise
+        self._prepared()
+
+    def _prepared(self) -> None:
+        self._phase, self._prepared_s = _Phase.PREPARED, time.monotonic()
 
     def _join_or_append(self, attempt: KeyedAttempt) -> None:
         state = self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
@@ -443,7 +452,10 @@ class Transaction(MarkedTransaction):
         self._phase = _Phase.ENDED
         if self._final_state is end_asked_for(kind):
             return
-        self._commits.end(self._asked_end(kind))
+        waited(self._ending(kind))
+
+    def _ending(self, kind: ClaimKind) -> Steps[None]:
+        yield from self._commits.end(self._asked_end(kind))
         self._final_state = end_asked_for(kind)
 
     def _asked_end(self, kind: ClaimKind) -> AskedEnd:
@@ -472,7 +484,7 @@ class Transaction(MarkedTransaction):
         if self._local.has_database:
             self._local.confirm()
             return self.end_async(ClaimKind.COMMIT)
-        return self._steps.in_thread(self.commit)
+        return self._futures.in_thread(self.commit)
 
     def rollback_async(self) -> Future[None]:
         """As `rollback`, without a thread that waits. Raises: ClosedError."""
@@ -493,13 +505,9 @@ class Transaction(MarkedTransaction):
             self._phase = _Phase.ENDED
             return done()
         if self._is_old:
-            return self._steps.in_thread(partial(self.end, kind))
+            return self._futures.in_thread(partial(self.end, kind))
         self._phase = _Phase.ENDED
-        return self._steps.end(self._asked_end(kind), partial(self._ended, kind))
-
-    def _ended(self, kind: ClaimKind, error: BaseException | None) -> None:
-        if error is None:
-            self._final_state = end_asked_for(kind)
+        return self._futures.of(self._ending(kind))
 
     @property
     def _is_old(self) -> bool:
