@@ -26,7 +26,7 @@ from txmq.producer.contexts import AskedEnd
 from txmq.producer.ends import asked_ends
 from txmq.producer.group_commit import GroupCommitter, Size
 from txmq.producer.local import CHUNK, Execute, Executed, LocalTransactions, Sent
-from txmq.producer.pipeline import SendRoom
+from txmq.producer.pipeline import SendRoom, waited
 from txmq.producer.routing import (
     PlannedSend,
     RoutedMessage,
@@ -52,7 +52,6 @@ class AsyncLimits:
         threads: local transactions that run at once.
         max_waiting: sends that wait in each queue.
         max_rows, max_bytes: rows and bytes of one commit.
-        max_bytes_on_the_way: bytes of the sends that have no result yet.
         linger_s: how long sends gather before a commit.
     """
 
@@ -60,7 +59,6 @@ class AsyncLimits:
     max_waiting: int
     max_rows: int
     max_bytes: int
-    max_bytes_on_the_way: int
     linger_s: float
 
     @classmethod
@@ -71,7 +69,6 @@ class AsyncLimits:
             max_waiting=config.back_pressure_for_async_send_num,
             max_rows=config.group_commit_max_rows,
             max_bytes=config.group_commit_max_bytes,
-            max_bytes_on_the_way=config.back_pressure_for_async_send_size_bytes,
             linger_s=config.group_commit_linger_ms / 1000,
         )
 
@@ -79,10 +76,9 @@ class AsyncLimits:
 class AsyncSends:
     """The asynchronous sends of one producer; the first send starts the threads."""
 
-    def __init__(self, commits: ProducerCommits, limits: AsyncLimits) -> None:
+    def __init__(self, commits: ProducerCommits, limits: AsyncLimits, room: SendRoom) -> None:
         """Start no thread yet; with `max_waiting` sends in the queue the next caller waits."""
-        self._commits = commits
-        self._room = SendRoom(limits.max_bytes_on_the_way, self._is_giver)
+        self._commits, self._room = commits, room
         self._halves = self._step(
             self._prepare, "txmq-async-halves", limits, limits.max_waiting, may_pass=self._is_giver
         )
@@ -91,6 +87,7 @@ class AsyncSends:
         )
         chunks = max(1, limits.max_waiting // CHUNK)
         self._ends = self._step(self._end, "txmq-async-ends", limits, chunks)
+        room.add_givers(self._is_giver)
         close_at_exit(self.close)
 
     def _step(
@@ -189,7 +186,7 @@ class AsyncSends:
         durable, has_hooks = [], bool(self._commits.hooks)
         for sent, error in zip(chunk, self._errors_of_halves(chunk), strict=True):
             if has_hooks:
-                _tell(partial(sent.sending.done, error))
+                sent.sending.done(error)
             if error is None:
                 durable.append(sent)
             else:
@@ -214,7 +211,7 @@ class AsyncSends:
     def _errors_of_halves(self, chunk: list[Sent]) -> list[BaseException | None]:
         """For each send why its halves cannot be used; None where they are durable."""
         try:
-            refused = self._commits.append_halves(list(self._commits_of(chunk)))
+            refused = waited(self._commits.append(list(self._commits_of(chunk))))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             return [error] * len(chunk)
         if not refused:
@@ -252,7 +249,7 @@ class AsyncSends:
         begun_s = time.monotonic()
         kinds = [_kind(state) for sent, state in asked for _ in sent.sends]
         try:
-            resolutions = self._commits.append_ends(asked_ends(sends, kinds))
+            resolutions = waited(self._commits.claim(asked_ends(sends, kinds)))
         except BaseException as error:  # noqa: BLE001 - each caller gets it
             for sent, state in asked:
                 self._finish(sent, state, [], error, begun_s)
@@ -277,7 +274,7 @@ class AsyncSends:
         if sent.execute is not None and self._commits.hooks:
             end = AskedEnd(sent.transaction_id, state, (sent.message,), 1)
             resolution = resolutions[0] if resolutions else None
-            _tell(partial(self._commits.hooks.ended, end, resolution, error, begun_s))
+            self._commits.hooks.ended(end, resolution, error, begun_s)
         self._answer(sent, _result(sent, state), error)
 
 
@@ -291,14 +288,6 @@ def _result(sent: Sent, state: LocalTransactionState) -> SendResult | Transactio
 def _kind(state: LocalTransactionState) -> ClaimKind:
     # Python computes the hash of an enum, which a dict would ask for.
     return ClaimKind.COMMIT if state is _COMMIT else ClaimKind.ROLLBACK
-
-
-def _tell(call: Callable[[], object]) -> None:
-    """Call hooks; whatever they raise, the caller of the send gets its answer."""
-    try:
-        call()
-    except BaseException:
-        logger.exception("a hook of an asynchronous send broke")
 
 
 def _refusal(

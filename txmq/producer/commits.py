@@ -32,7 +32,7 @@ from txmq.message.trace_context import carrying
 from txmq.producer.body_check import NONE_REFUSED, BodyWatch, FrameTopic, Refused
 from txmq.producer.contexts import AskedEnd, ProducerHooks, Sending
 from txmq.producer.ends import AskedEnds, EndCommits, asked_ends, trusted_s
-from txmq.producer.group_commit import Answer, Answered, Awaited, GroupCommitter, Item, Size
+from txmq.producer.group_commit import Answer, Answered, GroupCommitter, Item, Size
 from txmq.producer.keyed import KeyedAttempt, KeyedHalves, KeyedTry
 from txmq.producer.pipeline import Steps, waited
 from txmq.producer.recall import RecallCheck
@@ -137,6 +137,10 @@ class LogCommits:
     def claim(self, asked: AskedEnds, answered: Answered[list[Resolution]]) -> None:
         """Queue ends for a shared commit. Raises: ClosedError."""
         self.ends.submit_to(answered, asked, Size(len(asked.ends)))
+
+    def recall(self, row: OpRow, answered: Answered[None]) -> None:
+        """Queue a recall for a shared commit. Raises: ClosedError."""
+        self.recalls.submit_to(answered, row, Size(1))
 
     def is_giver(self) -> bool:
         """Whether the calling thread commits halves or ends, and runs the callbacks of these."""
@@ -364,8 +368,9 @@ class ProducerCommits:
     def prepare(self, send: PlannedSend) -> Steps[None]:
         """Append all halves of a transaction: one commit, shared."""
         half = self.half_of(send)
-        with self.hooks.begin_send({send.transaction_id: half.messages}) as sending:
-            yield from self._append([([self.carrying(half, sending)], half_size(send))])
+        with self._begin_prepare(half) as sending:
+            halves = [self.carrying(half, sending)]
+            _raise_first((yield from self.append([(halves, half_size(send))])))
 
     def planned(
         self,
@@ -393,14 +398,11 @@ class ProducerCommits:
             rolled it back.
         """
         with self.begin_send(sends, ordinary=True) as sending:
-            yield from self._append(
-                [
-                    ([self.carrying(self.half_of(send, ordinary=True), sending)], half_size(send))
-                    for send in sends
-                ]
-            )
-            asked = asked_ends(sends, [ClaimKind.COMMIT] * len(sends))
-            resolutions = yield partial(self._logs.claim, asked)
+            halves = [self.carrying(self.half_of(send, ordinary=True), sending) for send in sends]
+            commits = [([half], half_size(send)) for half, send in zip(halves, sends, strict=True)]
+            _raise_first((yield from self.append(commits)))
+            kinds = [ClaimKind.COMMIT] * len(sends)
+            resolutions = yield from self.claim(asked_ends(sends, kinds))
             for send, resolution in zip(sends, resolutions, strict=True):
                 resolution.confirm(send.transaction_id, ClaimKind.COMMIT)
         return send_result(sends)
@@ -417,7 +419,7 @@ class ProducerCommits:
             resolution = self._end_without_halves(end) if end.is_old else None
             if resolution is None:
                 asked = AskedEnds([(end.transaction_id, end.kind)], end.is_doubtful, end.since)
-                (resolution,) = yield partial(self._logs.claim, asked)
+                (resolution,) = yield from self.claim(asked)
             resolution.confirm(end.transaction_id, end.kind)
         except BaseException as error:
             self.hooks.ended(end, resolution, error, begun_s)
@@ -429,33 +431,29 @@ class ProducerCommits:
         resolution = EndReader(self.store.tables.logs()).end_of(end.transaction_id)
         return resolution if resolution.halves is None else None
 
-    def _append(self, commits: Sequence[HalvesOfCommit]) -> Steps[None]:
-        """Append halves, each list in one shared commit. Raise the error of one that is refused."""
+    def append(self, commits: Sequence[HalvesOfCommit]) -> Steps[Refused]:
+        """Append halves, each list in one shared commit. Return when all are durable.
+
+        Returns: the errors of transactions that must not be used; those are rolled back.
+        """
         refused: Refused = yield partial(self._logs.append, commits)
         if refused:
             yield from self._end_changed(refused)
-            raise next(iter(refused.values()))
+        return refused
 
     def _end_changed(self, refused: Refused) -> Steps[None]:
         """Roll back what is durable and must not be used, so that nobody is asked about it."""
         ids = [key for key, error in refused.items() if isinstance(error, TopicChangedError)]
-        if ids:
-            ends = [(transaction_id, ClaimKind.ROLLBACK) for transaction_id in ids]
-            # Where this fails the check does it.
-            with suppress(TxmqError):
-                yield partial(self._logs.claim, AskedEnds(ends))
+        # Where this fails the check does it.
+        with suppress(TxmqError):
+            yield from self.claim(AskedEnds([(key, ClaimKind.ROLLBACK) for key in ids]))
 
-    def append_halves(self, commits: Sequence[HalvesOfCommit]) -> Refused:
-        """Append transactions, each list in one shared commit; return when all are durable.
-
-        Returns: the errors of transactions that must not be used.
-        """
-        answered: Awaited[Refused] = Awaited()
-        self._logs.append(commits, answered)
-        refused = answered.result()
-        if refused:
-            waited(self._end_changed(refused))
-        return refused
+    def claim(self, asked: AskedEnds) -> Steps[Sequence[Resolution]]:
+        """Claim ends in one shared commit. Return the state of each transaction after it."""
+        if not asked.ends:
+            return ()
+        resolutions: Sequence[Resolution] = yield partial(self._logs.claim, asked)
+        return resolutions
 
     def begin_send(self, sends: Sequence[PlannedSend], *, ordinary: bool) -> Sending:
         """Tell the hooks that these sends begin. Raises: SendForbiddenError."""
@@ -469,25 +467,22 @@ class ProducerCommits:
         transaction_id: str,
         sends: Sequence[DataFrameSend],
         routed: Sequence[RoutedMessage],
-    ) -> None:
+    ) -> Steps[None]:
         """Append all halves of a transaction with DataFrames: one commit, not shared."""
         single = self.half_of(PlannedSend(transaction_id, routed))
-        topics = [send.topic for send in sends]
-        messages = {transaction_id: single.messages}
-        with self.hooks.begin_send(messages, dataframe_topics=topics) as sending:
+        with self._begin_prepare(single, sends) as sending:
             single = self.carrying(single, sending)
             head, files = self._logs.frame_files(single, sends, self._router.send_limits)
             refused = self._logs.commit_frames(head, files, _frames_of(sends))
-            waited(self._end_changed(refused))
-            for error in refused.values():
-                raise error
+            yield from self._end_changed(refused)
+            _raise_first(refused)
 
     def prepare_keyed(
         self,
         attempt: KeyedAttempt,
         sends: Sequence[DataFrameSend],
         routed: Sequence[RoutedMessage],
-    ) -> TransactionState:
+    ) -> Steps[TransactionState]:
         """Append the halves of a transaction with a key, or join those of an earlier try.
 
         Queues follow from the places in the transaction, so that all tries choose the same.
@@ -500,17 +495,23 @@ class ProducerCommits:
         single = self.half_of(send, in_turn=False)
         if attempt.state is not None:
             return self._joined(self._tried(attempt, single, sends))
-        topics = [frame.topic for frame in sends]
-        messages = {attempt.transaction_id: single.messages}
-        with self.hooks.begin_send(messages, dataframe_topics=topics) as sending:
+        with self._begin_prepare(single, sends) as sending:
             tried = self._tried(attempt, self.carrying(single, sending), sends)
-            try:
-                if self._logs.keyed.append(tried):
-                    return TransactionState.PENDING
-            except TopicChangedError as error:
-                waited(self._end_changed({attempt.transaction_id: error}))
-                raise
-        return self._joined(tried)
+            answer: bool | TxmqError = yield partial(self._logs.keyed.append, tried)
+            if isinstance(answer, TxmqError):
+                yield from self._end_changed({attempt.transaction_id: answer})
+                raise answer
+        return TransactionState.PENDING if answer else self._joined(tried)
+
+    def _begin_prepare(
+        self, half: HalfTransaction, frames: Sequence[DataFrameSend] = ()
+    ) -> Sending:
+        """Tell the hooks that a prepare begins; its block tells them the end.
+
+        Raises: SendForbiddenError.
+        """
+        messages = {half.origin.transaction_id: half.messages}
+        return self.hooks.begin_send(messages, dataframe_topics=[frame.topic for frame in frames])
 
     def _tried(
         self, attempt: KeyedAttempt, single: HalfTransaction, sends: Sequence[DataFrameSend]
@@ -526,18 +527,12 @@ class ProducerCommits:
         finally:
             self._logs.keyed.remove_files(tried)
 
-    def append_ends(self, asked: AskedEnds) -> Sequence[Resolution]:
-        """Claim ends in one shared commit, and read the state of each transaction after it."""
-        if not asked.ends:
-            return ()
-        return self._logs.ends.submit(asked, Size(len(asked.ends))).result()
-
     @property
     def followed(self) -> int | None:
         """The op version that was followed so far; see AskedEnds."""
         return self._logs.followed
 
-    def recall(self, transaction_id: str, sequence: int) -> None:
+    def recall(self, transaction_id: str, sequence: int) -> Steps[None]:
         """Claim the RECALL of a delayed message and confirm it: one commit, shared.
 
         Raises: NotRecalledError, TransactionNotFoundError, ProducerGroupMismatchError.
@@ -549,7 +544,7 @@ class ProducerCommits:
             transaction_id, ClaimKind.RECALL, self.producer_group, ClaimSource.PRODUCER,
             self.now_ms(), sequences=(sequence,),
         )  # fmt: skip
-        self._logs.recalls.submit(row, Size(1)).result()
+        yield partial(self._logs.recall, row)
         RecallCheck(self.store).is_recalled(*address)
 
     @property
@@ -586,3 +581,8 @@ def half_size(*sends: PlannedSend) -> Size:
 
 def _frames_of(sends: Sequence[DataFrameSend]) -> list[FrameTopic]:
     return [FrameTopic(send.topic, send.body_schema) for send in sends]
+
+
+def _raise_first(refused: Refused) -> None:
+    for error in refused.values():
+        raise error

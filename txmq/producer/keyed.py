@@ -46,7 +46,7 @@ from txmq.message.ids import IdempotencyKey, message_id
 from txmq.message.lifecycle import TransactionState
 from txmq.message.trace_context import TRACEPARENT, TRACESTATE
 from txmq.producer.body_check import BodyWatch, FrameTopic, Refused
-from txmq.producer.group_commit import GroupCommitter, Size
+from txmq.producer.group_commit import Answered, GroupCommitter, Size
 from txmq.producer.once import ScopedHalves, attempts_that_count
 from txmq.store.half import SEQUENCES_PER_DATAFRAME, HalfLog, HalfTransaction, half_table
 from txmq.store.resolution import EndReader
@@ -284,16 +284,15 @@ class KeyedHalves:
         state = None if attempt.end is None else attempt.end.state
         return KeyedAttempt(attempt.transaction_id, key.key, state)
 
-    def append(self, tried: KeyedTry) -> bool:
-        """Append the halves unless an earlier try did: one commit, shared; whether this one did.
+    def append(self, tried: KeyedTry, answered: Answered[bool | TxmqError]) -> None:
+        """Queue the halves for a shared commit, unless an earlier try appended them.
 
-        Raises: InvalidMessageError where retention may have taken an earlier try,
-            InvalidBodyError, TopicChangedError, CommitConflictError, StorageError.
+        The answer says whether this try appended them, or is an InvalidMessageError where retention
+        may have taken an earlier try, an InvalidBodyError or a TopicChangedError.
+
+        Raises: ClosedError; the answer may be a CommitConflictError or a StorageError.
         """
-        answer = self._committer.submit(tried, tried.size).result()
-        if isinstance(answer, TxmqError):
-            raise answer
-        return answer
+        self._committer.submit_to(answered, tried, tried.size)
 
     def join(self, tried: KeyedTry) -> TransactionState:
         """PENDING or COMMITTED, the state of the earlier try that this one joins; 0 commits.

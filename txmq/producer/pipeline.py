@@ -15,7 +15,7 @@ calls it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Condition, Lock, get_ident
@@ -41,7 +41,7 @@ def waited(steps: Steps[Result]) -> Result:
     try:
         submit = next(steps)
         while True:
-            awaited = Awaited[Any]()
+            awaited: Awaited[Any] = Awaited()
             try:
                 submit(awaited)
                 answer = awaited.result()
@@ -57,22 +57,14 @@ def waited(steps: Steps[Result]) -> Result:
 class StepFutures:
     """Gives futures of the operations of one producer. Safe for many threads."""
 
-    def __init__(
-        self, max_bytes: int, check_open: Callable[[], None], is_giver: Callable[[], bool]
-    ) -> None:
-        """Start no thread yet.
-
-        Args:
-            max_bytes: bytes of the operations that are on their way.
-            check_open: raises ClosedError if nothing more can be committed.
-            is_giver: whether the calling thread commits, so that room depends on it.
-        """
-        self._check_open, self._is_committing = check_open, is_giver
-        self.room = SendRoom(max_bytes, self._is_giver)
+    def __init__(self, room: SendRoom, check_open: Callable[[], None]) -> None:
+        """Start no thread yet; `check_open` raises ClosedError if nothing can be committed."""
+        self._room, self._check_open = room, check_open
         self._threads: ThreadPoolExecutor | None = None
         self._lock = Lock()
         # The threads of these steps, which run callbacks too.
         self._own: set[int] = set()
+        room.add_givers(lambda: get_ident() in self._own)
 
     def of(self, steps: Steps[Result], size_bytes: int = 0) -> Future[Result]:
         """Make the first step now and the others in committing threads; return the future.
@@ -83,7 +75,7 @@ class StepFutures:
         if size_bytes and not self._enter(size_bytes):
             # Few threads, so few of them are on their way beside those that have room.
             return self.in_thread(partial(waited, steps))
-        return _Operation(steps, partial(self.room.leave, size_bytes)).begin()
+        return _Operation(steps, partial(self._room.leave, size_bytes)).begin()
 
     def in_thread(self, work: Callable[[], Result], size_bytes: int = 0) -> Future[Result]:
         """Call what waits by itself in a thread; its bytes take room as in `of`.
@@ -96,7 +88,7 @@ class StepFutures:
         try:
             return self._submitted(partial(self._leaving, work, size_bytes))
         except BaseException:
-            self.room.leave(size_bytes)
+            self._room.leave(size_bytes)
             raise
 
     def close(self) -> None:
@@ -109,13 +101,9 @@ class StepFutures:
     def _enter(self, size_bytes: int) -> bool:
         """Take room, and wait for it where the calling thread may; tell whether it was taken."""
         if _runs_an_event_loop():
-            return self.room.try_enter(size_bytes)
-        self.room.enter(size_bytes)
+            return self._room.try_enter(size_bytes)
+        self._room.enter(size_bytes)
         return True
-
-    def _is_giver(self) -> bool:
-        """Tell whether room depends on the calling thread, which runs callbacks."""
-        return self._is_committing() or get_ident() in self._own
 
     def _submitted(self, work: Callable[[], Result]) -> Future[Result]:
         with self._lock:
@@ -129,7 +117,7 @@ class StepFutures:
         try:
             return work()
         finally:
-            self.room.leave(size_bytes)
+            self._room.leave(size_bytes)
 
 
 class SendRoom:
@@ -138,19 +126,22 @@ class SendRoom:
     A send that is larger than the room enters when no other one is in it.
     """
 
-    def __init__(self, max_bytes: int, is_giver: Callable[[], bool]) -> None:
-        """All of it is free.
-
-        `is_giver` says whether the calling thread helps to give room back, so that it must never
-        wait for it: a callback of a future may send again.
-        """
+    def __init__(self, max_bytes: int) -> None:
+        """All of it is free."""
         self._max_bytes, self._taken_bytes = max_bytes, 0
-        self._is_giver = is_giver
+        self._givers: list[Callable[[], bool]] = []
         # All sends and all answers take it. While it is held nothing is called that is not needed:
         # Python changes threads at calls, and all others would stand before the lock.
         self._lock = Lock()
         self._has_room = Condition(self._lock)
         self._waiting = 0
+
+    def add_givers(self, is_giver: Callable[[], bool]) -> None:
+        """Name threads that help to give room back and never wait for it.
+
+        A callback of a future may send again. `is_giver` tells whether the calling thread is one.
+        """
+        self._givers.append(is_giver)
 
     @property
     def taken_bytes(self) -> int:
@@ -164,7 +155,7 @@ class SendRoom:
             if taken_bytes <= self._max_bytes:
                 self._taken_bytes = taken_bytes
                 return
-            if self._is_too_much(size_bytes) and not self._is_giver():
+            if self._is_too_much(size_bytes) and not any(is_giver() for is_giver in self._givers):
                 self._wait_for(size_bytes)
             self._taken_bytes += size_bytes
 
@@ -202,7 +193,7 @@ class _Operation(SendFuture):
         self._steps, self._leave = steps, leave
 
     def begin(self) -> Future[Any]:
-        """Make the first step; its error is raised and not kept."""
+        """Make the first step. Its error is raised, as nobody has the future yet."""
         self._advance(next, self._steps, is_first=True)
         return self
 
@@ -217,12 +208,18 @@ class _Operation(SendFuture):
     def _advance(
         self, step: Callable[[Any], Submit], argument: Any, *, is_first: bool = False
     ) -> None:
+        is_gone = False
         try:
             submit = step(argument)
             while True:
+                stage = _Stage(self)
                 try:
-                    submit(_Stage(self))
-                except BaseException as error:  # noqa: BLE001 - the steps raise it
+                    submit(stage)
+                except BaseException as error:
+                    # What is interrupted may be queued, and a committing thread may have gone on.
+                    is_gone = not stage.take()
+                    if is_gone:
+                        raise
                     submit = self._steps.throw(error)
                 else:
                     return
@@ -230,6 +227,8 @@ class _Operation(SendFuture):
             self._leave()
             self.set_result(end.value)
         except BaseException as error:
+            if is_gone:
+                raise
             self._leave()
             if is_first:
                 raise
@@ -237,23 +236,31 @@ class _Operation(SendFuture):
 
 
 class _Stage:
-    """Takes the answer of one shared commit to an operation."""
+    """Takes the answer of one shared commit to an operation, once."""
 
-    __slots__ = ("_is_answered", "_operation")
+    __slots__ = ("_waiting",)
 
     def __init__(self, operation: _Operation) -> None:
-        self._operation, self._is_answered = operation, False
+        # Of two threads only one can take it out.
+        self._waiting = [operation]
+
+    def take(self) -> Sequence[_Operation]:
+        """Return the operation in a list, or an empty list if it has gone on already."""
+        try:
+            return [self._waiting.pop()]
+        except IndexError:
+            return ()
 
     def done(self) -> bool:
-        return self._is_answered
+        return not self._waiting
 
     def set_result(self, answer: object) -> None:
-        self._is_answered = True
-        self._operation.go_on(answer)
+        for operation in self.take():
+            operation.go_on(answer)
 
     def set_exception(self, error: BaseException) -> None:
-        self._is_answered = True
-        self._operation.fail(error)
+        for operation in self.take():
+            operation.fail(error)
 
 
 def done() -> Future[None]:

@@ -35,7 +35,7 @@ from txmq.producer.asynchronous import AsyncLimits, AsyncSends
 from txmq.producer.commits import ProducerCommits
 from txmq.producer.contexts import AskedEnd
 from txmq.producer.local import Execute, half_message, local_state
-from txmq.producer.pipeline import StepFutures, waited
+from txmq.producer.pipeline import SendRoom, StepFutures, waited
 from txmq.producer.routing import MessageRouter, SendResult, TransactionSendResult
 from txmq.producer.transaction import ProducerParts, Transaction
 from txmq.store.store import Store, check_store
@@ -110,12 +110,9 @@ class TransactionProducer:
             store, self.producer_group, self.clock, self._router, self._hooks
         )
         self._member: RemoteMember | None = None
-        self._async = AsyncSends(self._commits, AsyncLimits.of(store.config))
-        futures = StepFutures(
-            store.config.back_pressure_for_async_send_size_bytes,
-            self._commits.check_open,
-            self._commits.is_giver,
-        )
+        room = SendRoom(store.config.back_pressure_for_async_send_size_bytes)
+        self._async = AsyncSends(self._commits, AsyncLimits.of(store.config), room)
+        futures = StepFutures(room, self._commits.check_open)
         self._parts = ProducerParts(self._commits, self._router, futures)
         self._execute: Execute | None = None
 
@@ -208,7 +205,7 @@ class TransactionProducer:
             StorageError: the claim may have landed; call again.
         """
         self._commits.check_open()
-        self._commits.recall(*message_address(message_id))
+        waited(self._commits.recall(*message_address(message_id)))
 
     def send_message_in_transaction_async(
         self, message: Message, argument: object = None

@@ -341,14 +341,7 @@ class Transaction(MarkedTransaction):
         """
         self._check_collecting()
         self._check_not_empty()
-        if self._attempt is not None:
-            self._join_or_append(self._attempt)
-        elif self._dataframes:
-            self._commits.prepare_dataframes(self.id, self._dataframes, self._messages)
-        else:
-            waited(self._preparing())
-            return
-        self._prepared()
+        waited(self._preparing())
 
     def prepare_async(self) -> Future[None]:
         """As `prepare`, without a thread that waits: the future is done when the halves stand.
@@ -363,25 +356,34 @@ class Transaction(MarkedTransaction):
         """
         self._check_collecting()
         self._check_not_empty()
-        if self._attempt is not None or self._dataframes:
-            return self._futures.in_thread(self.prepare, self._size_bytes)
-        self._phase = _Phase.PREPARING
-        return self._futures.of(self._preparing(), self._size_bytes)
+        steps, self._phase = self._preparing(), _Phase.PREPARING
+        try:
+            if self._attempt is not None or self._dataframes:
+                return self._futures.in_thread(partial(waited, steps), self._size_bytes)
+            return self._futures.of(steps, self._size_bytes)
+        except BaseException:
+            # The steps may not have begun, and may be over.
+            if self._phase is _Phase.PREPARING:
+                self._phase = _Phase.COLLECTING
+            raise
 
     def _preparing(self) -> Steps[None]:
         """Append the halves, and change the phase before the caller hears of it."""
         try:
-            yield from self._commits.prepare(PlannedSend(self.id, self._messages))
+            if self._attempt is not None:
+                yield from self._join_or_append(self._attempt)
+            elif self._dataframes:
+                frames = self._dataframes
+                yield from self._commits.prepare_dataframes(self.id, frames, self._messages)
+            else:
+                yield from self._commits.prepare(PlannedSend(self.id, self._messages))
         except BaseException:
             self._phase = _Phase.COLLECTING
             raise
-        self._prepared()
-
-    def _prepared(self) -> None:
         self._phase, self._prepared_s = _Phase.PREPARED, time.monotonic()
 
-    def _join_or_append(self, attempt: KeyedAttempt) -> None:
-        state = self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
+    def _join_or_append(self, attempt: KeyedAttempt) -> Steps[None]:
+        state = yield from self._commits.prepare_keyed(attempt, self._dataframes, self._messages)
         if state is TransactionState.COMMITTED:
             self._final_state = state
 
