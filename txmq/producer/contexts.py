@@ -29,37 +29,6 @@ from txmq.store.resolution import Resolution
 logger = logging.getLogger(__name__)
 
 
-class Sending:
-    """A send in progress. Its block ends, or `done` is called, before its caller has the result."""
-
-    def __init__(self, hooks: Hooks, context: SendContext | None) -> None:
-        """Start to measure the cost; `context` is None if there are no hooks."""
-        self._hooks, self._context = hooks, context
-        self._begun_s = time.monotonic()
-
-    @property
-    def carried(self) -> Mapping[str, str]:
-        """The trace context that the messages shall carry."""
-        return {} if self._context is None else self._context.carried
-
-    def __enter__(self) -> Self:
-        """Return the send; the end of the block tells the hooks."""
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Tell the hooks that the send succeeded, or the error that it ends with."""
-        self.done(error)
-
-    def done(self, error: BaseException | None = None) -> None:
-        """Tell the hooks that the send succeeded, or its error."""
-        if self._context is not None:
-            _tell(partial(self._tell_end, self._context, error))
-
-    def _tell_end(self, begun: SendContext, error: BaseException | None) -> None:
-        failure = error if isinstance(error, Exception) else None
-        self._hooks.after_send(replace(begun, cost_ms=_since_ms(self._begun_s), error=failure))
-
-
 @dataclass(frozen=True, slots=True)
 class AskedEnd:
     """An end that a producer asks for.
@@ -89,7 +58,7 @@ class ProducerHooks:
     """Builds the contexts of one producer and calls its hooks. Safe for many threads."""
 
     def __init__(self, hooks: Hooks, producer_group: str) -> None:
-        """`producer_group` is the stored name."""
+        """Take the stored name of the group."""
         self._hooks = hooks
         # Most producers have no hooks, and each message asks.
         self._are_any = next(iter(hooks), None) is not None
@@ -98,7 +67,7 @@ class ProducerHooks:
         self._group, self._namespace = unwrapped(producer_group), namespace_of(producer_group)
 
     def __bool__(self) -> bool:
-        """Whether a hook wants to hear anything now."""
+        """Tell whether a hook wants to hear anything now."""
         return self._are_any and bool(self._hooks)
 
     def begin_send(
@@ -174,6 +143,37 @@ class ProducerHooks:
                 error=error if isinstance(error, Exception) else None,
             )
         )
+
+
+class Sending:
+    """A send in progress. Its block ends, or `done` is called, before its caller has the result."""
+
+    def __init__(self, hooks: Hooks, context: SendContext | None) -> None:
+        """Start to measure the cost; `context` is None if there are no hooks."""
+        self._hooks, self._context = hooks, context
+        self._begun_s = time.monotonic()
+
+    @property
+    def carried(self) -> Mapping[str, str]:
+        """The trace context that the messages shall carry."""
+        return {} if self._context is None else self._context.carried
+
+    def __enter__(self) -> Self:
+        """Return the send; the end of the block tells the hooks."""
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Tell the hooks that the send succeeded, or the error that it ends with."""
+        self.done(error)
+
+    def done(self, error: BaseException | None = None) -> None:
+        """Tell the hooks that the send succeeded, or its error."""
+        if self._context is not None:
+            _tell(partial(self._tell_end, self._context, error))
+
+    def _tell_end(self, begun: SendContext, error: BaseException | None) -> None:
+        failure = error if isinstance(error, Exception) else None
+        self._hooks.after_send(replace(begun, cost_ms=_since_ms(self._begun_s), error=failure))
 
 
 def _tell(tell: Callable[[], None]) -> None:

@@ -36,7 +36,7 @@ class AskedEnds(NamedTuple):
 
 
 def asked_ends(sends: Sequence[PlannedSend], kinds: Sequence[ClaimKind]) -> AskedEnds:
-    """The ends of sends whose only end this is, each of its kind."""
+    """Return the ends of sends that have no other end, each of its kind."""
     sinces = [send.since for send in sends if send.since is not None]
     since = min(sinces) if len(sinces) == len(sends) and sends else None
     ids = [send.transaction_id for send in sends]
@@ -44,7 +44,7 @@ def asked_ends(sends: Sequence[PlannedSend], kinds: Sequence[ClaimKind]) -> Aske
 
 
 def trusted_s(reserved_h: float) -> float:
-    """The age below which retention cannot have removed a claim about a transaction."""
+    """Return the age below which retention cannot have removed a claim about a transaction."""
     return reserved_h * 3600 / 3
 
 
@@ -70,7 +70,7 @@ class EndCommits:
         return self._passing.followed
 
     def commit(self, ends: Ends, *, operator_reason: str | None = None) -> list[Resolution]:
-        """As `commit_all` for the ends of one caller."""
+        """Claim the ends of one caller, as `commit_all` does."""
         return self.commit_all([AskedEnds(ends)], operator_reason=operator_reason)
 
     def commit_all(
@@ -107,7 +107,7 @@ class EndCommits:
         return resolutions
 
     def _claimed(self, asked: Sequence[AskedEnds]) -> list[str]:
-        """The transactions that somebody else may have claimed before the commit just made."""
+        """Return the transactions that others may have claimed before the commit just made."""
         passing = self._passing
         passing.note(
             [end[0] for of_caller in asked if of_caller.since is None for end in of_caller.ends]

@@ -37,7 +37,7 @@ Steps = Generator[Submit, Any, Result]
 
 
 def waited(steps: Steps[Result]) -> Result:
-    """Make all steps in this thread, which waits for each shared commit; return their result.
+    """Make all steps in this thread, which waits for each shared commit. Return their result.
 
     An interrupt of the thread ends the steps as an error does; what is queued is committed.
     """
@@ -70,7 +70,7 @@ class StepFutures:
         room.add_givers(lambda: get_ident() in self._own)
 
     def of(self, steps: Steps[Result], size_bytes: int = 0) -> Future[Result]:
-        """Make the first step now and the others in committing threads; return the future.
+        """Make the first step now and the others in committing threads. Return the future.
 
         Where too many bytes are on their way, the caller waits; in an event loop, where nobody may
         wait, a thread makes all steps and waits. Raises: what the first step raises.
@@ -130,7 +130,7 @@ class SendRoom:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """All of it is free."""
+        """Begin with all of it free."""
         self._max_bytes, self._taken_bytes = max_bytes, 0
         self._givers: list[Callable[[], bool]] = []
         # All sends and all answers take it. While it is held nothing is called that is not needed:
@@ -152,7 +152,7 @@ class SendRoom:
         return self._taken_bytes
 
     def enter(self, size_bytes: int) -> None:
-        """Take room; who is no giver waits where there is too little."""
+        """Take room; wait if there is too little, unless the calling thread is a giver."""
         with self._lock:
             taken_bytes = self._taken_bytes + size_bytes
             if taken_bytes <= self._max_bytes:
@@ -171,7 +171,7 @@ class SendRoom:
             self._waiting -= 1
 
     def try_enter(self, size_bytes: int) -> bool:
-        """Take room, if there is enough; whether it was taken."""
+        """Take room if there is enough. Tell whether it was taken."""
         with self._lock:
             if self._is_too_much(size_bytes):
                 return False
@@ -242,15 +242,15 @@ class SendFuture(Future[Any]):
         return False
 
     def running(self) -> bool:
-        """Whether it is not done yet."""
+        """Tell whether it is not done yet."""
         return not self.done()
 
     def done(self) -> bool:
-        """Whether it has a result or an exception."""
+        """Tell whether it has a result or an exception."""
         return self._state == FINISHED
 
     def result(self, timeout: float | None = None) -> Any:
-        """The result, as of any future."""
+        """Return the result, as any future does."""
         if self._state == FINISHED and self._exception is None:
             return self._result
         return super().result(timeout)

@@ -36,19 +36,6 @@ class MessageStanding:
     delivery: DeliveryState | None
 
 
-def recall_problem(standing: MessageStanding) -> str | None:
-    """Why a message cannot be recalled; None if it can be, or is recalled already."""
-    if standing.state is not TransactionState.COMMITTED:
-        state = f"its transaction is not committed ({standing.state.value})"
-        return f"cannot be recalled: {state}; roll an open transaction back instead"
-    match standing.delivery:
-        case None:
-            return "cannot be recalled: it is not a delayed message of its transaction"
-        case DeliveryState.DELIVERED:
-            return "cannot be recalled: it was due and is delivered"
-    return None
-
-
 class RecallCheck:
     """Reads the state of a message, with table handles of its own. Not safe for several threads."""
 
@@ -57,7 +44,7 @@ class RecallCheck:
         self._store, self._logs = store, store.tables.logs()
 
     def is_recalled(self, transaction_id: str, sequence: int, producer_group: str) -> bool:
-        """Whether it is recalled already; false where it can be. 0 commits.
+        """Tell whether it is recalled already; False if it can be recalled. 0 commits.
 
         Raises: NotRecalledError if it cannot be recalled; else as `standing`.
         """
@@ -69,7 +56,7 @@ class RecallCheck:
         return standing.delivery is DeliveryState.RECALLED
 
     def standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
-        """The state of the message by all claims that are durable now; 0 commits.
+        """Read the state of the message by all claims that are durable now; 0 commits.
 
         Raises: TransactionNotFoundError, ProducerGroupMismatchError, StorageError.
         """
@@ -97,7 +84,7 @@ class RecallCheck:
         return MessageStanding(state, self._delivery(ids, committed, sequence))
 
     def _committed(self, ids: pa.Array, halves: Halves) -> tuple[TransactionState, Claim | None]:
-        """The state of the transaction, and the COMMIT that took effect."""
+        """Return the state of the transaction, and the COMMIT that took effect."""
         settled = self._logs.settled
         facts = settled.facts_of(ids).to_pylist()
         committed = [row for row in facts if row["state"] == TransactionState.COMMITTED.value]
@@ -116,7 +103,7 @@ class RecallCheck:
         return states.get(sequence, DeliveryState.SCHEDULED)
 
     def _ended(self, ids: pa.Array) -> dict[int, DeliveryState]:
-        """The settled deliveries and recalls; they outlive the rows of the messages."""
+        """Read the settled deliveries and recalls; they outlive the rows of the messages."""
         return {
             sequence: DeliveryState(row["state"])
             for row in self._logs.settled.deliveries_of(ids).to_pylist()
@@ -124,10 +111,23 @@ class RecallCheck:
         }
 
     def _claims(self, ids: pa.Array) -> list[Claim]:
-        """The claims about the transaction that are not settled yet."""
+        """Return the claims about the transaction that are not settled yet."""
         transaction_id, op = ids[0].as_py(), self._logs.op
         claims = op.claims_between(self._logs.settled.mark, op.table.version, [transaction_id])
         return claims[transaction_id]
+
+
+def recall_problem(standing: MessageStanding) -> str | None:
+    """Return why a message cannot be recalled; None if it can be, or is recalled already."""
+    if standing.state is not TransactionState.COMMITTED:
+        state = f"its transaction is not committed ({standing.state.value})"
+        return f"cannot be recalled: {state}; roll an open transaction back instead"
+    match standing.delivery:
+        case None:
+            return "cannot be recalled: it is not a delayed message of its transaction"
+        case DeliveryState.DELIVERED:
+            return "cannot be recalled: it was due and is delivered"
+    return None
 
 
 def _commit(producer_group: str, op_version: int, ordinal: int) -> Claim:

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from txmq.store.half import HalfOrigin
     from txmq.store.store import Store
 
-
-# --- results:
+QueueSelector = Callable[[Message, int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +78,6 @@ class TransactionSendResult:
     local_transaction_state: LocalTransactionState
 
 
-# --- routing:
-
-QueueSelector = Callable[[Message, int], int]
-
-
-def _checked_message(message: object, config: Config, now_ms: int) -> Message:
-    if not isinstance(message, Message):
-        problem = f"must be a Message, not {type(message).__name__}"
-        raise InvalidMessageTypeError("message", problem)
-    message.check_sizes(
-        max_message_size_bytes=config.max_message_size_bytes,
-        max_properties_size_bytes=config.max_properties_size_bytes,
-    )
-    _check_immunity(message, config)
-    _check_delay(message, config, now_ms)
-    return message
-
-
-def _check_immunity(message: Message, config: Config) -> None:
-    if CHECK_IMMUNITY_TIME_IN_SECONDS not in message.properties:
-        return
-    reserved_s = config.file_reserved_time_h * 3600
-    if message.immunity_time_s(0.0) > reserved_s:
-        problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
-        raise InvalidPropertyError("property", f"{problem} ({reserved_s:,.0f} s)")
-
-
-def _check_delay(message: Message, config: Config, now_ms: int) -> None:
-    if not message.is_delayed:
-        return
-    max_s = config.timer_max_delay_s
-    limit = f"above timer_max_delay_s ({max_s:,.0f} s)"
-    if (message.delay_s or 0) > max_s:
-        raise InvalidDelayError("delay_s", f"is {message.delay_s:,}, {limit}")
-    due = message.deliver_timestamp
-    if due is not None and due > timestamp(now_ms) + timedelta(seconds=max_s):
-        raise InvalidDelayError("deliver_timestamp", f"is {due.isoformat()}, {limit} from now")
-
-
 class RoutedMessage(NamedTuple):
     """A message and the queue that its sender chose; None: by its sharding key, or in turn."""
 
@@ -152,16 +112,6 @@ class PlannedSend(NamedTuple):
         if len(self.routed) == 1:
             return self.routed[0].size_bytes
         return sum([routed.size_bytes for routed in self.routed])
-
-
-def send_result(sends: Sequence[PlannedSend]) -> SendResult:
-    """The addresses of messages that were sent without a local transaction."""
-    ids = [
-        message_id(send.transaction_id, sequence)
-        for send in sends
-        for sequence in range(len(send.routed))
-    ]
-    return SendResult(tuple(ids), tuple([send.transaction_id for send in sends]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +176,7 @@ class MessageRouter:
         queue_id: object = None,
         queue_selector: QueueSelector | None = None,
     ) -> RoutedMessage:
-        """The message as it is stored, and the queue that its sender chose; 0 commits.
+        """Return the message as it is stored, and the queue that its sender chose; 0 commits.
 
         Raises: InvalidMessageTypeError, MessageTooLargeError, PropertyLimitError,
             InvalidPropertyError, InvalidDelayError; TopicConflictError, TopicNotFoundError,
@@ -247,7 +197,7 @@ class MessageRouter:
         *,
         is_transactional: bool,
     ) -> list[RoutedMessage]:
-        """As `accept`, for several; all are checked before `queue_selector` is called."""
+        """Accept several as `accept` does. All are checked before `queue_selector` is called."""
         now_ms = self._clock.now_ms()
         checked = [_checked_message(message, self._store.config, now_ms) for message in messages]
         stored = [self._stored(message) for message in checked]
@@ -280,7 +230,7 @@ class MessageRouter:
         yield transaction
 
     def accept_dataframe(self, dataframe: DataFrame, topic: str) -> DataFrameSend:
-        """A DataFrame whose rows are messages to a topic of this namespace; nothing is computed.
+        """Accept a DataFrame whose rows are messages to a topic here; compute nothing.
 
         Raises: InvalidNameError, SchemaMismatchError, TopicConflictError, TopicNotFoundError,
             TopicKindError, TopicReadOnlyError, StorageError.
@@ -342,7 +292,7 @@ class MessageRouter:
         return RoutedMessage(message, _checked_queue(queue_id, count), message.size_bytes)
 
     def encoding(self, send: PlannedSend) -> PlannedSend:
-        """The send with its messages as they are stored, in the caller's thread.
+        """Return the send with its messages as they are stored, in the caller's thread.
 
         Raises: as `encoded`.
         """
@@ -351,7 +301,7 @@ class MessageRouter:
         return send._replace(stored=self.encoded(send.messages, send.transaction_id))
 
     def encoded(self, messages: Sequence[Message], transaction_id: str) -> Sequence[Message]:
-        """The messages of a transaction with the bodies that are stored.
+        """Return the messages of a transaction with the bodies that are stored.
 
         Raises: BodyCodecError, MessageTooLargeError.
         """
@@ -366,7 +316,7 @@ class MessageRouter:
         return stored
 
     def send_limits(self, topic: str) -> SendLimits:
-        """What a row of a DataFrame for a topic may hold."""
+        """Return what a row of a DataFrame for a topic may hold."""
         config = self._store.config
         return SendLimits(
             config.max_message_size_bytes,
@@ -377,7 +327,11 @@ class MessageRouter:
         )
 
     def queues_of(self, routed: Sequence[RoutedMessage], *, in_turn: bool) -> list[int]:
-        """As chosen, else by sharding key, else in turn or by the place among these messages."""
+        """Return a queue for each message.
+
+        It is the chosen one; else the sharding key chooses; else messages take turns, or queues
+        follow from their places here.
+        """
         turns: Iterator[int] = self._turn if in_turn else itertools.count()
         if len(routed) == 1:
             return [self._queue_of(routed[0], turns)]
@@ -394,7 +348,7 @@ class MessageRouter:
         return zlib.crc32(key.encode()) % count
 
     def queue_count(self, topic: str) -> int:
-        """How many queues a topic has, or would have."""
+        """Return how many queues a topic has, or would have."""
         return self.catalog.queue_count(topic)
 
     def check_writable(self, topic: str) -> None:
@@ -402,7 +356,7 @@ class MessageRouter:
         self.catalog.check_writable(topic)
 
     def body_schema(self, topic: str) -> BodySchema | None:
-        """What the bodies of a topic must be; None if they may be any bytes."""
+        """Return the schema of the bodies of a topic; None if they may be any bytes."""
         return self.catalog.body_schema(topic)
 
     def check_topic(self, topic: str) -> None:
@@ -424,8 +378,52 @@ class MessageRouter:
             raise TopicConflictError("topic", topic, rule)
 
 
+def send_result(sends: Sequence[PlannedSend]) -> SendResult:
+    """Return the addresses of messages that were sent without a local transaction."""
+    ids = [
+        message_id(send.transaction_id, sequence)
+        for send in sends
+        for sequence in range(len(send.routed))
+    ]
+    return SendResult(tuple(ids), tuple([send.transaction_id for send in sends]))
+
+
+def _checked_message(message: object, config: Config, now_ms: int) -> Message:
+    if not isinstance(message, Message):
+        problem = f"must be a Message, not {type(message).__name__}"
+        raise InvalidMessageTypeError("message", problem)
+    message.check_sizes(
+        max_message_size_bytes=config.max_message_size_bytes,
+        max_properties_size_bytes=config.max_properties_size_bytes,
+    )
+    _check_immunity(message, config)
+    _check_delay(message, config, now_ms)
+    return message
+
+
+def _check_immunity(message: Message, config: Config) -> None:
+    if CHECK_IMMUNITY_TIME_IN_SECONDS not in message.properties:
+        return
+    reserved_s = config.file_reserved_time_h * 3600
+    if message.immunity_time_s(0.0) > reserved_s:
+        problem = f"{CHECK_IMMUNITY_TIME_IN_SECONDS} is above file_reserved_time_h"
+        raise InvalidPropertyError("property", f"{problem} ({reserved_s:,.0f} s)")
+
+
+def _check_delay(message: Message, config: Config, now_ms: int) -> None:
+    if not message.is_delayed:
+        return
+    max_s = config.timer_max_delay_s
+    limit = f"above timer_max_delay_s ({max_s:,.0f} s)"
+    if (message.delay_s or 0) > max_s:
+        raise InvalidDelayError("delay_s", f"is {message.delay_s:,}, {limit}")
+    due = message.deliver_timestamp
+    if due is not None and due > timestamp(now_ms) + timedelta(seconds=max_s):
+        raise InvalidDelayError("deliver_timestamp", f"is {due.isoformat()}, {limit} from now")
+
+
 def _as_sent(message: Message) -> Message:
-    """With the name of its topic as its sender wrote it."""
+    """Return the message with the name of its topic as its sender wrote it."""
     return message.to_stored_topic(unwrapped(message.topic))
 
 
@@ -447,7 +445,7 @@ def _checked_queue(queue_id: object, count: int) -> int:
 
 
 def _batch(messages: object) -> list[Message]:
-    """The messages as a list; all must go to one topic (R96)."""
+    """Return the messages as a list. All must go to one topic (R96)."""
     if isinstance(messages, Message):
         return [messages]
     if isinstance(messages, str | bytes) or not hasattr(messages, "__iter__"):

@@ -36,14 +36,11 @@ if TYPE_CHECKING:
     from txmq.producer.routing import DataFrameSend
 
 
-# --- marked_transaction:
-
-
 class MarkedTransaction(ABC):
     """What a Transaction offers to its local transaction. Not safe for several threads."""
 
     def __init__(self, transaction_id: str, listener: object) -> None:
-        """Nothing is marked yet; `listener` is the producer's."""
+        """Mark nothing yet; `listener` is the producer's."""
         self.id = transaction_id
         self._local = LocalTransaction(transaction_id, listener)
 
@@ -52,7 +49,7 @@ class MarkedTransaction(ABC):
         """Raise NotPreparedError before `prepare()`."""
 
     def delta_options(self, table: str | None = None) -> dict[str, str]:
-        """The options that put this transaction's marker on one Spark write of a Delta table.
+        """Return options that put this transaction's marker on one Spark write of a Delta table.
 
         If the local transaction makes several writes, put them on the last one: it decides. If a
         listener has set a fence before, Spark skips the write without an error. Therefore
@@ -157,7 +154,7 @@ class MarkedTransaction(ABC):
             yield
 
     def is_local_transaction_done(self, table: str | None = None) -> bool:
-        """Whether the table holds a write with this transaction's marker; 0 commits.
+        """Tell whether the table holds a write with this transaction's marker; 0 commits.
 
         A retried job calls it first, to leave out a write that an earlier try has made.
 
@@ -171,9 +168,6 @@ class MarkedTransaction(ABC):
         """
         self._check_prepared()
         return self._local.is_done(table)
-
-
-# --- transaction:
 
 
 class ProducerParts(NamedTuple):
@@ -344,7 +338,7 @@ class Transaction(MarkedTransaction):
         waited(self._preparing())
 
     def prepare_async(self) -> Future[None]:
-        """As `prepare`, without a thread that waits: the future is done when the halves stand.
+        """Prepare as `prepare` does, without waiting: the future is done when the halves stand.
 
         With an idempotency key or DataFrames a thread of the producer waits. With more than
         `back_pressure_for_async_send_size_bytes` on their way the caller waits; in an event loop
@@ -471,7 +465,7 @@ class Transaction(MarkedTransaction):
         return AskedEnd(self.id, state, messages, count, is_doubtful, self._is_old, since)
 
     def commit_async(self) -> Future[None]:
-        """As `commit`, without a thread that waits: the future is done when the COMMIT stands.
+        """Commit as `commit` does, without waiting: the future is done when the COMMIT stands.
 
         Marked writes to a database are looked up before this returns, in the caller's thread, as
         their connection may be of that thread; other markers by a thread of the producer.
@@ -489,14 +483,14 @@ class Transaction(MarkedTransaction):
         return self._futures.in_thread(self.commit)
 
     def rollback_async(self) -> Future[None]:
-        """As `rollback`, without a thread that waits. Raises: ClosedError."""
+        """Roll back as `rollback` does, without waiting. Raises: ClosedError."""
         if self._phase in _UNPREPARED:
             self.rollback()
             return done()
         return self.end_async(ClaimKind.ROLLBACK)
 
     def end_async(self, kind: ClaimKind) -> Future[None]:
-        """As `end`, without a thread that waits.
+        """Claim an end as `end` does, without waiting.
 
         Callbacks of the future run in the committing thread; they must be short. It cannot be
         cancelled. Commits, retry and errors of the future: as `end`. Raises: NotPreparedError,
@@ -517,7 +511,7 @@ class Transaction(MarkedTransaction):
         return time.monotonic() - self._prepared_s >= self._commits.trusted_s
 
     def __enter__(self) -> Self:
-        """The block must call commit() or rollback()."""
+        """Return the transaction; the block must call commit() or rollback()."""
         return self
 
     def __exit__(
@@ -546,7 +540,7 @@ class Transaction(MarkedTransaction):
             raise AlreadyPreparedError(self.id)
 
     def _checked_size_bytes(self, message: Message) -> int:
-        """The bytes of all messages with this one. Raises: BatchTooLargeError."""
+        """Return the bytes of all messages with this one. Raises: BatchTooLargeError."""
         limit = self._commits.store.config.max_transaction_size_bytes
         size_bytes = self._size_bytes + message.size_bytes
         # One message has limits of its own.
