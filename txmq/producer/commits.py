@@ -492,11 +492,11 @@ class LogCommits:
             halves, size = commits[0]
             self.halves.submit_to(answered, halves, size)
             return
-        parts = [SendFuture() for _ in commits]
-        for part, (halves, size) in zip(parts, commits, strict=True):
+        futures = [SendFuture() for _ in commits]
+        for future, (halves, size) in zip(futures, commits, strict=True):
             # All are called by the committing thread.
-            part.add_done_callback(partial(_answer_when_all_are_done, parts, answered))
-            self.halves.submit_to(part, halves, size)
+            future.add_done_callback(partial(_answer_when_all_are_done, futures, answered))
+            self.halves.submit_to(future, halves, size)
 
     def claim(self, asked: AskedEnds, answered: Answered[list[Resolution]]) -> None:
         """Queue ends for a shared commit. Raises: ClosedError."""
@@ -591,15 +591,17 @@ class LogCommits:
 
 
 def _answer_when_all_are_done(
-    parts: Sequence[SendFuture], answered: Answered[Refused], _: object
+    futures: Sequence[SendFuture], answered: Answered[Refused], _: object
 ) -> None:
-    if not all(part.done() for part in parts):
+    """Give the answers of several commits as one, or the first error of them."""
+    if not all(future.done() for future in futures):
         return
-    errors = [error for part in parts if (error := part.exception()) is not None]
+    errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         answered.set_exception(errors[0])
     else:
-        answered.set_result(dict(chain.from_iterable(part.result().items() for part in parts)))
+        refused = (future.result().items() for future in futures)
+        answered.set_result(dict(chain.from_iterable(refused)))
 
 
 def _refused_of(item: Sequence[HalfTransaction], refused: Refused) -> Refused:

@@ -92,14 +92,14 @@ class EndCommits:
         Raises: as ClaimWriter.append_table; StorageError also where the claims are written but the
             look after them failed.
         """
-        ends = [end for of_caller in asked for end in of_caller.ends]
+        ends = [end for caller in asked for end in caller.ends]
         rows = end_table(
             ends, producer_group=self._group, now_ms=self._clock.now_ms(),
             source=ClaimSource.OPERATOR if operator_reason else ClaimSource.PRODUCER,
             reason=operator_reason,
         )  # fmt: skip
         reached(FailPoint.END_READY)
-        is_own = all(of_caller.since is not None for of_caller in asked)
+        is_own = all(caller.since is not None for caller in asked)
         self._claims.append_table(rows, OWN_ENDS if is_own else "")
         reached(FailPoint.END_COMMITTED)
         resolutions = self.reader.ends_after_claims(ends, self._doubtful(asked))
@@ -109,9 +109,7 @@ class EndCommits:
     def _claimed(self, asked: Sequence[AskedEnds]) -> list[str]:
         """Return the transactions that others may have claimed before the commit just made."""
         passing = self._passing
-        passing.note(
-            [end[0] for of_caller in asked if of_caller.since is None for end in of_caller.ends]
-        )
+        passing.note([end[0] for caller in asked if caller.since is None for end in caller.ends])
         is_followed = passing.followed == self._claims.last_version()
         return [
             transaction_id
@@ -120,9 +118,10 @@ class EndCommits:
         ]
 
     def _doubtful(self, asked: Sequence[AskedEnds]) -> list[str]:
+        """Return the transactions whose claims in the op log alone prove nothing."""
         claimed = self._claimed(asked)
         contested = self.reader.contested(claimed)
         # After the claims were read, so that those of the others were all there.
         forgotten = self._forgotten.among(claimed)
-        named = [end[0] for of_caller in asked if of_caller.is_doubtful for end in of_caller.ends]
-        return [*contested, *forgotten, *named]
+        doubtful = [end[0] for caller in asked if caller.is_doubtful for end in caller.ends]
+        return [*contested, *forgotten, *doubtful]

@@ -186,6 +186,7 @@ class KeyedHalves:
     # --- in its thread ------------------------------------------------------------------------
 
     def _commit(self, tries: list[KeyedTry]) -> list[bool | TxmqError]:
+        """Commit tries, of several with one key the first. Return an answer for each (`append`)."""
         first: dict[str, KeyedTry] = {}
         for tried in tries:
             first.setdefault(tried.transaction_id, tried)
@@ -193,10 +194,10 @@ class KeyedHalves:
         halves = [tried.half for tried in first.values()]
         refused, retypings = self._watch.before(halves, frames)
         appended, too_old = self._appended([first[key] for key in first if key not in refused])
-        late = self._watch.after([tried.half for tried in appended], retypings, frames)
-        errors = {**refused, **too_old, **late}
-        mine = {id(tried) for tried in appended}
-        return [errors.get(tried.transaction_id) or id(tried) in mine for tried in tries]
+        changed = self._watch.after([tried.half for tried in appended], retypings, frames)
+        errors = {**refused, **too_old, **changed}
+        appended_ids = {id(tried) for tried in appended}
+        return [errors.get(tried.transaction_id) or id(tried) in appended_ids for tried in tries]
 
     def _appended(self, tries: Sequence[KeyedTry]) -> tuple[Sequence[KeyedTry], Refused]:
         """Append the tries that no earlier one has. Return them, and errors of those too old.
@@ -210,16 +211,16 @@ class KeyedHalves:
                 raise failure
             # After the halves were looked for: an earlier try that is not forgotten was there.
             too_old = self._too_old(missing)
-            new = [tried for tried in missing if tried.transaction_id not in too_old]
+            young = [tried for tried in missing if tried.transaction_id not in too_old]
             try:
-                self._append(new)
+                self._append(young)
             except CommitRefusedError:
                 # Somebody was first, perhaps with one of these: look again, then decide.
                 pause(attempt)
             except StorageError as error:
                 failure = error
             else:
-                return new, too_old
+                return young, too_old
         raise CommitConflictError("half", f"other writers won {self._attempts} times; try again")
 
     def _too_old(self, tries: Sequence[KeyedTry]) -> Refused:
@@ -230,15 +231,19 @@ class KeyedHalves:
     def _missing(
         self, tries: Sequence[KeyedTry], failure: StorageError | None
     ) -> Sequence[KeyedTry]:
+        """Return the tries that have no halves in the newest half log.
+
+        Raises: StorageError, or UnknownCommitError after the `failure` of a commit.
+        """
         try:
             self._half.refresh()
-            there = self._half.log.halves_of([tried.transaction_id for tried in tries])
+            halves = self._half.log.halves_of([tried.transaction_id for tried in tries])
         except StorageError as error:
             if failure is None:
                 raise
             problem = "gave no answer to a commit and cannot be read; call again with the same key"
             raise UnknownCommitError("half", problem) from error
-        return [tried for tried in tries if tried.transaction_id not in there]
+        return [tried for tried in tries if tried.transaction_id not in halves]
 
     def _append(self, tries: Sequence[KeyedTry]) -> None:
         if not tries:
@@ -278,14 +283,14 @@ def stored_messages(
 ) -> Messages:
     """Read the messages of a transaction in the half log, a batch at a time."""
     messages = Messages(first_sequence, codec)
-    seen: set[int] = set()
+    sequences: set[int] = set()
     for file in half.table.files_holding("transaction_id", pa.array([transaction_id])):
         for batch in _batches(half, file):
             rows = batch.filter(pc.equal(batch["transaction_id"], transaction_id)).to_pylist()
             # A retried append may have written a row twice.
-            once = [row for row in rows if row["sequence"] not in seen]
-            seen.update(row["sequence"] for row in once if row["sequence"] < first_sequence)
-            messages.add(once)
+            rows = [row for row in rows if row["sequence"] not in sequences]
+            sequences.update(row["sequence"] for row in rows if row["sequence"] < first_sequence)
+            messages.add(rows)
     return messages
 
 
@@ -324,18 +329,18 @@ class Messages:
             if stored["real_topic"] is None:
                 continue
             row = _as_sent(stored, self.codec)
-            beyond = row["sequence"] - self.first_sequence
-            if beyond < 0:
+            offset = row["sequence"] - self.first_sequence
+            if offset < 0:
                 self.single[row["sequence"]] = _digests(row)
             else:
-                place = beyond // SEQUENCES_PER_DATAFRAME
+                place = offset // SEQUENCES_PER_DATAFRAME
                 self.frames.setdefault(place, _Rows()).add(row)
 
     def differences(self, sent: Messages) -> list[str]:
         """Describe how these stored messages differ from those that are `sent`; name a few."""
         problems = [*self._of_single(sent), *self._of_frames(sent)]
-        more = len(problems) - _SHOWN
-        return [*problems[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]
+        hidden = len(problems) - _SHOWN
+        return [*problems[:_SHOWN], *([f"and {hidden:,} more"] if hidden > 0 else [])]
 
     def _of_single(self, sent: Messages) -> Iterator[str]:
         if len(self.single) != len(sent.single):

@@ -155,7 +155,7 @@ class OnceSender:
     def _append(self, plan: _SendPlan) -> None:
         """Append the new ones. Raises: CommitRefusedError if another of this scope was faster."""
         if plan.new:
-            rows = half_table([self._half_of(*new) for new in plan.new.items()])
+            rows = half_table([self._half_of(key, message) for key, message in plan.new.items()])
             reached(FailPoint.HALF_READY)
             self._half.append(rows, [self._scope])
             reached(FailPoint.HALF_COMMITTED)
@@ -318,6 +318,6 @@ def attempts_that_count(
 
 
 def _made(candidates: Sequence[str], ends: Mapping[str, Resolution]) -> Attempt | None:
-    made = [name for name in candidates if name in ends]
-    made.sort(key=lambda name: _PREFERRED.get(ends[name].state, _LAST))
-    return Attempt(made[0], ends[made[0]]) if made else None
+    ids = [name for name in candidates if name in ends]
+    ids.sort(key=lambda name: _PREFERRED.get(ends[name].state, _LAST))
+    return Attempt(ids[0], ends[ids[0]]) if ids else None

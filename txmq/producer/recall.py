@@ -65,20 +65,20 @@ class RecallCheck:
 
     def _standing(self, transaction_id: str, sequence: int, producer_group: str) -> MessageStanding:
         ids = pa.array([transaction_id], pa.string())
-        known = KnownReader(self._logs).of(transaction_id)
+        facts = KnownReader(self._logs).of(transaction_id)
         delayed = delayed_messages(self._logs.half, self._logs.schedule, ids)
         if delayed.num_rows:
             # A row of the schedule proves a COMMIT.
-            known = known_by_message(known, {"life": 0, **delayed.slice(0, 1).to_pylist()[0]})
-        group = known.producer_group
-        if known.state is None or group is None:
+            facts = known_by_message(facts, {"life": 0, **delayed.slice(0, 1).to_pylist()[0]})
+        group = facts.producer_group
+        if facts.state is None or group is None:
             raise no_transaction(self._store, transaction_id)
         if group != producer_group:
             raise ProducerGroupMismatchError(transaction_id, group, producer_group)
         ended = self._ended(ids)
         if sequence in ended:
-            return MessageStanding(known.state, ended[sequence])
-        state, committed = self._committed(ids, known.halves or Halves(group, None, 0))
+            return MessageStanding(facts.state, ended[sequence])
+        state, committed = self._committed(ids, facts.halves or Halves(group, None, 0))
         if committed is None or sequence not in delayed["sequence"].to_pylist():
             return MessageStanding(state, None)
         return MessageStanding(state, self._delivery(ids, committed, sequence))
@@ -86,13 +86,11 @@ class RecallCheck:
     def _committed(self, ids: pa.Array, halves: Halves) -> tuple[TransactionState, Claim | None]:
         """Return the state of the transaction, and the COMMIT that took effect."""
         settled = self._logs.settled
-        facts = settled.facts_of(ids).to_pylist()
-        committed = [row for row in facts if row["state"] == TransactionState.COMMITTED.value]
-        if committed:
-            row = committed[0]
-            return TransactionState.COMMITTED, _commit(
-                halves.producer_group, row["op_version"], row["ordinal"]
-            )
+        for fact in settled.facts_of(ids).to_pylist():
+            if fact["state"] == TransactionState.COMMITTED.value:
+                group, version, ordinal = halves.producer_group, fact["op_version"], fact["ordinal"]
+                commit = Claim("", ClaimKind.COMMIT, group, version, ordinal)
+                return TransactionState.COMMITTED, commit
         before = settled.standings(ids).get(ids[0].as_py(), PENDING)
         standing, new_facts = fold(self._claims(ids), halves, Standing(before.state, before.life))
         commits = [fact.claim for fact in new_facts if fact.state is TransactionState.COMMITTED]
@@ -128,7 +126,3 @@ def recall_problem(standing: MessageStanding) -> str | None:
         case DeliveryState.DELIVERED:
             return "cannot be recalled: it was due and is delivered"
     return None
-
-
-def _commit(producer_group: str, op_version: int, ordinal: int) -> Claim:
-    return Claim("", ClaimKind.COMMIT, producer_group, op_version, ordinal)

@@ -372,9 +372,9 @@ class MessageRouter:
     def _check_spelling(self, folded: str, topic: str) -> None:
         if folded not in self._spelled:
             self._spelled.update({name.lower(): name for name in self._store.topics()})
-        known = self._spelled.get(folded, topic)
-        if known != topic:
-            rule = f"the topic {known} differs only in case; use that name"
+        spelling = self._spelled.get(folded, topic)
+        if spelling != topic:
+            rule = f"the topic {spelling} differs only in case; use that name"
             raise TopicConflictError("topic", topic, rule)
 
 

@@ -139,7 +139,7 @@ class TraceHook:
 
     @property
     def _is_of_this_process(self) -> bool:
-        """Whether this process made it; a fork does not copy the thread."""
+        """True if this process made it; a fork does not copy the thread."""
         return self._pid == process_id()
 
 
@@ -412,7 +412,7 @@ def _text_bytes(message: SentMessage) -> int:
 
 
 def _fitting(ids: Sequence[str], messages: Sequence[SentMessage]) -> Iterator[str]:
-    """Return the ids, then the keys of the messages while there is room, each once."""
+    """Yield the ids, then the keys of the messages while there is room, each once."""
     left, seen = MAX_FIELD_BYTES, set()
     keys = (key for message in messages for key in (message.keys or "").split(KEY_SEPARATOR))
     for token in (*ids, *keys):
