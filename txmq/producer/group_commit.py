@@ -92,22 +92,16 @@ class GroupCommitter(Generic[Item, Answer]):
         self._woken = Woken()
         self._pid = process_id()
 
-    def submit(self, item: Item, size: Size) -> Awaited[Answer]:
-        """Queue an item for the next commit. Raises: ClosedError."""
-        awaited: Awaited[Answer] = Awaited()
-        self._enter(((item, *size, awaited),))
-        return awaited
-
     def submit_to(self, answered: Answered[Answer], item: Item, size: Size) -> None:
         """Queue an item; the committing thread sets its answer or error. Raises: ClosedError."""
-        self._enter(((item, *size, answered),))
+        self._enter((item, *size, answered))
 
     def put(self, item: Item, size: Size) -> None:
         """Queue an item whose answer `commit` delivers itself. Raises: ClosedError."""
-        self._enter(((item, *size, None),))
+        self._enter((item, *size, None))
 
-    def _enter(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
-        """Queue entries; take the lock only if a thread has to be woken or to wait.
+    def _enter(self, entry: _Entry[Item, Answer]) -> None:
+        """Queue an entry; take the lock only if a thread has to be woken or to wait.
 
         Threads that queue for the lock would sleep at every call.
         """
@@ -117,9 +111,9 @@ class GroupCommitter(Generic[Item, Answer]):
             self._wait_for_room()
         if self._closed:
             self.check_usable()
-        self._waiting.extend(entries)
+        self._waiting.append(entry)
         if self._is_idle or self._closed or len(self._waiting) >= self._max_waiting:
-            self._wake(entries)
+            self._wake(entry)
 
     @property
     def is_own_thread(self) -> bool:
@@ -134,24 +128,20 @@ class GroupCommitter(Generic[Item, Answer]):
             while len(self._waiting) >= self._max_waiting and not self._closed:
                 self._has_room.wait()
 
-    def _wake(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
+    def _wake(self, entry: _Entry[Item, Answer]) -> None:
         with self._lock:
             try:
-                if self._has_ended and entries[0] in self._waiting:
+                if self._has_ended and entry in self._waiting:
                     self.check_usable()
                 self._start()
             except BaseException:
-                # No thread will take these entries; it took all earlier ones.
-                self._take_back(entries)
+                # No thread will take this entry; it took all earlier ones.
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
                 raise
             if len(self._waiting) >= self._max_waiting:
                 self._is_urgent.set()
             self._has_rows.notify()
-
-    def _take_back(self, entries: Sequence[_Entry[Item, Answer]]) -> None:
-        for entry in entries:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
 
     def close(self) -> None:
         """Commit the queued items, then end the thread; in a forked process do nothing."""
