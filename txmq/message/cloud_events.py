@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from txmq.errors import InvalidMessageTypeError, InvalidPropertyError, shown
+from txmq.errors import InvalidMessageError, shown
 from txmq.ground.clock import moment_problem
 from txmq.message.message import Message
 
@@ -81,8 +81,8 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
             datetime.
         fields: fields of Message, such as keys, tags, properties, delay_s.
 
-    Raises: InvalidPropertyError for a value that the specification does not allow,
-        InvalidMessageTypeError for one of another type; the errors of Message.
+    Raises: InvalidMessageError for a value that the specification does not allow; the errors of
+        Message.
 
     Example:
         >>> event = cloud_event("orders", id="7", source="/shop", type="order.paid", data=b"42")
@@ -133,7 +133,7 @@ def properties_of(message: Any) -> dict[str, str]:
 
 def _mapping(name: str, given: object) -> Mapping[Any, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise InvalidMessageTypeError(name, f"must be a mapping, not {type(given).__name__}")
+        raise InvalidMessageError(name, f"must be a mapping, not {type(given).__name__}")
     return given or {}
 
 
@@ -141,7 +141,7 @@ def _without_prefix(properties: Mapping[Any, Any]) -> dict[str, str]:
     for name in properties:
         if isinstance(name, str) and name.startswith(PREFIX):
             problem = f"{shown(name)} would be an attribute; pass it in extensions"
-            raise InvalidPropertyError("property", problem)
+            raise InvalidMessageError("property", problem)
     return dict(properties)
 
 
@@ -152,22 +152,20 @@ def _stored(attributes: Mapping[str, str]) -> dict[str, str]:
 def _extensions(extensions: Mapping[Any, object]) -> dict[str, str]:
     for name in extensions:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InvalidPropertyError(
+            raise InvalidMessageError(
                 "CloudEvents extension", f"{shown(name)} must be small letters and digits"
             )
         if name in _RESERVED_NAMES:
             problem = f"{shown(name)} is a name of CloudEvents itself; pass it as an argument"
-            raise InvalidPropertyError("CloudEvents extension", problem)
+            raise InvalidMessageError("CloudEvents extension", problem)
     return {name: _checked(name, value, _extension) for name, value in extensions.items()}
 
 
 def _checked(name: str, value: object, read: Callable[[object], str]) -> str:
     try:
         return read(value)
-    except TypeError as error:
-        raise InvalidMessageTypeError(f"CloudEvents {name}", str(error)) from None
-    except ValueError as error:
-        raise InvalidPropertyError(f"CloudEvents {name}", str(error)) from None
+    except (TypeError, ValueError) as error:
+        raise InvalidMessageError(f"CloudEvents {name}", str(error)) from None
 
 
 def _text(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import InvalidFilterError, InvalidFilterTypeError
+from txmq.errors import InvalidFilterError
 from txmq.ground.sessions import spark_room
 from txmq.message.conditions import (
     AllOf,
@@ -133,7 +133,7 @@ def parse_filter(text: str | MessageFilter) -> MessageFilter:
 
 def _text(given: object) -> str:
     if not isinstance(given, str):
-        raise InvalidFilterTypeError(given, f"must be a str, not {type(given).__name__}", 0)
+        raise InvalidFilterError(given, f"must be a str, not {type(given).__name__}", 0)
     return given
 
 

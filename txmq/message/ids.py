@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from txmq.errors import (
     InvalidMessageError,
-    InvalidMessageTypeError,
     MessageIdError,
     TransactionNotFoundError,
 )
@@ -60,7 +59,7 @@ def checked_key(key: object, moment: object, *, now_ms: int, reserved_s: float) 
         now_ms: the time of the producer's clock.
         reserved_s: the retention of the store, `file_reserved_time_h`.
 
-    Raises: InvalidMessageTypeError, InvalidMessageError.
+    Raises: InvalidMessageError.
     """
     return IdempotencyKey(_checked_name(key), _checked_time_ms(moment, now_ms, reserved_s))
 
@@ -68,7 +67,7 @@ def checked_key(key: object, moment: object, *, now_ms: int, reserved_s: float) 
 def _checked_name(key: object) -> str:
     if not isinstance(key, str):
         problem = f"must be a str, not {type(key).__name__}"
-        raise InvalidMessageTypeError("idempotency_key", problem)
+        raise InvalidMessageError("idempotency_key", problem)
     if not key.strip() or len(key.encode("utf-8", "replace")) > MAX_FIELD_BYTES:
         problem = f"must not be blank, and not longer than {MAX_FIELD_BYTES:,} bytes"
         raise InvalidMessageError("idempotency_key", problem)
@@ -83,7 +82,7 @@ def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
             "must be a datetime with a time zone, the same in every retry, such as the hour of a"
             " batch"
         )
-        raise InvalidMessageTypeError("key_timestamp", problem)
+        raise InvalidMessageError("key_timestamp", problem)
     wrong = moment_problem(moment)
     if wrong is not None:
         raise InvalidMessageError("key_timestamp", wrong)

@@ -11,14 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 from txmq.errors import (
-    InvalidDelayError,
-    InvalidDelayTypeError,
     InvalidMessageError,
-    InvalidMessageTypeError,
-    InvalidPropertyError,
     MessageTooLargeError,
-    PropertyLimitError,
-    ReservedPropertyError,
     shown,
 )
 from txmq.ground.clock import moment_problem
@@ -248,14 +242,14 @@ class Message:
         """Check the sizes against the limits of a store (R18, R19).
 
         Raises:
-            MessageTooLargeError: the body is above `max_message_size_bytes`.
-            PropertyLimitError: keys, tags and properties are above `max_properties_size_bytes`.
+            MessageTooLargeError: the body is above `max_message_size_bytes`, or keys, tags and
+                properties are above `max_properties_size_bytes`; `field` says which.
         """
         if self.body_size_bytes > max_message_size_bytes:
             raise MessageTooLargeError("body bytes", self.body_size_bytes, max_message_size_bytes)
         size_bytes = self.properties_size_bytes
         if size_bytes > max_properties_size_bytes:
-            raise PropertyLimitError("properties bytes", size_bytes, max_properties_size_bytes)
+            raise MessageTooLargeError("properties bytes", size_bytes, max_properties_size_bytes)
 
     @property
     def is_delayed(self) -> bool:
@@ -287,7 +281,7 @@ def _size_bytes(text: str) -> int:
 def _check_body(body: object) -> None:
     if not isinstance(body, bytes):
         problem = f"must be bytes, not {type(body).__name__}; encode text, for example as UTF-8"
-        raise InvalidMessageTypeError("body", problem)
+        raise InvalidMessageError("body", problem)
 
 
 def _check_tags(tags: object) -> None:
@@ -300,7 +294,7 @@ def _check_text(name: str, value: object) -> None:
     if value is None:
         return
     if not isinstance(value, str):
-        raise InvalidMessageTypeError(name, f"must be a str, not {type(value).__name__}")
+        raise InvalidMessageError(name, f"must be a str, not {type(value).__name__}")
     if not value.strip():
         raise InvalidMessageError(name, "must not be blank; leave it out")
     problem = _text_problem(value)
@@ -325,7 +319,7 @@ def _joined_keys(keys: object) -> str | None:
         return keys
     if not isinstance(keys, Iterable) or isinstance(keys, bytes | Mapping):
         problem = f"must be a str or several str, not {type(keys).__name__}"
-        raise InvalidMessageTypeError("keys", problem)
+        raise InvalidMessageError("keys", problem)
     several = list(keys)
     for key in several:
         _check_text("keys", key)
@@ -339,7 +333,7 @@ def _joined_keys(keys: object) -> str | None:
 def _checked_properties(properties: object) -> Mapping[str, str]:
     if not isinstance(properties, Mapping):
         problem = f"must be a mapping of str to str, not {type(properties).__name__}"
-        raise InvalidMessageTypeError("properties", problem)
+        raise InvalidMessageError("properties", problem)
     for name, value in properties.items():
         _check_property(name, value)
     return MappingProxyType(dict(properties)) if properties else _NO_PROPERTIES
@@ -355,39 +349,39 @@ def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> N
     for name, value, rule in (("delay_level", level, _LEVEL), ("delay_s", delay_s, _SECONDS)):
         # bool is an int in Python.
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise InvalidDelayTypeError(name, f"must be {rule}, not {type(value).__name__}")
+            raise InvalidMessageError(name, f"must be {rule}, not {type(value).__name__}")
         if value is not None and not 0 <= value <= MAX_DELAY_S:
-            raise InvalidDelayError(name, f"must be {rule}, not {shown(value)}")
+            raise InvalidMessageError(name, f"must be {rule}, not {shown(value)}")
     if deliver_timestamp is not None:
         _check_deliver_timestamp(deliver_timestamp)
     if sum(map(bool, (level, delay_s))) + (deliver_timestamp is not None) > 1:
         problem = "is given more than once; pass one of delay_level, delay_s and deliver_timestamp"
-        raise InvalidDelayError("delay", problem)
+        raise InvalidMessageError("delay", problem)
 
 
 def _check_deliver_timestamp(moment: object) -> None:
     if not isinstance(moment, datetime):
         problem = f"must be a datetime, not {type(moment).__name__}"
-        raise InvalidDelayTypeError("deliver_timestamp", problem)
+        raise InvalidMessageError("deliver_timestamp", problem)
     wrong = moment_problem(moment)
     if wrong is not None:
-        raise InvalidDelayError("deliver_timestamp", wrong)
+        raise InvalidMessageError("deliver_timestamp", wrong)
 
 
 def _check_property(name: object, value: object) -> None:
     for text in (name, value):
         if not isinstance(text, str):
             problem = f"{shown(name)}: name and value must be str, not {type(text).__name__}"
-            raise InvalidPropertyError("property", problem)
+            raise InvalidMessageError("property", problem)
         if not text.strip():
-            raise InvalidPropertyError(
+            raise InvalidMessageError(
                 "property", f"{shown(name)}: name and value must not be blank"
             )
         text_problem = _text_problem(text)
         if text_problem:
-            raise InvalidPropertyError("property", f"{shown(name)} {text_problem}")
+            raise InvalidMessageError("property", f"{shown(name)} {text_problem}")
     if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
-        raise ReservedPropertyError("property", f"{shown(name)} is reserved; choose another name")
+        raise InvalidMessageError("property", f"{shown(name)} is reserved; choose another name")
     if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
         problem = f"{name} must be a number of whole seconds above 0, of at most 9 digits"
-        raise InvalidPropertyError("property", problem)
+        raise InvalidMessageError("property", problem)

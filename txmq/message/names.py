@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from txmq.errors import InvalidNameError, InvalidNameTypeError, ReservedNameError
+from txmq.errors import InvalidNameError
 
 RETRY_PREFIX = "RETRY_"
 DEAD_LETTER_PREFIX = "DLQ_"
@@ -123,7 +123,7 @@ def _well_formed(
     kind: str, name: object, max_characters: int, allowed: re.Pattern[str] = _ALLOWED
 ) -> str:
     if not isinstance(name, str):
-        raise InvalidNameTypeError(kind, name, f"pass a str, not {type(name).__name__}")
+        raise InvalidNameError(kind, name, f"pass a str, not {type(name).__name__}")
     if not allowed.fullmatch(name):
         raise InvalidNameError(kind, name, _RULES[allowed])
     if len(name) > max_characters:
@@ -134,7 +134,7 @@ def _well_formed(
 def _not_reserved(kind: str, name: str) -> str:
     folded = name.lower()
     if folded.startswith(_GROUP_PREFIXES + _SYSTEM_PREFIXES) or folded in _RESERVED_WORDS:
-        raise ReservedNameError(kind, name, "it is reserved; choose another")
+        raise InvalidNameError(kind, name, "it is reserved; choose another")
     return name
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from txmq.errors import InvalidMessageTypeError, InvalidPropertyError
+from txmq.errors import InvalidMessageError
 from txmq.message.message import Message
 
 TRACEPARENT = "traceparent"
@@ -42,12 +42,12 @@ def with_trace_context(
             OpenTelemetry (`pip install 'txmq[trace]'`), the message stays as it is.
         tracestate: what vendors add to the context; only together with `traceparent`.
 
-    Raises: InvalidPropertyError for a value that the W3C's form does not allow;
-        InvalidMessageTypeError for a value that is not a str; PropertyLimitError at send.
+    Raises: InvalidMessageError for a value that is not a str or that the W3C's form does not
+        allow; MessageTooLargeError at send.
     """
     if traceparent is None:
         if tracestate is not None:
-            raise InvalidPropertyError(TRACESTATE, "needs a traceparent beside it")
+            raise InvalidMessageError(TRACESTATE, "needs a traceparent beside it")
         context = _context_of_current_span()
     else:
         context = checked_context(traceparent, tracestate)
@@ -105,11 +105,11 @@ def checked_context(traceparent: object, tracestate: object = None) -> dict[str,
 def _checked_parent(traceparent: object) -> str:
     if not isinstance(traceparent, str):
         problem = f"must be a str, not {type(traceparent).__name__}"
-        raise InvalidMessageTypeError(TRACEPARENT, problem)
+        raise InvalidMessageError(TRACEPARENT, problem)
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None or (match["version"] == "00" and match["rest"] is not None):
         problem = "must be version-trace id-parent id-flags in small hexadecimal digits (W3C)"
-        raise InvalidPropertyError(TRACEPARENT, problem)
+        raise InvalidMessageError(TRACEPARENT, problem)
     # Of a subclass of str its text alone.
     return match[0]
 
@@ -120,12 +120,12 @@ def _checked_members(tracestate: object) -> str:
         return ""
     if not isinstance(tracestate, str):
         problem = f"must be a str, not {type(tracestate).__name__}"
-        raise InvalidMessageTypeError(TRACESTATE, problem)
+        raise InvalidMessageError(TRACESTATE, problem)
     members = [member.strip(" \t") for member in tracestate.split(",")]
     members = [member for member in members if member]
     matches = [_MEMBER.fullmatch(member) for member in members]
     keys = [match["key"] for match in matches if match is not None]
     if len(keys) != len(members) or len(set(keys)) != len(keys) or len(keys) > MAX_MEMBERS:
         problem = f"must be up to {MAX_MEMBERS} members key=value, each key once (W3C)"
-        raise InvalidPropertyError(TRACESTATE, problem)
+        raise InvalidMessageError(TRACESTATE, problem)
     return ",".join(members)

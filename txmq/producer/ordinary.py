@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from txmq.errors import InvalidMessageError, InvalidMessageTypeError
+from txmq.errors import InvalidMessageError
 from txmq.message.ids import new_transaction_id
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
@@ -105,7 +105,7 @@ def _batch(messages: object) -> list[Message]:
         return [messages]
     if isinstance(messages, str | bytes) or not hasattr(messages, "__iter__"):
         problem = f"must be a Message or several of them, not {type(messages).__name__}"
-        raise InvalidMessageTypeError("messages", problem)
+        raise InvalidMessageError("messages", problem)
     batch = list(messages)
     if not batch:
         raise InvalidMessageError("messages", "must hold at least one message")
