@@ -32,7 +32,7 @@ _stopping_start: ContextVar[threading.Event | None] = ContextVar("stopping_start
 
 @contextmanager
 def start_stopped_by(stopping: threading.Event) -> Iterator[None]:
-    """What a service does in the block before its start returns ends early once this is set."""
+    """Let a start, in this block, end early once the event is set."""
     token = _stopping_start.set(stopping)
     try:
         yield
@@ -41,12 +41,12 @@ def start_stopped_by(stopping: threading.Event) -> Iterator[None]:
 
 
 def stopping_start() -> threading.Event:
-    """What stops the start that is running; nothing sets it where nobody may."""
+    """Return what stops the start that is running; outside of such a block nothing sets it."""
     return _stopping_start.get() or threading.Event()
 
 
 def is_survivable(error: BaseException) -> bool:
-    """Whether the work that failed may fail alone, while its thread goes on with other work.
+    """Tell whether the work that failed may fail alone, while its thread goes on with other work.
 
     So may a panic of a library in Rust, which is no Exception; an exit of the process may not.
     """
@@ -66,7 +66,7 @@ def raise_exit(error: BaseException) -> None:
 
 
 def ended(what: str, cause: BaseException | None) -> EnvironmentProblemError:
-    """The error for something that ended and must not pass for an end that was asked for."""
+    """Return the error for something that ended and must not pass for an end that was asked for."""
     by = "by itself" if cause is None else f"by {type(cause).__name__}"
     step = "Start the service again; nothing is lost. Its log says more."
     return EnvironmentProblemError(f"{what} ended {by}", step)
@@ -93,7 +93,7 @@ class ServiceHandle(Protocol):
 def caused(
     problem: EnvironmentProblemError, cause: BaseException | None
 ) -> EnvironmentProblemError:
-    """The problem with its cause, for who cannot raise it yet."""
+    """Return the problem with its cause, for who cannot raise it yet."""
     problem.__cause__ = cause
     return problem
 
@@ -190,11 +190,11 @@ class ThreadHandle:
         return self._failure
 
     def _turn(self) -> None:
-        """One turn; the next one comes an interval after it."""
+        """Do one turn; the next one comes an interval after it."""
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Called once in the thread, after the last turn."""
+        """Do what is left to do, once in the thread, after the last turn."""
 
     def _run(self) -> None:
         for part in (self._turns, self._end):
@@ -242,7 +242,7 @@ class TurnHandle(ThreadHandle):
         self._rounds.run()
 
     def forget(self) -> None:
-        """Nothing to remove after a thread."""
+        """Remove nothing: a thread leaves nothing behind."""
 
 
 class Restarting(ThreadHandle):
@@ -292,7 +292,7 @@ class Restarting(ThreadHandle):
         self._running = self._started()
 
     def _started(self) -> Running:
-        """A running query; a failure while it starts counts as one more break."""
+        """Start a query; a failure while it starts counts as one more break."""
         while True:
             try:
                 return self._start()

@@ -55,7 +55,7 @@ class CheckWatch:
     """The hooks of who asks the listener of one group."""
 
     def __init__(self, group: str, hooks: Hooks | None = None) -> None:
-        """`group` is the stored name."""
+        """Count for the group of this stored name."""
         self._hooks = Hooks() if hooks is None else hooks
         self._group, self._namespace = unwrapped(group), namespace_of(group)
 
@@ -148,7 +148,7 @@ class RowAsker:
         )
 
     def late(self) -> pa.Table:
-        """OUTCOMES of the answers that came after their deadline, each once."""
+        """Return OUTCOMES of the answers that came after their deadline, each once."""
         answers = self._threads.late()
         return _outcome_table((answer.transaction_id, answer.answered) for answer in answers)
 
@@ -211,7 +211,7 @@ SetCall = Callable[[pa.Table], object]
 
 
 def call_of(listener: Any, spark: SparkSession | None) -> SetCall | None:
-    """The function that asks the listener about a set; None if it has no set form here.
+    """Return the function that asks the listener about a set; None if it has no set form here.
 
     A listener with the Spark form alone has none without a Spark session.
     """
@@ -264,7 +264,7 @@ class SetAsker:
         )
 
     def late(self) -> pa.Table:
-        """OUTCOMES of the answers that came after their deadline, each once."""
+        """Return OUTCOMES of the answers that came after their deadline, each once."""
         return pa.concat_tables([OUTCOMES.empty_table(), *self._threads.late()])
 
     def close(self) -> None:
@@ -339,7 +339,7 @@ def set_answers(value: object, transaction_ids: pa.Array) -> SetAnswers:
 
 
 def _as_table(value: object) -> pa.Table:
-    """A table of any kind, with text of any kind, as OUTCOMES."""
+    """Convert a table of any kind, with text of any kind, to OUTCOMES."""
     table = pa.table(value)
     reasons = table["reason"] if "reason" in table.column_names else None
     if reasons is None or pa.types.is_null(reasons.type):
@@ -361,7 +361,7 @@ def _problem(value: object, error: Exception) -> str:
 
 
 def _outcomes(answers: pa.Table, transaction_ids: pa.Array) -> pa.Table:
-    """One outcome per question; `place` in `answers` is the number of the question."""
+    """Return one outcome for each question; `place` in `answers` is the number of the question."""
     place = integers(answers["place"], 0)
     state = integers(pc.index_in(answers["state"], value_set=_STATES), _NO_STATE)
     count = len(transaction_ids)
@@ -378,7 +378,7 @@ def _outcomes(answers: pa.Table, transaction_ids: pa.Array) -> pa.Table:
 
 
 def _doubts(place: Integers, state: Integers, count: int) -> Integers:
-    """The number in _DOUBTS of the doubt about each transaction; -1 if there is none."""
+    """Return the number in _DOUBTS of the doubt about each transaction; -1 if there is none."""
     low, high = np.full(count, len(_STATES), dtype=np.int64), np.full(count, -2, dtype=np.int64)
     np.minimum.at(low, place, state)
     np.maximum.at(high, place, state)

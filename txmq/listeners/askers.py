@@ -64,7 +64,7 @@ class Asker(Protocol):
         ...
 
     def late(self) -> pa.Table:
-        """OUTCOMES of the answers that came after their deadline, each once."""
+        """Return OUTCOMES of the answers that came after their deadline, each once."""
         ...
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class AskedRound:
         self._open[group] = collect
 
     def leave(self, transaction_ids: pa.Array) -> None:
-        """These found no room in the round: they get no outcome, and stay due."""
+        """Take questions out that found no room in the round: they get no outcome, and stay due."""
         self.left = pa.concat_arrays([self.left, transaction_ids])
 
     @property
@@ -102,7 +102,7 @@ class AskedRound:
         return self._questions["transaction_id"].filter(is_open).combine_chunks()
 
     def take(self, until_s: float = math.inf) -> pa.Table:
-        """OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
+        """Return OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
 
         It waits until then at the latest; a group is over at the end of its timeout.
         """
@@ -158,7 +158,7 @@ class Askers:
         return frozenset(self._askers)
 
     def limit_of(self, producer_group: str) -> int:
-        """The largest number of questions about a group in one round."""
+        """Return the largest number of questions about a group in one round."""
         asker = self._asker(producer_group)
         return self._default_limit if asker is None else asker.limit
 
@@ -184,7 +184,7 @@ class Askers:
         return round_
 
     def late_answers(self) -> pa.Table:
-        """LATE: COMMIT and ROLLBACK answers that came after their round, each once."""
+        """Return LATE: COMMIT and ROLLBACK answers that came after their round, each once."""
         tables = [LATE.empty_table()]
         for group, asker in self._askers.items():
             outcomes = asker.late()
@@ -199,13 +199,13 @@ class Askers:
             asker.close()
 
     def _asker(self, group: str) -> Asker | None:
-        """The asker of a listener here, else of the group's live producers, else None."""
+        """Return the asker of a listener here, else of the group's live producers, else None."""
         asker = self._askers.get(group)
         return asker if asker is not None or self._remote is None else self._remote(group)
 
 
 def _assign(questions: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table, pa.Table]:
-    """The questions to ask now, and a default outcome for every question without an answer."""
+    """Choose the questions to ask now; all others get a default outcome."""
     place = place_in_group(questions["producer_group"])
     groups = Groups.of(questions["producer_group"])
     names = groups.keys.to_pylist()
@@ -223,7 +223,7 @@ def _assign(questions: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table,
 def _heads(
     half: HalfLog, questions: pa.Table, askers: Mapping[str, Asker]
 ) -> Iterator[tuple[Heads, pa.Table]]:
-    """Heads and their groups; groups that want the same columns share one read of the half log."""
+    """Read heads by group; groups that want the same columns share one read of the half log."""
     groups_by_columns: dict[tuple[str, ...], list[str]] = {}
     for group in pc.unique(questions["producer_group"]).to_pylist():
         groups_by_columns.setdefault(askers[group].columns, []).append(group)

@@ -31,7 +31,7 @@ class Failures:
         self._seen: set[str] = set()
 
     def begin(self) -> None:
-        """A new round: each kind is worth a line again."""
+        """Begin a new round: each kind is worth a line again."""
         with self._lock:
             self._seen.clear()
 
@@ -53,13 +53,13 @@ class Failures:
 
 
 def trace(error: BaseException, bodies: Iterable[bytes]) -> str:
-    """The traceback and the text of an error, cut, without the bodies."""
+    """Return the traceback and the text of an error, cut, without the bodies."""
     lines = traceback.format_exception(type(error), error, error.__traceback__, limit=-MAX_FRAMES)
     return without_bodies("".join(lines).rstrip(), bodies)[-MAX_TRACE_CHARACTERS:]
 
 
 def without_bodies(text: str, bodies: Iterable[bytes]) -> str:
-    """The text with each body replaced, in each form in which Python may show it."""
+    """Replace each body in the text, in each form in which Python may show it."""
     for body in bodies:
         if len(body) < MIN_BODY_BYTES:
             continue
@@ -70,7 +70,7 @@ def without_bodies(text: str, bodies: Iterable[bytes]) -> str:
 
 
 def _without(text: str, form: str) -> str:
-    """The text without the form, also where the text holds only its begin."""
+    """Replace the form in the text, also if the text holds only its begin."""
     begin = form[:BEGIN_CHARACTERS]
     place = text.find(begin)
     while place >= 0:
@@ -81,7 +81,7 @@ def _without(text: str, form: str) -> str:
 
 
 def _same(text: str, form: str) -> int:
-    """How many characters both begin with."""
+    """Count the characters that both begin with."""
     pairs = enumerate(zip(text, form, strict=False))
     return next((place for place, (one, other) in pairs if one != other), len(text))
 

@@ -74,7 +74,7 @@ class RunningOperation(Protocol):
     """What a hook returns for an operation that it wants to see end."""
 
     def end(self, error: BaseException | None, outcome: str | None) -> None:
-        """Called once: with the error that it ended by, or with its answer."""
+        """Hear of its end, once: with the error that it ended by, or with its answer."""
         ...
 
 
@@ -162,7 +162,7 @@ class SendMessageHook(Protocol):
     """Sees every send. An error that it raises is logged by its type; the send continues."""
 
     def before_send(self, context: SendContext) -> Mapping[str, str] | None:
-        """Called before anything is written.
+        """Hear of a send before anything is written.
 
         Returns:
             None, or `traceparent` and perhaps `tracestate`, which each message gets as properties
@@ -171,7 +171,7 @@ class SendMessageHook(Protocol):
         ...
 
     def after_send(self, context: SendContext) -> None:
-        """Called when the messages are durable, or with an `error` why they may not be."""
+        """Hear that the messages are durable, or with an `error` why they may not be."""
         ...
 
 
@@ -179,7 +179,7 @@ class EndTransactionHook(Protocol):
     """Sees every end. An error that it raises is logged by its type."""
 
     def end_transaction(self, context: EndContext) -> None:
-        """Called when the end is known; RocketMQ calls it before the end is written."""
+        """Hear of an end once it is known; RocketMQ calls it before the end is written."""
         ...
 
 
@@ -187,7 +187,7 @@ class OperationHook(Protocol):
     """Sees the operations of all services begin and end; see `Operation`."""
 
     def begin_operation(self, operation: Operation) -> RunningOperation | None:
-        """Called when it begins; `end` of what this returns is called in the same thread."""
+        """Hear of its begin; `end` of what this returns is called in the same thread."""
         ...
 
 
@@ -213,7 +213,7 @@ class Hooks:
     """The hooks of one producer or service, called in their order; safe for several threads."""
 
     def __init__(self, hooks: Iterable[Hook] = ()) -> None:
-        """Raises: HookError for an object that is no hook."""
+        """Check each of them. Raises: HookError for an object that is no hook."""
         self._hooks: tuple[Any, ...] = tuple(_several(hooks))
         for hook in self._hooks:
             _check(hook)
@@ -226,11 +226,11 @@ class Hooks:
         }
 
     def __iter__(self) -> Iterator[Hook]:
-        """The hooks themselves."""
+        """Iterate over the hooks themselves."""
         return iter(self._hooks)
 
     def __bool__(self) -> bool:
-        """Whether a hook wants to hear anything now; without one no context is made."""
+        """Tell whether a hook wants to hear anything now; without one no context is made."""
         return self._is_heard or (bool(self._switched) and any(map(self._is_on, self._switched)))
 
     @property
@@ -313,7 +313,7 @@ class Hooks:
         return [_call(hook, method, context) for hook in hooks]
 
     def _is_on(self, hook: Any) -> bool:
-        """Whether a hook wants to hear anything; one without `is_on` always does."""
+        """Tell whether a hook wants to hear anything; one without `is_on` always does."""
         try:
             return bool(getattr(hook, "is_on", True))
         except BaseException as error:  # noqa: BLE001 - R89
@@ -328,7 +328,7 @@ class RunningOperations:
     """An operation as all hooks see it."""
 
     def __init__(self, running: Iterable[RunningOperation | None] = ()) -> None:
-        """Made by `Hooks.operation`."""
+        """Begin nothing yet; `Hooks.operation` makes it."""
         self._running = [one for one in running if one is not None]
         self._outcome: str | None = None
 
@@ -363,7 +363,7 @@ _NO_OPERATION = RunningOperations()
 def sent_messages(
     transaction_id: str, messages: Iterable[Message], *, ordinary: bool = False
 ) -> tuple[SentMessage, ...]:
-    """The messages of one transaction as a context holds them."""
+    """Return the messages of one transaction as a context holds them."""
     return tuple(
         SentMessage(
             message_id(transaction_id, sequence),
@@ -412,7 +412,7 @@ def _has_switch(hook: object) -> bool:
 
 
 def _context_of(returned: object) -> Mapping[str, str]:
-    """The trace context that a hook returned; what is none is logged and left out."""
+    """Check the trace context that a hook returned; log what is none, and leave it out."""
     if returned is None:
         return {}
     try:

@@ -191,7 +191,7 @@ CheckListener = AnsweringListener | SetListener | ArrowSetListener
 
 
 def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
-    """The state that a listener returned, or UNKNOWN and the reason for any other value."""
+    """Return the state that a listener returned, or UNKNOWN and the reason for any other value."""
     if isinstance(value, LocalTransactionState):
         return value, None
     reason = f"the listener returned {type(value).__name__}, not a LocalTransactionState"
@@ -199,7 +199,7 @@ def answer_of(value: object) -> tuple[LocalTransactionState, str | None]:
 
 
 def load_listeners(settings: Mapping[str, str | Mapping[str, Any]]) -> dict[str, CheckListener]:
-    """The listeners of the setting `listeners`, by group, made with the arguments given there.
+    """Make the listeners of the setting `listeners`, by group, with the arguments given there.
 
     Raises: ListenerError if a class cannot be imported or made, or cannot answer a check.
     """
@@ -232,17 +232,17 @@ def executing_listener(group: str, listener: object) -> ExecutingListener:
 
 
 def answers_rows(listener: object) -> bool:
-    """Whether the listener answers one question at a time."""
+    """Tell whether the listener answers one question at a time."""
     return _has(listener, CHECK)
 
 
 def answers_sets(listener: object, *, with_spark: bool) -> bool:
-    """Whether the listener answers for many transactions in one call."""
+    """Tell whether the listener answers for many transactions in one call."""
     return _has(listener, CHECK_ARROW_SET) or (with_spark and _has(listener, CHECK_SET))
 
 
 def head_columns(listener: object) -> tuple[str, ...]:
-    """The columns that a set listener gets, `transaction_id` first.
+    """Return the columns that a set listener gets, `transaction_id` first.
 
     Raises: ListenerError if `head_columns` of the listener is no tuple of columns of a head.
     """
@@ -291,7 +291,7 @@ def _load(group: str, setting: str | Mapping[str, Any]) -> CheckListener:
 
 
 def _step_after(error: Exception) -> str:
-    """What to do about a listener that cannot be made; an error of txmq says it itself."""
+    """Say what to do about a listener that cannot be made; an error of txmq says it itself."""
     if isinstance(error, TxmqError):
         return ""
     if isinstance(error, ModuleNotFoundError):
@@ -312,7 +312,7 @@ def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) ->
 
 
 def ages_s(heads: pa.Table, clock: Clock) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The age of each head: the time of `clock` less the producer's born_timestamp."""
+    """Return the age of each head: the time of `clock` less the producer's born_timestamp."""
     born_us = heads["born_timestamp"].cast(pa.int64()).to_numpy()
     return np.asarray(clock.now_ms() / 1000 - born_us / 1e6, dtype=np.float64)
 
@@ -385,7 +385,7 @@ class Collect:
     outcomes: Callable[[], pa.Table]
 
     def __call__(self) -> pa.Table:
-        """As `outcomes`."""
+        """Return answers, as `outcomes`."""
         return self.outcomes()
 
 
@@ -395,21 +395,21 @@ BUSY = NotReached(Reason.BUSY)
 
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """A row of OUTCOMES as a value."""
+    """Return a row of OUTCOMES as a value."""
     if row["state"] is None:
         return NotReached(_REASONS[row["reason"]])
     return Answered(LocalTransactionState(row["state"]), row["reason"])
 
 
 def outcome_table(rows: Iterable[tuple[str | None, str | None, str | None]]) -> pa.Table:
-    """OUTCOMES from the id, state and reason of each question."""
+    """Make OUTCOMES from the id, state and reason of each question."""
     listed = list(rows)
     columns = zip(*listed, strict=True) if listed else [[] for _ in OUTCOMES]
     return pa.table([pa.array(column, pa.string()) for column in columns], OUTCOMES)
 
 
 def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
-    """OUTCOMES with one outcome for all questions."""
+    """Make OUTCOMES with one outcome for all questions."""
     state = outcome.state.value if isinstance(outcome, Answered) else None
     count = len(transaction_ids)
     columns = [transaction_ids, *(_repeated(text, count) for text in (state, outcome.reason))]
@@ -417,7 +417,7 @@ def same_outcome(transaction_ids: Any, outcome: Outcome) -> pa.Table:
 
 
 def raised(error: BaseException) -> Answered:
-    """UNKNOWN for a listener that raised; only the type is shown, because the text may hold a body.
+    """Return UNKNOWN for a listener that raised, and show its type alone: its text may hold a body.
 
     The texts of ListenerError and EnvironmentProblemError are txmq's own and are shown (R81).
     """
@@ -428,7 +428,7 @@ def raised(error: BaseException) -> Answered:
 
 
 def one_line(text: str | None) -> str | None:
-    """A listener's reason, cut and on one line."""
+    """Cut a listener's reason, and put it on one line."""
     if text is None:
         return None
     characters = text[:MAX_REASON_CHARACTERS]

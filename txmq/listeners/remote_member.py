@@ -141,7 +141,7 @@ class RemoteMember(ThreadHandle):
         }
 
     def _answers(self, takes: Mapping[str, Take]) -> dict[str, RemoteAnswer]:
-        """The listener's answers, within `listener_timeout_s`."""
+        """Ask the listener, and return its answers within `listener_timeout_s`."""
         unknown = RemoteQuestion(0, None)
         check_times = [self._seen.asked.get(key, unknown).check_times for key in takes]
         questions = pa.table(

@@ -41,7 +41,7 @@ class _PendingQuestion(Generic[Question, Answer]):
         self._answers: list[Answer] = []
 
     def begin(self) -> bool:
-        """Whether the listener is to be asked; false if the question was given up."""
+        """Tell whether the listener is to be asked; it is not if the question was given up."""
         with self._lock:
             is_waiting = self._phase is _Phase.WAITING
             if is_waiting:
@@ -81,7 +81,7 @@ class PendingQuestions(Generic[Question, Answer]):
         answered: threading.Semaphore,
         replace_hung: Callable[[int], None],
     ) -> None:
-        """Each answer releases `answered`; `replace_hung` gets the number of hanging threads."""
+        """Release `answered` for each answer; `replace_hung` gets the number of hanging threads."""
         self._pending = pending
         self._answered = answered
         self._replace_hung = replace_hung

@@ -289,7 +289,7 @@ def _inside(place: str, name: str) -> str:
 
 
 def _full_name(schema: Mapping[str, Any], namespace: str) -> str | None:
-    """The name of a type with its namespace; None if Avro does not allow it."""
+    """Return the name of a type with its namespace; None if Avro does not allow it."""
     name, space = schema.get("name"), schema.get("namespace", namespace)
     if not isinstance(name, str) or not isinstance(space, str) or name in _UNNAMED:
         return None
@@ -377,11 +377,11 @@ class BodySchema:
         return cls(BodyEncoding(value["encoding"]), _text_of(value["schema"]), record)
 
     def to_dict(self) -> dict[str, Any]:
-        """The schema as a dict; `parse` takes it."""
+        """Return the schema as a dict; `parse` takes it."""
         return {"encoding": self.encoding.value, "schema": json.loads(self.schema_json)}
 
     def to_json(self) -> str:
-        """The schema as JSON text; `parse` takes it."""
+        """Return the schema as JSON text; `parse` takes it."""
         return _text_of(self.to_dict())
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -394,7 +394,7 @@ class BodySchema:
         return pa.schema([field.arrow for field in self.record.fields])
 
     def problem(self, body: bytes | None) -> str | None:
-        """Why a body does not match this schema; None if it matches.
+        """Say why a body does not match this schema; None if it matches.
 
         The text names a field of the schema, and never shows the body.
 
@@ -427,7 +427,7 @@ class BodySchema:
     def decoded(
         self, bodies: pa.ChunkedArray | pa.Array, on_problem: OnProblem | None = None
     ) -> pa.Table:
-        """The columns of many bodies, one row for each body.
+        """Decode many bodies into columns, one row for each body.
 
         A body that does not match the schema becomes a row of nulls.
 
@@ -464,7 +464,7 @@ class BodySchema:
 
 @lru_cache(maxsize=256)
 def parsed_schema(text: str) -> BodySchema:
-    """As `BodySchema.parse`, but parses each text once."""
+    """Parse as `BodySchema.parse`, each text once."""
     return BodySchema.parse(text)
 
 
@@ -472,7 +472,7 @@ def parsed_schema(text: str) -> BodySchema:
 
 
 def json_value(body: bytes, decoder: json.JSONDecoder | None = None) -> Any:
-    """The values of a JSON body, with exact numbers. Raises: BodyFaultError."""
+    """Return the values of a JSON body, with exact numbers. Raises: BodyFaultError."""
     try:
         return (decoder or _EXACT_JSON).decode(body.decode())
     except UnicodeDecodeError:
@@ -507,7 +507,7 @@ _EXACT_JSON, _PLAIN_JSON = _decoder(Decimal), _decoder(float)
 
 
 def _json_object(schema: object) -> Mapping[str, Any]:
-    """The schema as an object; it may be given as JSON text."""
+    """Return the schema as an object; it may be given as JSON text."""
     try:
         value = json_value(schema.encode(), _PLAIN_JSON) if isinstance(schema, str) else schema
         size_bytes = len(_text_of(value))
@@ -530,7 +530,7 @@ def _text_of(value: object) -> str:
 
 
 def avro_decoder(record: RecordOf) -> Callable[[bytes], Any]:
-    """A function that decodes the binary form of one record, without header.
+    """Return a function that decodes the binary form of one record, without header.
 
     The function raises BodyFaultError. Values of logical types stay numbers and bytes.
     Raises: EnvironmentProblemError if fastavro is not installed.

@@ -58,12 +58,12 @@ class BodyFaultError(Exception):
     """A body does not match its schema; the text names a field and never shows the body."""
 
     def __init__(self, problem: str, place: str = "") -> None:
-        """`place` is the path to the value in the body: .name for a field, [number] for an item."""
+        """Name the path to the value in the body: .name for a field, [number] for an item."""
         self.problem, self.place = problem, place
         super().__init__(f"{place.removeprefix('.')} {problem}".lstrip())
 
     def inside(self, place: str) -> BodyFaultError:
-        """The same fault, with the path of the enclosing value in front."""
+        """Return the same fault, with the path of the enclosing value in front."""
         return BodyFaultError(self.problem, place + self.place)
 
 
@@ -301,7 +301,7 @@ class BodyType(ABC):
 
     @abstractmethod
     def avro(self, numbers: Iterator[int]) -> Any:
-        """An Avro schema of the same binary form, without logical types; `numbers` name types."""
+        """Make an Avro schema of the same form, without logical types; `numbers` name types."""
 
 
 @dataclass(frozen=True)

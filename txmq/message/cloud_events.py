@@ -65,7 +65,7 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
     extensions: Mapping[str, object] | None = None,
     **fields: Any,
 ) -> Message:
-    """A message that is a CloudEvent.
+    """Make a message that is a CloudEvent.
 
     Args:
         topic: the topic of the message.
@@ -108,7 +108,7 @@ def cloud_event(  # noqa: PLR0913 - the attributes of the specification
 
 
 def attributes_of(message: Any) -> dict[str, str]:
-    """The CloudEvents attributes of a Message or of a row of a topic; empty if it is no event."""
+    """Return the CloudEvents attributes of a Message or of a topic's row; empty without any."""
     attributes = {
         name.removeprefix(PREFIX): value
         for name, value in properties_of(message).items()
@@ -120,7 +120,7 @@ def attributes_of(message: Any) -> dict[str, str]:
 
 
 def properties_of(message: Any) -> dict[str, str]:
-    """The properties of a Message or of a row: Spark's Row, a mapping, pairs as Arrow has them."""
+    """Return the properties of a Message or of a row: Spark's Row, a mapping, pairs as in Arrow."""
     if isinstance(message, Mapping) or hasattr(message, "asDict"):
         given = message["properties"]
     else:
@@ -216,7 +216,7 @@ def _moment_text(value: datetime) -> str:
 
 
 def _extension(value: object) -> str:
-    """The text form that the specification gives a value of its types."""
+    """Return the text form that the specification gives a value of its types."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

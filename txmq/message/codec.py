@@ -33,7 +33,7 @@ CONTENT = ("tags", "keys", "body", "properties", "sharding_key")
 
 
 def erased(rows: pa.Table, chosen: Flags, columns: Sequence[str] = CONTENT) -> pa.Table:
-    """The rows, of which the chosen ones keep nothing in `columns`, which may have any type."""
+    """Return rows of which the chosen ones keep nothing in `columns`, which may have any type."""
     count = rows.num_rows
     sources = pa.array(np.where(chosen, count, np.arange(count)))
     for name in columns:
@@ -45,7 +45,7 @@ def erased(rows: pa.Table, chosen: Flags, columns: Sequence[str] = CONTENT) -> p
 
 
 def are_erased(properties: pa.ChunkedArray | pa.Array) -> Flags | None:
-    """Which rows are erased, by their column `properties`; None where none is."""
+    """Tell which rows are erased, by their column `properties`; None if none is."""
     column = _whole(properties)
     # Of a slice these are the names of all rows; most rows have few properties.
     if not len(column) or pc.index(column.keys, ERASED).as_py() < 0:
@@ -56,13 +56,13 @@ def are_erased(properties: pa.ChunkedArray | pa.Array) -> Flags | None:
 
 
 def without_erased(rows: pa.Table) -> pa.Table:
-    """The rows that are not erased; they have a column `properties`."""
+    """Return the rows that are not erased; they have a column `properties`."""
     flags = are_erased(rows["properties"])
     return rows if flags is None else rows.filter(pa.array(~flags))
 
 
 def is_erased(properties: Any) -> bool:
-    """Whether a row is erased, by its properties as a mapping or as pairs."""
+    """Tell whether a row is erased, by its properties as a mapping or as pairs."""
     return ERASED in dict(properties or ())
 
 
@@ -107,16 +107,16 @@ class BodyCodec(Protocol):
         ...
 
     def encode(self, body: bytes, context: BodyContext) -> bytes:
-        """The bytes to store. An error refuses the send; its text is not shown."""
+        """Return the bytes to store. An error refuses the send; its text is not shown."""
         ...
 
     def decode(self, stored: bytes, context: BodyContext) -> bytes:
-        """The body. Raises: BodyCodecError, or anything else, where it cannot be had."""
+        """Return the body. Raises: BodyCodecError, or anything else, if it cannot be had."""
         ...
 
 
 def checked_codec(codec: object) -> Any:
-    """A codec with all its methods, or None. Raises: ConfigError."""
+    """Return a codec with all its methods, or None. Raises: ConfigError."""
     if codec is None:
         return None
     missing = [name for name in ("encode", "decode") if not callable(getattr(codec, name, None))]
@@ -130,12 +130,12 @@ class EncodedOnly:
     """A codec for readers that take nothing else than what a codec has encoded."""
 
     def __init__(self, codec: BodyCodec) -> None:
-        """`codec` decodes."""
+        """Decode by `codec`."""
         self.key_id, self.encode, self.decode = codec.key_id, codec.encode, codec.decode
 
 
 def reading_codec(codec: object, *, requires_encoded: bool) -> Any:
-    """What decodes for a reader; None where nothing does.
+    """Return what decodes for a reader; None if nothing does.
 
     Raises: ConfigError for what is no codec, and where one is required and none is there.
     """
@@ -146,7 +146,7 @@ def reading_codec(codec: object, *, requires_encoded: bool) -> Any:
 
 
 def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: int) -> Message:
-    """The message with its stored body, and the id of its key among its properties.
+    """Return the message with its stored body, and the id of its key among its properties.
 
     Raises: BodyCodecError where the codec fails, or gives no bytes.
     """
@@ -164,7 +164,7 @@ def check_stored_size(message: Message, max_bytes: int) -> None:
 
 
 def decoded(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
-    """The body of a stored row with topic, message_id, body and properties.
+    """Return the body of a stored row with topic, message_id, body and properties.
 
     Raises: BodyCodecError.
     """
@@ -186,7 +186,7 @@ def _plain(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
 
 
 def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: str) -> BodyContext:
-    """That of the message as it was first sent.
+    """Return the context of the message as it was first sent.
 
     A body of another message is read only where a message says that it is a retry, a dead letter or
     a replay. A replay or a dead letter that fails again names itself as its origin, so the first
@@ -199,7 +199,7 @@ def _context_of(topic: str, own_id: str, properties: Mapping[str, str], key_id: 
 
 
 def _called(work: Any, content: bytes, context: BodyContext, what: str) -> bytes:
-    """What the user's code gives; of its errors only the type is shown, for texts may be secret."""
+    """Call the user's code; of its errors show the type alone, for texts may be secret."""
     try:
         result = work(content, context)
     except BodyCodecError:
@@ -214,7 +214,7 @@ def _called(work: Any, content: bytes, context: BodyContext, what: str) -> bytes
 
 
 def key_id_problem(key_id: object) -> str | None:
-    """What the id of a key must be; None where it is that."""
+    """Say what the id of a key must be; None if it is that."""
     is_text = isinstance(key_id, str) and key_id.isascii() and key_id.isprintable()
     if is_text and str(key_id).strip() and len(str(key_id)) <= MAX_KEY_ID_CHARACTERS:
         return None
@@ -272,7 +272,7 @@ class AesGcmCodec:
         self.key_id = list(keys)[-1]
 
     def __repr__(self) -> str:
-        """The ids of the keys; never a key."""
+        """Show the ids of the keys; never a key."""
         return f"AesGcmCodec(key_ids={list(self._ciphers)})"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -280,7 +280,7 @@ class AesGcmCodec:
         raise TypeError("an AesGcmCodec holds keys and is not pickled; make it in each process")
 
     def encode(self, body: bytes, context: BodyContext) -> bytes:
-        """The encrypted body. Raises: BodyCodecError for a key that is not in the ring."""
+        """Encrypt a body. Raises: BodyCodecError for a key that is not in the ring."""
         cipher, bound = self._cipher(context, "encoded"), _bound(context)
         digest = hmac.new(self._nonce_keys[context.key_id], bound, hashlib.sha256)
         digest.update(body)
@@ -288,7 +288,7 @@ class AesGcmCodec:
         return _FORMAT + nonce + cipher.encrypt(nonce, body, bound)
 
     def decode(self, stored: bytes, context: BodyContext) -> bytes:
-        """The body. Raises: BodyCodecError for a key that is gone, and for bytes that changed."""
+        """Decrypt a body. Raises: BodyCodecError if the key is gone, or bytes changed."""
         from cryptography.exceptions import InvalidTag
 
         cipher = self._cipher(context, "decoded")
@@ -320,13 +320,13 @@ def _cipher() -> type[AESGCM]:
 
 
 def _bound(context: BodyContext) -> bytes:
-    """What is authenticated beside the body; lengths keep neighbours apart."""
+    """Return what is authenticated beside the body; lengths keep neighbours apart."""
     parts = [text.encode() for text in (context.topic, context.message_id, context.key_id)]
     return b"txmq-body-1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def _derived(key: bytes) -> bytes:
-    """A key of its own for nonces: no key serves two purposes."""
+    """Derive a key of its own for nonces: no key serves two purposes."""
     return hmac.new(key, b"txmq-body-nonce-1", hashlib.sha256).digest()
 
 

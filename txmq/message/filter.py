@@ -73,7 +73,7 @@ class MessageFilter:
 
     @classmethod
     def tags(cls, text: str) -> MessageFilter:
-        """`*`, `A` or `A || B`: by exact text (R105). Raises: InvalidFilterError."""
+        """Parse `*`, `A` or `A || B`: by exact text (R105). Raises: InvalidFilterError."""
         tags = _parsed_tags(_checked(text))
         if not tags:
             return cls(ALL, Always(value=True))
@@ -81,7 +81,7 @@ class MessageFilter:
 
     @classmethod
     def sql(cls, expression: str) -> MessageFilter:
-        """SQL92 over properties: = <> > >= < <= BETWEEN IN IS NULL AND OR NOT and parentheses.
+        """Parse SQL92 over properties: = <> > >= < <= BETWEEN IN IS NULL AND OR NOT and brackets.
 
         A property is compared with a number, a 'text', TRUE or FALSE; TAGS is the message's tag.
         Write names that are not plain words in double quotes: `"order-id"`. The first call loads
@@ -98,17 +98,17 @@ class MessageFilter:
         return self.condition == Always(value=True)
 
     def mask(self, rows: pa.Table) -> pa.Array:
-        """Whether each row is wanted, never null; reads `tags` and `properties`."""
+        """Tell for each row whether it is wanted, never null; reads `tags` and `properties`."""
         return pc.fill_null(_ArrowMask(rows).of(self.condition), False)  # noqa: FBT003
 
     def column(self) -> Column:
-        """The mask as a Spark column, never null; made of functions, so Spark parses no text."""
+        """Return the mask as a Spark column, never null, of functions: Spark parses no text."""
         column: Column = spark_room().column_of(self.condition)
         return column
 
 
 def parse_filter(text: str | MessageFilter) -> MessageFilter:
-    """The filter of a text: tags (`*`, `A`, `A || B`), or `sql:` and an SQL expression.
+    """Parse a filter: tags (`*`, `A`, `A || B`), or `sql:` and an SQL expression.
 
     Raises: InvalidFilterError with the position of the fault.
 
@@ -138,7 +138,7 @@ def _text(given: object) -> str:
 
 
 def _checked(given: object) -> str:
-    """A text that is short enough to read and can be encoded."""
+    """Return a text that is short enough to read and can be encoded."""
     text = _text(given)
     if len(text) > MAX_FILTER_CHARACTERS:
         problem = f"is {len(text):,} characters long, the limit is {MAX_FILTER_CHARACTERS:,}"
@@ -155,7 +155,7 @@ def _checked(given: object) -> str:
 
 
 def _parsed_tags(text: str) -> tuple[str, ...]:
-    """The tags of `A || B`, each once; none for `*`."""
+    """Return the tags of `A || B`, each once; none for `*`."""
     control = _CONTROL.search(text)
     if control:
         raise InvalidFilterError(text, "must not hold control characters", control.start())

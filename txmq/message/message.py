@@ -168,7 +168,7 @@ class Message:
 
     @classmethod
     def json(cls, topic: str, value: object, **fields: Any) -> Message:
-        """A message whose body is a value in JSON; `ReceivedMessage.json` reads it.
+        """Make a message whose body is a value in JSON; `ReceivedMessage.json` reads it.
 
         Args:
             topic: the topic in which it becomes visible.
@@ -185,7 +185,7 @@ class Message:
         return cls(topic, json_body(value), **fields)
 
     def to_stored_topic(self, topic: str) -> Message:
-        """The same message to another topic.
+        """Return the same message to another topic.
 
         Args:
             topic: a stored name; it may have a namespace, or be an internal topic.
@@ -196,7 +196,7 @@ class Message:
 
     @classmethod
     def as_stored(cls, *, topic: str, body: bytes, **values: Any) -> Message:
-        """A message from stored values, which were checked when they were first sent.
+        """Make a message from stored values, which were checked when they were first sent.
 
         The constructor refuses internal topics and txmq's own properties; this method takes them.
 
@@ -257,7 +257,7 @@ class Message:
         return bool(self.delay_level or self.delay_s) or self.deliver_timestamp is not None
 
     def immunity_time_s(self, transaction_timeout_s: float) -> float:
-        """The age below which the transaction of this message is not checked (R36, R112).
+        """Return the age below which the transaction of this message is not checked (R36, R112).
 
         Args:
             transaction_timeout_s: the timeout of the producer group; the immunity is never less.
@@ -269,7 +269,7 @@ class Message:
 
 
 def stored_with(message: Message, **changes: Any) -> Message:
-    """The same message as stored, but for some fields. Raises: as `Message.as_stored`."""
+    """Return the same message as stored, but for some fields. Raises: as `Message.as_stored`."""
     values = {spec.name: getattr(message, spec.name) for spec in fields(message)}
     return Message.as_stored(**{**values, **changes})
 

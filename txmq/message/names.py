@@ -69,7 +69,7 @@ _RESERVED_WORDS = _SYSTEM_TOPICS.union(
 
 
 def check_topic(name: object) -> str:
-    """The name of a topic that users may send to, or InvalidNameError (R16, R22)."""
+    """Return the name of a topic that users may send to, or raise InvalidNameError (R16, R22)."""
     return _checked_topic(name) if type(name) is str else _checked_anew(name)
 
 
@@ -82,12 +82,12 @@ _checked_topic = lru_cache(maxsize=4096)(_checked_anew)
 
 
 def check_readable_topic(name: object) -> str:
-    """The stored name of a topic that users may read: the system topics too."""
+    """Return the stored name of a topic that users may read: the system topics too."""
     return _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
 
 
 def check_stored_topic(name: object) -> str:
-    """The stored name of a topic that users may send to, in a namespace or not."""
+    """Return the stored name of a topic that users may send to, in a namespace or not."""
     name_text = _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
     for part in name_text.split(NAMESPACE_SEPARATOR):
         _not_reserved("topic", part)
@@ -95,12 +95,12 @@ def check_stored_topic(name: object) -> str:
 
 
 def check_group(name: object, kind: str = "producer_group") -> str:
-    """The name of a producer or consumer group, or InvalidNameError (R15, R17)."""
+    """Return the name of a producer or consumer group, or raise InvalidNameError (R15, R17)."""
     return _not_reserved(kind, _well_formed(kind, name, MAX_GROUP_CHARACTERS))
 
 
 def check_stored_group(name: object, kind: str = "producer_group") -> str:
-    """The stored name of a group, in a namespace or not, or InvalidNameError."""
+    """Return the stored name of a group, in a namespace or not, or raise InvalidNameError."""
     name_text = _well_formed(kind, name, MAX_GROUP_CHARACTERS, _STORED)
     for part in name_text.split(NAMESPACE_SEPARATOR):
         _not_reserved(kind, part)
@@ -108,13 +108,13 @@ def check_stored_group(name: object, kind: str = "producer_group") -> str:
 
 
 def check_namespace(name: object) -> str:
-    """The name of a namespace, or InvalidNameError (R94)."""
+    """Return the name of a namespace, or raise InvalidNameError (R94)."""
     # A reserved prefix in front of the dot would be read as that of the whole name.
     return _not_reserved("namespace", _well_formed("namespace", name, MAX_GROUP_CHARACTERS))
 
 
 def is_system_topic(name: str) -> bool:
-    """Whether a topic belongs to txmq itself, whatever namespace looks at it."""
+    """Tell whether a topic belongs to txmq itself, whatever namespace looks at it."""
     folded = name.lower()
     return folded.startswith(_SYSTEM_PREFIXES) or folded in _SYSTEM_TOPICS
 
@@ -139,7 +139,7 @@ def _not_reserved(kind: str, name: str) -> str:
 
 
 def wrapped(name: str, namespace: str | None) -> str:
-    """The stored name of `name` inside a namespace; one that is inside already stays as it is."""
+    """Return the stored name of `name` inside a namespace; one that is inside already stays."""
     if namespace is None or is_system_topic(name) or namespace_of(name) == namespace:
         return name
     prefix, bare = _parts(name, _SHOWN_PREFIXES)
@@ -147,7 +147,7 @@ def wrapped(name: str, namespace: str | None) -> str:
 
 
 def unwrapped(name: str, namespace: str | None = None) -> str:
-    """The name without its namespace; with `namespace`, only where it is that one."""
+    """Return the name without its namespace; with `namespace`, only if it is that one."""
     if NAMESPACE_SEPARATOR not in name:
         return name
     stored = namespace_of(name)
@@ -158,32 +158,32 @@ def unwrapped(name: str, namespace: str | None = None) -> str:
 
 
 def namespace_of(name: str) -> str | None:
-    """The namespace of a stored name, if it has one."""
+    """Return the namespace of a stored name, if it has one."""
     _, bare = _parts(name, _SHOWN_PREFIXES)
     namespace, separator, _ = bare.partition(NAMESPACE_SEPARATOR)
     return (namespace or None) if separator else None
 
 
 def shown_name(stored: str) -> str:
-    """A stored name as RocketMQ writes it: `tenant%name`, `%RETRY%tenant%group`."""
+    """Return a stored name as RocketMQ writes it: `tenant%name`, `%RETRY%tenant%group`."""
     prefix, bare = _parts(stored, _SHOWN_PREFIXES)
     shown = bare.replace(NAMESPACE_SEPARATOR, SHOWN_SEPARATOR, 1)
     return _SHOWN_PREFIXES.get(prefix, "") + shown
 
 
 def stored_name(shown: str) -> str:
-    """The stored name of what `shown_name` wrote; a stored name stays as it is. Not checked."""
+    """Return the stored name of what `shown_name` wrote; a stored name stays. Checks nothing."""
     prefix, bare = _parts(shown, _STORED_PREFIXES)
     return _STORED_PREFIXES.get(prefix, "") + bare.replace(SHOWN_SEPARATOR, NAMESPACE_SEPARATOR, 1)
 
 
 def stored_group(shown: object) -> str:
-    """The stored name of a consumer group as a user writes it. Raises: InvalidNameError."""
+    """Return the stored name of a consumer group as a user writes it. Raises: InvalidNameError."""
     return check_stored_group(_stored_if_text(shown), "consumer_group")
 
 
 def stored_topic(shown: object) -> str:
-    """The stored name of a topic that may be read, however a user writes it.
+    """Return the stored name of a topic that may be read, however a user writes it.
 
     That is `name`, `tenant%name`, `%RETRY%group` or the stored name itself.
 
@@ -197,7 +197,7 @@ def _stored_if_text(shown: object) -> object:
 
 
 def topic_in_namespace(topic: object, namespace: str | None) -> str:
-    """The stored name of the topic that readers inside a namespace call `topic` (R94).
+    """Return the stored name of the topic that readers inside a namespace call `topic` (R94).
 
     A system topic and a name that carries this namespace already stay as they are.
 
@@ -207,7 +207,7 @@ def topic_in_namespace(topic: object, namespace: str | None) -> str:
 
 
 def group_in_namespace(group: object, namespace: str | None, kind: str = "producer_group") -> str:
-    """The stored name of the group that users inside a namespace call `group` (R94).
+    """Return the stored name of the group that users inside a namespace call `group` (R94).
 
     Raises: InvalidNameError, also for a name that is too long with its namespace.
     """
@@ -215,21 +215,21 @@ def group_in_namespace(group: object, namespace: str | None, kind: str = "produc
 
 
 def _parts(name: str, prefixes: dict[str, str]) -> tuple[str, str]:
-    """The prefix of a retry or dead-letter name, and the rest."""
+    """Split off the prefix of a retry or dead-letter name."""
     prefix = next((one for one in prefixes if name.startswith(one)), "")
     return prefix, name.removeprefix(prefix)
 
 
 def retry_topic(consumer_group: str) -> str:
-    """Where the failed messages of a group wait for their next try; both are stored names."""
+    """Name the topic where failed messages of a group wait for a try; both are stored names."""
     return RETRY_PREFIX + consumer_group
 
 
 def dead_letter_topic(consumer_group: str) -> str:
-    """Where a group's messages are that failed too often; both are stored names."""
+    """Name the topic of messages that failed too often in a group; both names are stored ones."""
     return DEAD_LETTER_PREFIX + consumer_group
 
 
 def is_group_topic(topic: str) -> bool:
-    """Whether a topic is one of these; they have one queue, whatever the settings say."""
+    """Tell whether a topic is one of these; they have one queue, whatever the settings say."""
     return topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))

@@ -38,7 +38,7 @@ Model = TypeVar("Model")
 
 
 def sent_back_times(properties: Mapping[str, str]) -> int | None:
-    """How often a message was sent back, by its properties; None where they do not say it."""
+    """Return how often a message was sent back, by its properties; None if they do not say it."""
     text = properties.get(RECONSUME_TIMES, "")
     return int(text) if _TIMES.fullmatch(text) else None
 
@@ -51,23 +51,23 @@ class MessageRows:
     def __init__(
         self, rows: pa.Table, namespace: str | None = None, codec: BodyCodec | None = None
     ) -> None:
-        """The columns are MESSAGE_COLUMNS; names of `namespace` are shown without it."""
+        """Take rows with MESSAGE_COLUMNS; names of `namespace` are shown without it."""
         self._rows, self._namespace, self.codec = rows, namespace, codec
         self._values: dict[str, list[Any]] = {}
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Count the rows."""
         return int(self._rows.num_rows)
 
     def column(self, name: str) -> list[Any]:
-        """All values of one column."""
+        """Return all values of one column."""
         values = self._values.get(name)
         if values is None:
             values = self._values[name] = python_values(self._rows.column(name))
         return values
 
     def sizes_bytes(self) -> list[int]:
-        """The size of each message: its body, and its share of the other columns."""
+        """Return the size of each message: its body, and its share of the other columns."""
         import pyarrow.compute as pc
 
         column = self._rows.column("body")
@@ -77,11 +77,11 @@ class MessageRows:
         return [size_bytes + max(others, 0) for size_bytes in bodies]
 
     def shown(self, name: str) -> str:
-        """A stored name as the reader's namespace calls it."""
+        """Return a stored name as the reader's namespace calls it."""
         return name if self._namespace is None else unwrapped(name, self._namespace)
 
     def messages(self) -> list[ReceivedMessage]:
-        """All messages, in the order of the rows."""
+        """Return all messages, in the order of the rows."""
         return [ReceivedMessage(self, row) for row in range(len(self))]
 
 
@@ -95,7 +95,7 @@ class ReceivedMessage:
     __slots__ = ("_body", "_effects", "_row", "_rows")
 
     def __init__(self, rows: MessageRows, row: int) -> None:
-        """A view of one row."""
+        """View one row."""
         self._rows, self._row = rows, row
         # Where it took effect since it was handed out.
         self._effects: frozenset[str] = frozenset()
@@ -103,7 +103,7 @@ class ReceivedMessage:
         self._body: bytes | None = None
 
     def __repr__(self) -> str:
-        """Its position and its id, without content."""
+        """Show its position and its id, without content."""
         position = f"{self.topic!r}, queue_id={self.queue_id}, queue_offset={self.queue_offset}"
         return f"ReceivedMessage(topic={position}, message_id={self.message_id!r})"
 
@@ -178,7 +178,7 @@ class ReceivedMessage:
     def json(self, model: None = None) -> Any: ...
 
     def json(self, model: type[Any] | None = None) -> Any:
-        """The content, where it is JSON.
+        """Return the content of a body in JSON.
 
         Args:
             model: a pydantic model, a dataclass or another type that pydantic makes of JSON; plain
@@ -236,19 +236,19 @@ def note_effect(message: ReceivedMessage, effect_id: str) -> None:
 
 
 def effects_of(message: ReceivedMessage) -> frozenset[str]:
-    """Where a message, or the one that it is a retry of, took effect: as in `note_effect`."""
+    """Return where a message, or the first one of a retry, took effect: as in `note_effect`."""
     earlier = message.properties.get(EFFECT_TABLES, "").split()
     return message._effects.union(earlier)  # noqa: SLF001 - as `note_effect`
 
 
 def origin_place(properties: Mapping[str, str]) -> tuple[int, int] | None:
-    """Queue and offset of the message that a retry comes from; None if it is no retry."""
+    """Return queue and offset of the message that a retry comes from; None if it is no retry."""
     queue, offset = properties.get(ORIGIN_QUEUE_ID, ""), properties.get(ORIGIN_QUEUE_OFFSET, "")
     return (int(queue), int(offset)) if queue.isdecimal() and offset.isdecimal() else None
 
 
 def first_places(properties: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """Queue and offset at which each group that replayed a message to its topic had it first."""
+    """Return queue and offset at which each group that replayed a message had it first."""
     places = {}
     for text in properties.get(FIRST_PLACES, "").split():
         group, *place = text.rsplit("/", 2)
@@ -258,5 +258,5 @@ def first_places(properties: Mapping[str, str]) -> dict[str, tuple[int, int]]:
 
 
 def first_places_text(places: Mapping[str, tuple[int, int]]) -> str:
-    """The property that `first_places` reads."""
+    """Return the property that `first_places` reads."""
     return " ".join(f"{group}/{queue}/{offset}" for group, (queue, offset) in places.items())

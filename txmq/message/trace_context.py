@@ -34,7 +34,7 @@ _MEMBER = re.compile(rf"(?P<key>{_SIMPLE_KEY}|{_TENANT_KEY})={_VALUE}", re.ASCII
 def with_trace_context(
     message: Message, traceparent: str | None = None, tracestate: str | None = None
 ) -> Message:
-    """The same message with a trace context, which consumers find in its properties.
+    """Return the message with a trace context, which consumers find in its properties.
 
     Args:
         message: a context that it has already is replaced.
@@ -70,7 +70,7 @@ def _context_of_current_span() -> dict[str, str]:
 
 
 def context_of(properties: Mapping[str, str] | Iterable[tuple[str, str]] | None) -> dict[str, str]:
-    """The trace context in the properties of a message; empty where it has none."""
+    """Return the trace context in the properties of a message; empty if it has none."""
     known = dict(properties or ())
     if TRACEPARENT not in known:
         return {}
@@ -80,7 +80,7 @@ def context_of(properties: Mapping[str, str] | Iterable[tuple[str, str]] | None)
 def carrying(
     messages: Sequence[Message], context: Mapping[str, str], max_properties_size_bytes: int
 ) -> Sequence[Message]:
-    """The messages with a checked context; one that has its own, or no room for it, stays."""
+    """Return messages with a checked context; one that has its own, or no room for it, stays."""
     if not context:
         return messages
     return [_carrying(message, context, max_properties_size_bytes) for message in messages]
@@ -96,7 +96,7 @@ def _carrying(message: Message, context: Mapping[str, str], max_bytes: int) -> M
 
 
 def checked_context(traceparent: object, tracestate: object = None) -> dict[str, str]:
-    """A context whose values have the W3C's form. Raises: as `with_trace_context`."""
+    """Return a context whose values have the W3C's form. Raises: as `with_trace_context`."""
     context = {TRACEPARENT: _checked_parent(traceparent)}
     members = _checked_members(tracestate)
     return {**context, TRACESTATE: members} if members else context
@@ -115,7 +115,7 @@ def _checked_parent(traceparent: object) -> str:
 
 
 def _checked_members(tracestate: object) -> str:
-    """The members joined by commas without spaces; empty members are allowed and left out."""
+    """Join the members by commas without spaces; empty members are allowed and left out."""
     if tracestate is None:
         return ""
     if not isinstance(tracestate, str):
