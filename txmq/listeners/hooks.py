@@ -25,12 +25,15 @@ from txmq.message.names import unwrapped
 from txmq.message.trace_context import checked_context
 from txmq.store.topic_settings import TopicKind, kind_of
 
-# --- operations:
-
+logger = logging.getLogger(__name__)
 # Of the messages of one commit or one question, so many are told one by one.
 TOLD_MAX = 128
 # And for so long: slow hooks hold up the commits after it.
 TOLD_S = 0.1
+_ENDS = {
+    LocalTransactionState.COMMIT: TransactionState.COMMITTED,
+    LocalTransactionState.ROLLBACK: TransactionState.ROLLED_BACK,
+}
 
 
 class OperationName(enum.StrEnum):
@@ -76,16 +79,6 @@ class RunningOperation(Protocol):
     def end(self, error: BaseException | None, outcome: str | None) -> None:
         """Hear of its end, once: with the error that it ended by, or with its answer."""
         ...
-
-
-# --- hooks:
-
-logger = logging.getLogger(__name__)
-
-_ENDS = {
-    LocalTransactionState.COMMIT: TransactionState.COMMITTED,
-    LocalTransactionState.ROLLBACK: TransactionState.ROLLED_BACK,
-}
 
 
 @dataclass(frozen=True, slots=True)

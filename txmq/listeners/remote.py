@@ -1,4 +1,8 @@
-"""The check service's side of remote listeners: puts questions and waits for the answers."""
+"""Questions to the live producers of a group, by one value in the store.
+
+The value is `Requests`; `RemoteAsker` is the check service's side of it. The producers' side is in
+`remote_member`.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +37,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# --- remote_requests:
-
 MEMBER_SILENCE_MAX_S = 3600.0
+POLL_INTERVAL_S = 0.05
+# If no member has taken a question by then, no member is alive.
+FIRST_TAKE_S = 5.0
+# Of one round: each take and each answer writes the whole value again.
+QUESTIONS_MAX = 10_000
+_STATES = frozenset(state.value for state in LocalTransactionState)
 # The client that asks its listener, and the number of its take: 1 for the first take of a question.
 Take = tuple[str, int]
 
@@ -54,6 +62,10 @@ class RemoteAnswer:
 
     state: str | None
     reason: str | None
+
+
+_NO_LISTENER = RemoteAnswer(None, Reason.NO_LISTENER.value)
+_TIMED_OUT = RemoteAnswer(TIMED_OUT.state.value, str(TIMED_OUT.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,16 +199,19 @@ def remote_groups(store: Store) -> list[str]:
     return store.tables.groups_with(REMOTE)
 
 
-# --- remote_asker:
+# --- the check service's side ---------------------------------------------------------------------
 
-POLL_INTERVAL_S = 0.05
-# If no member has taken a question by then, no member is alive.
-FIRST_TAKE_S = 5.0
-# Of one round: each take and each answer writes the whole value again.
-QUESTIONS_MAX = 10_000
-_STATES = frozenset(state.value for state in LocalTransactionState)
-_NO_LISTENER = RemoteAnswer(None, Reason.NO_LISTENER.value)
-_TIMED_OUT = RemoteAnswer(TIMED_OUT.state.value, str(TIMED_OUT.reason))
+
+def remote_asker(store: Store, clock: Clock, group: str) -> RemoteAsker | None:
+    """Make the asker of a group's live producers; None if no producer was alive lately."""
+    try:
+        requests = requests_in(store, group)
+    except InvalidNameError:
+        # A half written by hand may name any group.
+        return None
+    if not requests.exists or not requests.read().member_count(clock.now_ms()):
+        return None
+    return RemoteAsker(requests, clock, store.config.of_group(group))
 
 
 class RemoteAsker:
@@ -265,6 +280,10 @@ class RemoteAsker:
         return last[0]
 
 
+# Finds the asker of a group without a listener in this process.
+RemoteAskers = Callable[[str], RemoteAsker | None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Wait:
     """How long a round is waited for."""
@@ -299,19 +318,3 @@ def _believed(answer: RemoteAnswer) -> tuple[str | None, str | None]:
     if answer.state not in _STATES:
         return LocalTransactionState.UNKNOWN.value, Reason.NO_STATE.value
     return answer.state, reason
-
-
-# Finds the asker of a group without a listener in this process.
-RemoteAskers = Callable[[str], RemoteAsker | None]
-
-
-def remote_asker(store: Store, clock: Clock, group: str) -> RemoteAsker | None:
-    """Make the asker of a group's live producers; None if no producer was alive lately."""
-    try:
-        requests = requests_in(store, group)
-    except InvalidNameError:
-        # A half written by hand may name any group.
-        return None
-    if not requests.exists or not requests.read().member_count(clock.now_ms()):
-        return None
-    return RemoteAsker(requests, clock, store.config.of_group(group))

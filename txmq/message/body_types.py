@@ -21,8 +21,6 @@ from typing import Any
 
 import pyarrow as pa
 
-# --- body_values:
-
 INT_BITS, LONG_BITS = 32, 64
 MILLIS_DIGITS, MICROS_DIGITS = 3, 6
 MAX_PRECISION = 38
@@ -66,216 +64,6 @@ class BodyFaultError(Exception):
         """Return the same fault, with the path of the enclosing value in front."""
         return BodyFaultError(self.problem, place + self.place)
 
-
-def read_flag(value: Any, _form: Form) -> bool:
-    """Read a boolean."""
-    if not isinstance(value, bool):
-        raise BodyFaultError("is not true or false")
-    return value
-
-
-def read_int(value: Any, _form: Form) -> int:
-    """Read an int: 32 bits."""
-    return _whole_number(value, INT_BITS)
-
-
-def read_long(value: Any, _form: Form) -> int:
-    """Read a long: 64 bits."""
-    return _whole_number(value, LONG_BITS)
-
-
-def read_float(value: Any, form: Form) -> float:
-    """Read a float; only Avro bodies may hold NaN and infinities."""
-    return _floating(value, form, INT_BITS)
-
-
-def read_double(value: Any, form: Form) -> float:
-    """Read a double; only Avro bodies may hold NaN and infinities."""
-    return _floating(value, form, LONG_BITS)
-
-
-def read_text(value: Any, _form: Form) -> str:
-    """Read a string; it must be valid Unicode."""
-    if not isinstance(value, str):
-        raise BodyFaultError("is not text")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise BodyFaultError("is not valid Unicode (a lone surrogate)") from None
-    return value
-
-
-def read_uuid(value: Any, _form: Form) -> str:
-    """Read a string with the logical type uuid; the result is in lower case."""
-    if not isinstance(value, str) or not _UUID.fullmatch(value):
-        raise BodyFaultError("is not a uuid of 36 characters")
-    return value.lower()
-
-
-def read_symbol(symbols: Sequence[str], value: Any, form: Form) -> str:
-    """Read an enum: its symbol, or in an Avro body the number of the symbol."""
-    if form is Form.AVRO:
-        value = symbols[value] if value in range(len(symbols)) else None
-    if not isinstance(value, str) or value not in symbols:
-        raise BodyFaultError("is not one of the symbols of its enum")
-    return value
-
-
-def read_bytes(value: Any, form: Form) -> bytes:
-    """Read bytes: base64 in JSON; in a default one code point for each byte, as Avro defines."""
-    if form is Form.AVRO and isinstance(value, bytes):
-        return value
-    if not isinstance(value, str):
-        raise BodyFaultError("is not text that encodes bytes")
-    if form is Form.JSON:
-        octets: bytes = _converted(_from_base64, value, "is not base64")
-    else:
-        octets = _converted(_from_code_points, value, "has characters above U+00FF")
-    return octets
-
-
-def read_fixed(size: int, value: Any, form: Form) -> bytes:
-    """Read fixed: bytes of a fixed size."""
-    octets = read_bytes(value, form)
-    if len(octets) != size:
-        raise BodyFaultError(f"is not {size:,} bytes long")
-    return octets
-
-
-def read_decimal(precision: int, scale: int, size: int | None, value: Any, form: Form) -> Decimal:
-    """Read bytes or fixed with the logical type decimal; in JSON a number, or a number as text."""
-    if form is not Form.JSON:
-        octets = read_bytes(value, form) if size is None else read_fixed(size, value, form)
-        value = _unscaled(octets, scale)
-    elif not _is_number(value):
-        raise BodyFaultError("is neither a number nor a number as text")
-    problem = f"has more digits than decimal({precision}, {scale})"
-    try:
-        number = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
-    except ArithmeticError:
-        raise BodyFaultError(problem) from None
-    if len(number.as_tuple().digits) > precision:
-        raise BodyFaultError(problem)
-    return number
-
-
-def read_day(value: Any, form: Form) -> int:
-    """Read an int with the logical type date, 2026-01-31 in JSON, as days since 1970-01-01."""
-    days = _days(value) if form is Form.JSON else _whole_number(value, INT_BITS)
-    if days not in _DAYS:
-        raise BodyFaultError("is not a date in the years 1 to 9999")
-    return days
-
-
-def read_time(digits: int, value: Any, form: Form) -> str:
-    """Read an int with time-millis or a long with time-micros, as text like 23:59:59.999999.
-
-    The text always has six digits after the point, so it sorts by time.
-    """
-    if form is Form.JSON:
-        return _checked_time(value, digits)
-    number = _whole_number(value, LONG_BITS) * 10 ** (MICROS_DIGITS - digits)
-    if not 0 <= number < _DAY_US:
-        raise BodyFaultError("is not a time of day")
-    return f"{_EPOCH + number * _MICROSECOND:%H:%M:%S.%f}"
-
-
-def read_moment(digits: int, value: Any, form: Form) -> int:
-    """Read a long with timestamp-millis or -micros, RFC 3339 in JSON, as microseconds since 1970.
-
-    The result is in UTC.
-    """
-    if form is Form.JSON:
-        moment_us = _microseconds(value, digits)
-    else:
-        moment_us = _whole_number(value, LONG_BITS) * 10 ** (MICROS_DIGITS - digits)
-    if moment_us not in _MOMENTS_US:
-        raise BodyFaultError("is not in the years 1 to 9999 in UTC")
-    return moment_us
-
-
-# --- checks and conversions -----------------------------------------------------------------------
-
-
-def _whole_number(value: Any, bits: int) -> int:
-    # bool is an int in Python.
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BodyFaultError("is not a whole number")
-    if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
-        raise BodyFaultError(f"is out of the range of {bits} bits")
-    return value
-
-
-def _floating(value: Any, form: Form, bits: int) -> float:
-    if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
-        raise BodyFaultError("is not a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    # `not <=` also refuses NaN.
-    if form is not Form.AVRO and not abs(number) <= _MAX_FLOAT[bits]:
-        raise BodyFaultError(f"is out of the range of {bits} bits")
-    return number
-
-
-def _from_base64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
-
-
-def _from_code_points(text: str) -> bytes:
-    return text.encode("latin-1")
-
-
-def _unscaled(octets: bytes, scale: int) -> Decimal:
-    number = int.from_bytes(octets, "big", signed=True)
-    if abs(number) >= 10**MAX_PRECISION:
-        raise BodyFaultError(f"has more than {MAX_PRECISION} digits")
-    return Decimal(number).scaleb(-scale, context=_EXACT)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, str):
-        return _NUMBER.fullmatch(value) is not None
-    if isinstance(value, Decimal):
-        return value.is_finite()
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _days(value: Any) -> int:
-    problem = "is not a date such as 2026-01-31"
-    if not isinstance(value, str) or not _DAY.fullmatch(value):
-        raise BodyFaultError(problem)
-    day: date = _converted(date.fromisoformat, value, problem)
-    return day.toordinal() - _EPOCH_DAY
-
-
-def _checked_time(value: Any, digits: int) -> str:
-    time = _TIME.fullmatch(value) if isinstance(value, str) else None
-    if time is None or len(time[4] or "") > digits:
-        raise BodyFaultError(f"is not a time such as 23:59:59.{'9' * digits}")
-    return f"{time[1]}:{time[2]}:{time[3]}.{time[4] or '':0<6}"
-
-
-def _microseconds(value: Any, digits: int) -> int:
-    problem = f"is not a time with a time zone, such as 2026-01-31T23:59:59.{'9' * digits}Z"
-    match = _MOMENT.fullmatch(value) if isinstance(value, str) else None
-    if match is None or len(match[1] or "") > digits:
-        raise BodyFaultError(problem)
-    moment: datetime = _converted(datetime.fromisoformat, value, problem)
-    return (moment - _EPOCH) // _MICROSECOND
-
-
-def _converted(convert: Callable[[str], Any], text: str, problem: str) -> Any:
-    """Convert a text; a ValueError, which may show the text, becomes a BodyFaultError."""
-    try:
-        return convert(text)
-    except ValueError:
-        raise BodyFaultError(problem) from None
-
-
-# --- body_types:
 
 Reader = Callable[[Any, Form], Any]
 
@@ -485,3 +273,214 @@ class RecordOf(BodyType):
 
 def _name(numbers: Iterator[int]) -> str:
     return f"type_{next(numbers)}"
+
+
+# --- how a type reads a value ---------------------------------------------------------------------
+
+
+def read_flag(value: Any, _form: Form) -> bool:
+    """Read a boolean."""
+    if not isinstance(value, bool):
+        raise BodyFaultError("is not true or false")
+    return value
+
+
+def read_int(value: Any, _form: Form) -> int:
+    """Read an int: 32 bits."""
+    return _whole_number(value, INT_BITS)
+
+
+def read_long(value: Any, _form: Form) -> int:
+    """Read a long: 64 bits."""
+    return _whole_number(value, LONG_BITS)
+
+
+def read_float(value: Any, form: Form) -> float:
+    """Read a float; only Avro bodies may hold NaN and infinities."""
+    return _floating(value, form, INT_BITS)
+
+
+def read_double(value: Any, form: Form) -> float:
+    """Read a double; only Avro bodies may hold NaN and infinities."""
+    return _floating(value, form, LONG_BITS)
+
+
+def read_text(value: Any, _form: Form) -> str:
+    """Read a string; it must be valid Unicode."""
+    if not isinstance(value, str):
+        raise BodyFaultError("is not text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BodyFaultError("is not valid Unicode (a lone surrogate)") from None
+    return value
+
+
+def read_uuid(value: Any, _form: Form) -> str:
+    """Read a string with the logical type uuid; the result is in lower case."""
+    if not isinstance(value, str) or not _UUID.fullmatch(value):
+        raise BodyFaultError("is not a uuid of 36 characters")
+    return value.lower()
+
+
+def read_symbol(symbols: Sequence[str], value: Any, form: Form) -> str:
+    """Read an enum: its symbol, or in an Avro body the number of the symbol."""
+    if form is Form.AVRO:
+        value = symbols[value] if value in range(len(symbols)) else None
+    if not isinstance(value, str) or value not in symbols:
+        raise BodyFaultError("is not one of the symbols of its enum")
+    return value
+
+
+def read_bytes(value: Any, form: Form) -> bytes:
+    """Read bytes: base64 in JSON; in a default one code point for each byte, as Avro defines."""
+    if form is Form.AVRO and isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise BodyFaultError("is not text that encodes bytes")
+    if form is Form.JSON:
+        octets: bytes = _converted(_from_base64, value, "is not base64")
+    else:
+        octets = _converted(_from_code_points, value, "has characters above U+00FF")
+    return octets
+
+
+def read_fixed(size: int, value: Any, form: Form) -> bytes:
+    """Read fixed: bytes of a fixed size."""
+    octets = read_bytes(value, form)
+    if len(octets) != size:
+        raise BodyFaultError(f"is not {size:,} bytes long")
+    return octets
+
+
+def read_decimal(precision: int, scale: int, size: int | None, value: Any, form: Form) -> Decimal:
+    """Read bytes or fixed with the logical type decimal; in JSON a number, or a number as text."""
+    if form is not Form.JSON:
+        octets = read_bytes(value, form) if size is None else read_fixed(size, value, form)
+        value = _unscaled(octets, scale)
+    elif not _is_number(value):
+        raise BodyFaultError("is neither a number nor a number as text")
+    problem = f"has more digits than decimal({precision}, {scale})"
+    try:
+        number = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+    except ArithmeticError:
+        raise BodyFaultError(problem) from None
+    if len(number.as_tuple().digits) > precision:
+        raise BodyFaultError(problem)
+    return number
+
+
+def read_day(value: Any, form: Form) -> int:
+    """Read an int with the logical type date, 2026-01-31 in JSON, as days since 1970-01-01."""
+    days = _days(value) if form is Form.JSON else _whole_number(value, INT_BITS)
+    if days not in _DAYS:
+        raise BodyFaultError("is not a date in the years 1 to 9999")
+    return days
+
+
+def read_time(digits: int, value: Any, form: Form) -> str:
+    """Read an int with time-millis or a long with time-micros, as text like 23:59:59.999999.
+
+    The text always has six digits after the point, so it sorts by time.
+    """
+    if form is Form.JSON:
+        return _checked_time(value, digits)
+    number = _whole_number(value, LONG_BITS) * 10 ** (MICROS_DIGITS - digits)
+    if not 0 <= number < _DAY_US:
+        raise BodyFaultError("is not a time of day")
+    return f"{_EPOCH + number * _MICROSECOND:%H:%M:%S.%f}"
+
+
+def read_moment(digits: int, value: Any, form: Form) -> int:
+    """Read a long with timestamp-millis or -micros, RFC 3339 in JSON, as microseconds since 1970.
+
+    The result is in UTC.
+    """
+    if form is Form.JSON:
+        moment_us = _microseconds(value, digits)
+    else:
+        moment_us = _whole_number(value, LONG_BITS) * 10 ** (MICROS_DIGITS - digits)
+    if moment_us not in _MOMENTS_US:
+        raise BodyFaultError("is not in the years 1 to 9999 in UTC")
+    return moment_us
+
+
+# --- checks and conversions -----------------------------------------------------------------------
+
+
+def _whole_number(value: Any, bits: int) -> int:
+    # bool is an int in Python.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BodyFaultError("is not a whole number")
+    if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        raise BodyFaultError(f"is out of the range of {bits} bits")
+    return value
+
+
+def _floating(value: Any, form: Form, bits: int) -> float:
+    if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
+        raise BodyFaultError("is not a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    # `not <=` also refuses NaN.
+    if form is not Form.AVRO and not abs(number) <= _MAX_FLOAT[bits]:
+        raise BodyFaultError(f"is out of the range of {bits} bits")
+    return number
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _from_code_points(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def _unscaled(octets: bytes, scale: int) -> Decimal:
+    number = int.from_bytes(octets, "big", signed=True)
+    if abs(number) >= 10**MAX_PRECISION:
+        raise BodyFaultError(f"has more than {MAX_PRECISION} digits")
+    return Decimal(number).scaleb(-scale, context=_EXACT)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, str):
+        return _NUMBER.fullmatch(value) is not None
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _days(value: Any) -> int:
+    problem = "is not a date such as 2026-01-31"
+    if not isinstance(value, str) or not _DAY.fullmatch(value):
+        raise BodyFaultError(problem)
+    day: date = _converted(date.fromisoformat, value, problem)
+    return day.toordinal() - _EPOCH_DAY
+
+
+def _checked_time(value: Any, digits: int) -> str:
+    time = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if time is None or len(time[4] or "") > digits:
+        raise BodyFaultError(f"is not a time such as 23:59:59.{'9' * digits}")
+    return f"{time[1]}:{time[2]}:{time[3]}.{time[4] or '':0<6}"
+
+
+def _microseconds(value: Any, digits: int) -> int:
+    problem = f"is not a time with a time zone, such as 2026-01-31T23:59:59.{'9' * digits}Z"
+    match = _MOMENT.fullmatch(value) if isinstance(value, str) else None
+    if match is None or len(match[1] or "") > digits:
+        raise BodyFaultError(problem)
+    moment: datetime = _converted(datetime.fromisoformat, value, problem)
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def _converted(convert: Callable[[str], Any], text: str, problem: str) -> Any:
+    """Convert a text; a ValueError, which may show the text, becomes a BodyFaultError."""
+    try:
+        return convert(text)
+    except ValueError:
+        raise BodyFaultError(problem) from None

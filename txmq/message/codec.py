@@ -1,4 +1,7 @@
-"""AES-256-GCM for bodies, with a ring of keys: `pip install txmq[encryption]`."""
+"""Bodies as they are stored: encoded by the user's codec, or erased.
+
+AES-256-GCM with a ring of keys is a codec of txmq: `pip install txmq[encryption]`.
+"""
 
 from __future__ import annotations
 
@@ -24,59 +27,19 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 
-# --- erased:
-
 ERASED = "__txmq_erased"
+CONTENT = ("tags", "keys", "body", "properties", "sharding_key")
 # The same in every table, so that a copy is equal to its half.
 _LEFT: Mapping[str, Any] = {"body": b"", "properties": [(ERASED, "true")]}
-CONTENT = ("tags", "keys", "body", "properties", "sharding_key")
-
-
-def erased(rows: pa.Table, chosen: Flags, columns: Sequence[str] = CONTENT) -> pa.Table:
-    """Return rows of which the chosen ones keep nothing in `columns`, which may have any type."""
-    count = rows.num_rows
-    sources = pa.array(np.where(chosen, count, np.arange(count)))
-    for name in columns:
-        place, field = rows.schema.get_field_index(name), rows.schema.field(name)
-        left = pa.array([_LEFT.get(name)], field.type)
-        values = pa.concat_arrays([_whole(rows[name]), left]).take(sources)
-        rows = rows.set_column(place, field, values)
-    return rows
-
-
-def are_erased(properties: pa.ChunkedArray | pa.Array) -> Flags | None:
-    """Tell which rows are erased, by their column `properties`; None if none is."""
-    column = _whole(properties)
-    # Of a slice these are the names of all rows; most rows have few properties.
-    if not len(column) or pc.index(column.keys, ERASED).as_py() < 0:
-        return None
-    marks = pc.map_lookup(column, pa.scalar(ERASED), "first")
-    flags: Flags = pc.is_valid(marks).to_numpy(zero_copy_only=False)
-    return flags if flags.any() else None
-
-
-def without_erased(rows: pa.Table) -> pa.Table:
-    """Return the rows that are not erased; they have a column `properties`."""
-    flags = are_erased(rows["properties"])
-    return rows if flags is None else rows.filter(pa.array(~flags))
-
-
-def is_erased(properties: Any) -> bool:
-    """Tell whether a row is erased, by its properties as a mapping or as pairs."""
-    return ERASED in dict(properties or ())
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-# --- body_codec:
-
 # Users cannot set these. A body without a key is stored as it was sent.
 BODY_KEY_ID, BODY_MESSAGE_ID = "__txmq_body_key", "__txmq_body_of"
 BODY_TOPIC = "__txmq_body_topic"
 BODY_MARKS = frozenset([BODY_KEY_ID, BODY_MESSAGE_ID, BODY_TOPIC])
 MAX_KEY_ID_CHARACTERS = 64
+KEY_BYTES = 32
+_FORMAT = b"\x01"
+_NONCE_BYTES, _TAG_BYTES = 12, 16
+_FRONT_BYTES = len(_FORMAT) + _NONCE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,36 +78,6 @@ class BodyCodec(Protocol):
         ...
 
 
-def checked_codec(codec: object) -> Any:
-    """Return a codec with all its methods, or None. Raises: ConfigError."""
-    if codec is None:
-        return None
-    missing = [name for name in ("encode", "decode") if not callable(getattr(codec, name, None))]
-    if missing or not hasattr(codec, "key_id"):
-        problem = f"body_codec: {type(codec).__name__} is no BodyCodec"
-        raise ConfigError([f"{problem}; it needs key_id, encode and decode"])
-    return codec
-
-
-class EncodedOnly:
-    """A codec for readers that take nothing else than what a codec has encoded."""
-
-    def __init__(self, codec: BodyCodec) -> None:
-        """Decode by `codec`."""
-        self.key_id, self.encode, self.decode = codec.key_id, codec.encode, codec.decode
-
-
-def reading_codec(codec: object, *, requires_encoded: bool) -> Any:
-    """Return what decodes for a reader; None if nothing does.
-
-    Raises: ConfigError for what is no codec, and where one is required and none is there.
-    """
-    checked = checked_codec(codec)
-    if requires_encoded and checked is None:
-        raise ConfigError(["require_encoded: needs a body_codec, which decodes the bodies"])
-    return EncodedOnly(checked) if requires_encoded else checked
-
-
 def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: int) -> Message:
     """Return the message with its stored body, and the id of its key among its properties.
 
@@ -155,12 +88,6 @@ def encoded(message: Message, codec: BodyCodec, transaction_id: str, sequence: i
     stored = _called(codec.encode, message.body, context, "encoded")
     marks = {BODY_KEY_ID: key_id, BODY_MESSAGE_ID: context.message_id, BODY_TOPIC: context.topic}
     return stored_with(message, body=stored, properties={**message.properties, **marks})
-
-
-def check_stored_size(message: Message, max_bytes: int) -> None:
-    """Raise MessageTooLargeError where the encoded body is above the limit of the store."""
-    if len(message.body) > max_bytes:
-        raise MessageTooLargeError("encoded body bytes", len(message.body), max_bytes)
 
 
 def decoded(row: Mapping[str, Any], codec: BodyCodec) -> bytes:
@@ -213,6 +140,42 @@ def _called(work: Any, content: bytes, context: BodyContext, what: str) -> bytes
     return result
 
 
+def check_stored_size(message: Message, max_bytes: int) -> None:
+    """Raise MessageTooLargeError where the encoded body is above the limit of the store."""
+    if len(message.body) > max_bytes:
+        raise MessageTooLargeError("encoded body bytes", len(message.body), max_bytes)
+
+
+def checked_codec(codec: object) -> Any:
+    """Return a codec with all its methods, or None. Raises: ConfigError."""
+    if codec is None:
+        return None
+    missing = [name for name in ("encode", "decode") if not callable(getattr(codec, name, None))]
+    if missing or not hasattr(codec, "key_id"):
+        problem = f"body_codec: {type(codec).__name__} is no BodyCodec"
+        raise ConfigError([f"{problem}; it needs key_id, encode and decode"])
+    return codec
+
+
+def reading_codec(codec: object, *, requires_encoded: bool) -> Any:
+    """Return what decodes for a reader; None if nothing does.
+
+    Raises: ConfigError for what is no codec, and where one is required and none is there.
+    """
+    checked = checked_codec(codec)
+    if requires_encoded and checked is None:
+        raise ConfigError(["require_encoded: needs a body_codec, which decodes the bodies"])
+    return EncodedOnly(checked) if requires_encoded else checked
+
+
+class EncodedOnly:
+    """A codec for readers that take nothing else than what a codec has encoded."""
+
+    def __init__(self, codec: BodyCodec) -> None:
+        """Decode by `codec`."""
+        self.key_id, self.encode, self.decode = codec.key_id, codec.encode, codec.decode
+
+
 def key_id_problem(key_id: object) -> str | None:
     """Say what the id of a key must be; None if it is that."""
     is_text = isinstance(key_id, str) and key_id.isascii() and key_id.isprintable()
@@ -227,12 +190,7 @@ def _checked_key_id(key_id: object) -> str:
     return str(key_id)
 
 
-# --- encryption:
-
-KEY_BYTES = 32
-_FORMAT = b"\x01"
-_NONCE_BYTES, _TAG_BYTES = 12, 16
-_FRONT_BYTES = len(_FORMAT) + _NONCE_BYTES
+# --- encryption -----------------------------------------------------------------------------------
 
 
 class AesGcmCodec:
@@ -340,3 +298,44 @@ def _faults(keys: Any) -> list[str]:
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             faults.append(f"keys: key {place} must be {KEY_BYTES} bytes")
     return faults
+
+
+# --- erased messages ------------------------------------------------------------------------------
+
+
+def erased(rows: pa.Table, chosen: Flags, columns: Sequence[str] = CONTENT) -> pa.Table:
+    """Return rows of which the chosen ones keep nothing in `columns`, which may have any type."""
+    count = rows.num_rows
+    sources = pa.array(np.where(chosen, count, np.arange(count)))
+    for name in columns:
+        place, field = rows.schema.get_field_index(name), rows.schema.field(name)
+        left = pa.array([_LEFT.get(name)], field.type)
+        values = pa.concat_arrays([_whole(rows[name]), left]).take(sources)
+        rows = rows.set_column(place, field, values)
+    return rows
+
+
+def are_erased(properties: pa.ChunkedArray | pa.Array) -> Flags | None:
+    """Tell which rows are erased, by their column `properties`; None if none is."""
+    column = _whole(properties)
+    # Of a slice these are the names of all rows; most rows have few properties.
+    if not len(column) or pc.index(column.keys, ERASED).as_py() < 0:
+        return None
+    marks = pc.map_lookup(column, pa.scalar(ERASED), "first")
+    flags: Flags = pc.is_valid(marks).to_numpy(zero_copy_only=False)
+    return flags if flags.any() else None
+
+
+def without_erased(rows: pa.Table) -> pa.Table:
+    """Return the rows that are not erased; they have a column `properties`."""
+    flags = are_erased(rows["properties"])
+    return rows if flags is None else rows.filter(pa.array(~flags))
+
+
+def is_erased(properties: Any) -> bool:
+    """Tell whether a row is erased, by its properties as a mapping or as pairs."""
+    return ERASED in dict(properties or ())
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
