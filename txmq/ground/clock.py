@@ -29,43 +29,7 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Return milliseconds since 1970-01-01 UTC."""
-        return time.time_ns() // 1_000_000
-
-
-def elapsed_ms(clock: Clock | None = None) -> int:
-    """Return milliseconds since some moment, for durations only: nobody can set what counts them.
-
-    A `clock` of a test, or one that runs faster, is compared with itself.
-    """
-    if clock is not None and not isinstance(clock, SystemClock):
-        return clock.now_ms()
-    return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1_000_000
-
-
-@lru_cache(maxsize=256)
-def timestamp(now_ms: int) -> datetime:
-    """Return the UTC time of a number of milliseconds; naive times never enter a table."""
-    return _EPOCH + timedelta(milliseconds=now_ms)
-
-
-def moment_problem(moment: datetime) -> str | None:
-    """Say why a user's time is no time in UTC; None if it is one."""
-    try:
-        # A time zone may be anybody's code.
-        is_aware = moment.utcoffset() is not None
-        moment.astimezone(UTC)
-    except OverflowError:
-        return "is not in the years 1 to 9999 in UTC"
-    except Exception as error:  # noqa: BLE001 - whatever the time zone raises
-        return f"has a time zone whose offset cannot be computed ({type(error).__name__})"
-    return None if is_aware else "has no time zone; write datetime(..., tzinfo=UTC)"
-
-
-def milliseconds(moment: datetime) -> int:
-    """Return milliseconds since 1970-01-01 UTC of an aware time."""
-    # Times of libraries, such as those of Airflow, subtract to what cannot be divided.
-    since = datetime.__sub__(moment, _EPOCH)
-    return round(since / timedelta(milliseconds=1))
+        return _wall_ms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +87,39 @@ def affine(clock: Clock) -> AffineClock:
 
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def elapsed_ms(clock: Clock | None = None) -> int:
+    """Return milliseconds since some moment, for durations only: nobody can set what counts them.
+
+    A `clock` of a test, or one that runs faster, is compared with itself.
+    """
+    if clock is not None and not isinstance(clock, SystemClock):
+        return clock.now_ms()
+    return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1_000_000
+
+
+@lru_cache(maxsize=256)
+def timestamp(now_ms: int) -> datetime:
+    """Return the UTC time of a number of milliseconds; naive times never enter a table."""
+    return _EPOCH + timedelta(milliseconds=now_ms)
+
+
+def milliseconds(moment: datetime) -> int:
+    """Return milliseconds since 1970-01-01 UTC of an aware time."""
+    # Times of libraries, such as those of Airflow, subtract to what cannot be divided.
+    since = datetime.__sub__(moment, _EPOCH)
+    return round(since / timedelta(milliseconds=1))
+
+
+def moment_problem(moment: datetime) -> str | None:
+    """Say why a user's time is no time in UTC; None if it is one."""
+    try:
+        # A time zone may be anybody's code.
+        is_aware = moment.utcoffset() is not None
+        moment.astimezone(UTC)
+    except OverflowError:
+        return "is not in the years 1 to 9999 in UTC"
+    except Exception as error:  # noqa: BLE001 - whatever the time zone raises
+        return f"has a time zone whose offset cannot be computed ({type(error).__name__})"
+    return None if is_aware else "has no time zone; write datetime(..., tzinfo=UTC)"

@@ -36,9 +36,7 @@ class Groups:
     @classmethod
     def of(cls, column: Any) -> Groups:
         """Return the groups of a column without nulls."""
-        encoded = pc.dictionary_encode(column)
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.combine_chunks()
+        encoded = whole(pc.dictionary_encode(column))
         return cls(encoded.dictionary, encoded.indices.to_numpy().astype(np.int64))
 
     def count(self, chosen: Flags | None = None) -> Integers:
@@ -87,9 +85,7 @@ class DistinctRows:
 
 def _joined(code: Integers, column: Any) -> Integers:
     """Return small numbers that differ where `code` or the column differs."""
-    encoded = pc.dictionary_encode(column, null_encoding="encode")
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
+    encoded = whole(pc.dictionary_encode(column, null_encoding="encode"))
     if len(encoded.dictionary) <= 1:
         return code
     both = code * len(encoded.dictionary) + encoded.indices.to_numpy().astype(np.int64)
@@ -104,9 +100,9 @@ def first_of_each(place: Integers, sequence: Integers) -> Flags:
     is_first[1:] = (ordered_place[1:] != ordered_place[:-1]) | (
         ordered_sequence[1:] != ordered_sequence[:-1]
     )
-    answer = np.empty(len(order), dtype=bool)
-    answer[order] = is_first
-    return answer
+    flags_of_rows = np.empty(len(order), dtype=bool)
+    flags_of_rows[order] = is_first
+    return flags_of_rows
 
 
 def in_order(rows: pa.Table, first: str, second: str) -> pa.Table:
@@ -142,9 +138,9 @@ def equal_pairs(left: Integers, right: Integers, groups: int) -> tuple[Integers,
     row_of[right] = np.arange(len(right))
     if np.array_equal(row_of[right], np.arange(len(right))):
         # No value is twice in `right`, which is the common case.
-        found = row_of[left]
-        rows = np.flatnonzero(found >= 0)
-        return rows, found if len(rows) == len(found) else found[rows]
+        matches = row_of[left]
+        rows = np.flatnonzero(matches >= 0)
+        return rows, matches if len(rows) == len(matches) else matches[rows]
     order = np.argsort(right, kind="stable")
     counts = np.bincount(right, minlength=groups)
     begin = np.cumsum(counts) - counts
@@ -155,7 +151,7 @@ def equal_pairs(left: Integers, right: Integers, groups: int) -> tuple[Integers,
 
 def list_items(column: Any) -> tuple[Integers, Integers]:
     """Return the row number and the value of each item of a column of lists of whole numbers."""
-    lists = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    lists = whole(column)
     rows = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
     return rows, integers(pc.list_flatten(lists), -1)
 
@@ -173,9 +169,12 @@ def times_ms(column: Any) -> Integers:
 
 def flags(column: Any) -> Flags:
     """Return a column of booleans without nulls as numpy."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
+    return np.asarray(whole(column).to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Return a column as one array."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def only(rows: pa.Table, chosen: Flags) -> pa.Table:

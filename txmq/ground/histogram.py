@@ -64,7 +64,7 @@ class Histogram(Plain):
     def __add__(self, other: Histogram) -> Histogram:
         """Add both together."""
         pairs = zip(self.counts, other.counts, strict=True)
-        return Histogram(tuple(one + two for one, two in pairs), self.sum_s + other.sum_s)
+        return Histogram(tuple(map(sum, pairs)), self.sum_s + other.sum_s)
 
 
 NO_DURATIONS = Histogram()

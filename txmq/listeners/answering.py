@@ -373,8 +373,8 @@ class CheckWatch:
             return
         ids, states = (outcomes[name].to_pylist() for name in ("transaction_id", "state"))
         answers = dict(zip(ids, states, strict=True))
-        told = self._operations(heads.slice(0, TOLD_MAX), begun_ns)
-        self._hooks.over_each([(one, answers[one.transaction_id]) for one in told])
+        operations = self._operations(heads.slice(0, TOLD_MAX), begun_ns)
+        self._hooks.over_each([(each, answers[each.transaction_id]) for each in operations])
 
     def _operations(self, heads: pa.Table, begun_ns: int) -> Iterator[Operation]:
         for row in heads.select(_NEEDED).to_pylist():
@@ -468,7 +468,7 @@ def _without(text: str, form: str) -> str:
 def _same(text: str, form: str) -> int:
     """Count the characters that both begin with."""
     pairs = enumerate(zip(text, form, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), len(text))
+    return next((place for place, (ours, theirs) in pairs if ours != theirs), len(text))
 
 
 def _kind(error: BaseException) -> str:

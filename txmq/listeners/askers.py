@@ -35,6 +35,7 @@ from txmq.store.half import HalfLog
 if TYPE_CHECKING:
     from txmq.ground.sessions import SparkSession
 
+
 LATE = pa.schema(
     [
         pa.field("transaction_id", pa.string()),
@@ -70,62 +71,6 @@ class Asker(Protocol):
     def close(self) -> None:
         """End the threads; a thread that hangs ends when its listener returns."""
         ...
-
-
-class AskedRound:
-    """The questions of one round, on their way to the listeners of their groups."""
-
-    def __init__(self, questions: pa.Table, default_outcomes: pa.Table) -> None:
-        """Ask nobody; `default_outcomes` are those of questions that bring no answer."""
-        self._questions, self._defaults = questions, default_outcomes
-        self._open: dict[str, Collect] = {}
-        self.left = pa.array([], pa.string())
-
-    def begin(self, group: str, collect: Collect) -> None:
-        """Wait for the answers of this group too."""
-        self._open[group] = collect
-
-    def leave(self, transaction_ids: pa.Array) -> None:
-        """Take questions out that found no room in the round: they get no outcome, and stay due."""
-        self.left = pa.concat_arrays([self.left, transaction_ids])
-
-    @property
-    def open_groups(self) -> frozenset[str]:
-        """The groups whose listeners have still time to answer."""
-        return frozenset(self._open)
-
-    @property
-    def waiting(self) -> pa.Array:
-        """The questions of these groups."""
-        groups = pa.array(list(self._open), pa.string())
-        is_open = pc.is_in(self._questions["producer_group"], value_set=groups)
-        return self._questions["transaction_id"].filter(is_open).combine_chunks()
-
-    def take(self, until_s: float = math.inf) -> pa.Table:
-        """Return OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
-
-        It waits until then at the latest; a group is over at the end of its timeout.
-        """
-        over = [group for group, collect in self._open.items() if collect.wait(until_s)]
-        answered = pa.concat_tables(
-            [OUTCOMES.empty_table(), *(self._open.pop(group)() for group in over)]
-        )
-        done = self._defaults.filter(
-            pc.invert(
-                pc.is_in(self._defaults["transaction_id"], value_set=self._not_done(answered))
-            )
-        )
-        self._forget(answered, done)
-        return pa.concat_tables([answered, done])
-
-    def _not_done(self, answered: pa.Table) -> pa.Array:
-        answers = answered["transaction_id"].combine_chunks()
-        return pa.concat_arrays([answers, self.waiting, self.left])
-
-    def _forget(self, *tables: pa.Table) -> None:
-        for table in tables:
-            is_told = pc.is_in(self._defaults["transaction_id"], value_set=table["transaction_id"])
-            self._defaults = self._defaults.filter(pc.invert(is_told))
 
 
 class Askers:
@@ -204,6 +149,78 @@ class Askers:
         return asker if asker is not None or self._remote is None else self._remote(group)
 
 
+def _asker_of(
+    group: str, listener: Any, config: Config, spark: SparkSession | None, watch: CheckWatch
+) -> Asker:
+    settings, call = config.of_group(group), call_of(listener, spark)
+    if call is not None:
+        columns = head_columns(listener)
+        return SetAsker(group, call, columns, config.check_set_size, settings, watch=watch)
+    if hasattr(listener, CHECK_SET) and not answers_rows(listener):
+        problem = (
+            f"for group {group} answers by {CHECK_SET}, which needs Spark; pass spark=, or run "
+            "jobs/check_service.py --once"
+        )
+        raise ListenerError(type(listener).__name__, problem)
+    return RowAsker(group, listener, settings, watch)
+
+
+class AskedRound:
+    """The questions of one round, on their way to the listeners of their groups."""
+
+    def __init__(self, questions: pa.Table, default_outcomes: pa.Table) -> None:
+        """Ask nobody; `default_outcomes` are those of questions that bring no answer."""
+        self._questions, self._defaults = questions, default_outcomes
+        self._open: dict[str, Collect] = {}
+        self.left = pa.array([], pa.string())
+
+    def begin(self, group: str, collect: Collect) -> None:
+        """Wait for the answers of this group too."""
+        self._open[group] = collect
+
+    def leave(self, transaction_ids: pa.Array) -> None:
+        """Take questions out that found no room in the round: they get no outcome, and stay due."""
+        self.left = pa.concat_arrays([self.left, transaction_ids])
+
+    @property
+    def open_groups(self) -> frozenset[str]:
+        """The groups whose listeners have still time to answer."""
+        return frozenset(self._open)
+
+    @property
+    def waiting(self) -> pa.Array:
+        """The questions of these groups."""
+        groups = pa.array(list(self._open), pa.string())
+        is_open = pc.is_in(self._questions["producer_group"], value_set=groups)
+        return self._questions["transaction_id"].filter(is_open).combine_chunks()
+
+    def take(self, until_s: float = math.inf) -> pa.Table:
+        """Return OUTCOMES of the groups that are over by the monotonic time `until_s`, each once.
+
+        It waits until then at the latest; a group is over at the end of its timeout.
+        """
+        over = [group for group, collect in self._open.items() if collect.wait(until_s)]
+        answered = pa.concat_tables(
+            [OUTCOMES.empty_table(), *(self._open.pop(group)() for group in over)]
+        )
+        done = self._defaults.filter(
+            pc.invert(
+                pc.is_in(self._defaults["transaction_id"], value_set=self._not_done(answered))
+            )
+        )
+        self._forget(answered, done)
+        return pa.concat_tables([answered, done])
+
+    def _not_done(self, answered: pa.Table) -> pa.Array:
+        answers = answered["transaction_id"].combine_chunks()
+        return pa.concat_arrays([answers, self.waiting, self.left])
+
+    def _forget(self, *tables: pa.Table) -> None:
+        for table in tables:
+            is_told = pc.is_in(self._defaults["transaction_id"], value_set=table["transaction_id"])
+            self._defaults = self._defaults.filter(pc.invert(is_told))
+
+
 def _assign(questions: pa.Table, askers: Mapping[str, Asker]) -> tuple[pa.Table, pa.Table]:
     """Choose the questions to ask now; all others get a default outcome."""
     place = place_in_group(questions["producer_group"])
@@ -229,8 +246,8 @@ def _heads(
         groups_by_columns.setdefault(askers[group].columns, []).append(group)
     for columns, groups in groups_by_columns.items():
         is_in_groups = pc.is_in(questions["producer_group"], value_set=pa.array(groups))
-        asked = questions.filter(is_in_groups)
-        yield heads_of(half, asked, columns), asked
+        of_groups = questions.filter(is_in_groups)
+        yield heads_of(half, of_groups, columns), of_groups
 
 
 def _by_group(heads: pa.Table, questions: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -239,19 +256,3 @@ def _by_group(heads: pa.Table, questions: pa.Table) -> Iterator[tuple[str, pa.Ta
     groups = questions["producer_group"].take(rows)
     for group in pc.unique(groups).to_pylist():
         yield group, heads.filter(pc.equal(groups, group))
-
-
-def _asker_of(
-    group: str, listener: Any, config: Config, spark: SparkSession | None, watch: CheckWatch
-) -> Asker:
-    settings, call = config.of_group(group), call_of(listener, spark)
-    if call is not None:
-        columns = head_columns(listener)
-        return SetAsker(group, call, columns, config.check_set_size, settings, watch=watch)
-    if hasattr(listener, CHECK_SET) and not answers_rows(listener):
-        problem = (
-            f"for group {group} answers by {CHECK_SET}, which needs Spark; pass spark=, or run "
-            "jobs/check_service.py --once"
-        )
-        raise ListenerError(type(listener).__name__, problem)
-    return RowAsker(group, listener, settings, watch)

@@ -148,12 +148,13 @@ def _rows(table: Table, places: _Places, fits: Any, columns: Sequence[str]) -> p
     """Read the stored rows of the heads that fit, each once."""
     names = list(dict.fromkeys([*_ADDRESS, *_stored(columns)]))
     schema = pa.schema([HALF.columns.field(name) for name in names])
-    parts = [schema.empty_table()]
+    tables = [schema.empty_table()]
     for number, file in enumerate(places.files):
         of_file = np.flatnonzero(fits & (places.file == number))
         if len(of_file):
-            parts += [part.cast(schema) for part in _of_file(table, file, names, places, of_file)]
-    rows = pa.concat_tables(parts)
+            heads = _of_file(table, file, names, places, of_file)
+            tables += [rows.cast(schema) for rows in heads]
+    rows = pa.concat_tables(tables)
     return rows.take(pa.array(_first_places(rows["transaction_id"])))
 
 

@@ -246,7 +246,7 @@ class Hooks:
         for hook in self._by_method["check_forbidden"]:
             _ask(hook, context)
         carried = self._call_all("before_send", context)
-        return next((one for one in map(_context_of, carried) if one), {})
+        return next(filter(None, map(_context_of, carried)), {})
 
     def after_send(self, context: SendContext) -> None:
         """Call `after_send` of the hooks."""
@@ -256,16 +256,16 @@ class Hooks:
         """Call `end_transaction` of the hooks."""
         self._call_all("end_transaction", context)
 
-    def operation(self, made: Callable[[], Operation]) -> RunningOperations:
+    def operation(self, make: Callable[[], Operation]) -> RunningOperations:
         """Begin an operation: the end of a `with` block over it ends it, with its error.
 
         Args:
-            made: makes it, and is not called where nobody hears of it.
+            make: makes it, and is not called if nobody hears of it.
         """
         if not self.hear_operations:
             return _NO_OPERATION
         try:
-            operation = made()
+            operation = make()
         except BaseException as error:  # noqa: BLE001 - R89
             raise_exit(error)
             logger.warning("hooks hear of no operation: %s", type(error).__name__)
@@ -280,19 +280,19 @@ class Hooks:
 
     def over_each(
         self,
-        told: Sequence[tuple[Operation, str | None]],
+        operations: Sequence[tuple[Operation, str | None]],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Tell of operations that are over, with their answers, for up to TOLD_S; leave the rest.
 
         Args:
-            told: the first of them is told in any case.
+            operations: the first of them is told in any case.
             now_s: the time in seconds.
         """
         until_s = now_s() + TOLD_S
-        for number, (operation, outcome) in enumerate(told):
+        for number, (operation, outcome) in enumerate(operations):
             if number and now_s() >= until_s:
-                logger.debug("hooks are slow: %d operations are not told", len(told) - number)
+                logger.debug("hooks are slow: %d operations are not told", len(operations) - number)
                 return
             self.over(operation, outcome)
 
@@ -322,7 +322,7 @@ class RunningOperations:
 
     def __init__(self, running: Iterable[RunningOperation | None] = ()) -> None:
         """Begin nothing yet; `Hooks.operation` makes it."""
-        self._running = [one for one in running if one is not None]
+        self._running = [operation for operation in running if operation is not None]
         self._outcome: str | None = None
 
     def __enter__(self) -> Self:

@@ -97,8 +97,8 @@ class HttpListener:
         """
         answers = [OUTCOMES.empty_table()]
         size_bytes = 0
-        for part in parts_of(heads, self._batch_size, MAX_POST_BYTES):
-            answers.append(self._post(part))
+        for batch in parts_of(heads, self._batch_size, MAX_POST_BYTES):
+            answers.append(self._post(batch))
             size_bytes += answers[-1].nbytes
             if size_bytes > MAX_ANSWERS_BYTES:
                 problem = f"the service answered more than {MAX_ANSWERS_BYTES:,} bytes in one call"

@@ -244,8 +244,8 @@ def _check_arguments(reference: str, kind: Any, arguments: Mapping[str, Any]) ->
         return
     for name in arguments:
         if name not in parameters:
-            known = f"; it takes {', '.join(parameters) or 'none'}"
-            hint = nearest_name(name, parameters) or known
+            all_names = f"; it takes {', '.join(parameters) or 'none'}"
+            hint = nearest_name(name, parameters) or all_names
             raise ListenerError(reference, f"takes no argument {name!r}{hint}")
 
 

@@ -489,8 +489,8 @@ class _Parsing:
             return self._fault(place, "a record needs fields")
         if len(fields) > MAX_FIELDS:
             return self._fault(place, f"has more than {MAX_FIELDS:,} fields")
-        parsed = [self._field(field, place, namespace, depth) for field in fields]
-        record = RecordOf(tuple(field for field in parsed if field is not None))
+        body_fields = [self._field(field, place, namespace, depth) for field in fields]
+        record = RecordOf(tuple(field for field in body_fields if field is not None))
         names = [field.name.lower() for field in record.fields]
         for name in sorted({name for name in names if names.count(name) > 1}):
             problem = "occurs twice; names must differ in more than upper and lower case"

@@ -121,20 +121,17 @@ def attributes_of(message: Any) -> dict[str, str]:
 
 def properties_of(message: Any) -> dict[str, str]:
     """Return the properties of a Message or of a row: Spark's Row, a mapping, pairs as in Arrow."""
-    if isinstance(message, Mapping) or hasattr(message, "asDict"):
-        given = message["properties"]
-    else:
-        given = message.properties
-    return dict(given or {})
+    is_row = isinstance(message, Mapping) or hasattr(message, "asDict")
+    return dict((message["properties"] if is_row else message.properties) or {})
 
 
 # --- attributes -----------------------------------------------------------------------------------
 
 
-def _mapping(name: str, given: object) -> Mapping[Any, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidMessageError(name, f"must be a mapping, not {type(given).__name__}")
-    return given or {}
+def _mapping(name: str, value: object) -> Mapping[Any, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidMessageError(name, f"must be a mapping, not {type(value).__name__}")
+    return value or {}
 
 
 def _without_prefix(properties: Mapping[Any, Any]) -> dict[str, str]:
@@ -209,9 +206,9 @@ def _moment(value: object) -> str:
 
 
 def _moment_text(value: datetime) -> str:
-    wrong = moment_problem(value)
-    if wrong is not None:
-        raise ValueError(wrong)
+    problem = moment_problem(value)
+    if problem is not None:
+        raise ValueError(problem)
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import BodyCodecError, ConfigError, EnvironmentProblemError, MessageTooLargeError
-from txmq.ground.columns import Flags
+from txmq.ground.columns import Flags, whole
 from txmq.message.ids import message_id
 from txmq.message.message import Message, stored_with
 from txmq.message.names import ORIGIN_MESSAGE_ID, is_group_topic
@@ -279,8 +279,8 @@ def _cipher() -> type[AESGCM]:
 
 def _bound(context: BodyContext) -> bytes:
     """Return what is authenticated beside the body; lengths keep neighbours apart."""
-    parts = [text.encode() for text in (context.topic, context.message_id, context.key_id)]
-    return b"txmq-body-1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    texts = [text.encode() for text in (context.topic, context.message_id, context.key_id)]
+    return b"txmq-body-1" + b"".join(len(text).to_bytes(4, "big") + text for text in texts)
 
 
 def _derived(key: bytes) -> bytes:
@@ -310,14 +310,14 @@ def erased(rows: pa.Table, chosen: Flags, columns: Sequence[str] = CONTENT) -> p
     for name in columns:
         place, field = rows.schema.get_field_index(name), rows.schema.field(name)
         left = pa.array([_LEFT.get(name)], field.type)
-        values = pa.concat_arrays([_whole(rows[name]), left]).take(sources)
+        values = pa.concat_arrays([whole(rows[name]), left]).take(sources)
         rows = rows.set_column(place, field, values)
     return rows
 
 
 def are_erased(properties: pa.ChunkedArray | pa.Array) -> Flags | None:
     """Tell which rows are erased, by their column `properties`; None if none is."""
-    column = _whole(properties)
+    column = whole(properties)
     # Of a slice these are the names of all rows; most rows have few properties.
     if not len(column) or pc.index(column.keys, ERASED).as_py() < 0:
         return None
@@ -335,7 +335,3 @@ def without_erased(rows: pa.Table) -> pa.Table:
 def is_erased(properties: Any) -> bool:
     """Tell whether a row is erased, by its properties as a mapping or as pairs."""
     return ERASED in dict(properties or ())
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import InvalidFilterError
+from txmq.ground.columns import whole
 from txmq.ground.sessions import spark_room
 from txmq.message.conditions import (
     AllOf,
@@ -131,15 +132,15 @@ def parse_filter(text: str | MessageFilter) -> MessageFilter:
         raise InvalidFilterError(text, error.problem, error.position + skipped) from None
 
 
-def _text(given: object) -> str:
-    if not isinstance(given, str):
-        raise InvalidFilterError(given, f"must be a str, not {type(given).__name__}", 0)
-    return given
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidFilterError(value, f"must be a str, not {type(value).__name__}", 0)
+    return value
 
 
-def _checked(given: object) -> str:
+def _checked(value: object) -> str:
     """Return a text that is short enough to read and can be encoded."""
-    text = _text(given)
+    text = _text(value)
     if len(text) > MAX_FILTER_CHARACTERS:
         problem = f"is {len(text):,} characters long, the limit is {MAX_FILTER_CHARACTERS:,}"
         raise InvalidFilterError(text, problem, MAX_FILTER_CHARACTERS)
@@ -166,8 +167,8 @@ def _parsed_tags(text: str) -> tuple[str, ...]:
 
 def _tags(text: str) -> Iterator[str]:
     position = 0
-    for part in text.split(_OR):
-        tag = part.strip()
+    for alternative in text.split(_OR):
+        tag = alternative.strip()
         if not tag:
             raise InvalidFilterError(text, "has an empty part; write * for all tags", position)
         if tag == ALL:
@@ -175,7 +176,7 @@ def _tags(text: str) -> Iterator[str]:
         if "|" in tag:
             raise InvalidFilterError(text, "has a single |; write || between tags", position)
         yield tag
-        position += len(part) + len(_OR)
+        position += len(alternative) + len(_OR)
 
 
 # --- Arrow ----------------------------------------------------------------------------------------
@@ -231,13 +232,9 @@ class _ArrowMask:
 
 def _texts(rows: pa.Table, name: str) -> pa.Array:
     if name == TAGS:
-        return _whole(rows["tags"])
+        return whole(rows["tags"])
     # Of two entries with one name Spark takes the first too.
-    return pc.map_lookup(_whole(rows["properties"]), pa.scalar(name), "first")
-
-
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pc.map_lookup(whole(rows["properties"]), pa.scalar(name), "first")
 
 
 def _numbers(texts: pa.Array) -> pa.Array:

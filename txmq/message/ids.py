@@ -12,11 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.errors import (
-    InvalidMessageError,
-    MessageIdError,
-    TransactionNotFoundError,
-)
+from txmq.errors import InvalidMessageError, MessageIdError, TransactionNotFoundError
 from txmq.ground.clock import milliseconds, moment_problem
 from txmq.ground.random_names import random_bits
 from txmq.message.message import MAX_FIELD_BYTES
@@ -83,9 +79,9 @@ def _checked_time_ms(moment: object, now_ms: int, reserved_s: float) -> int:
             " batch"
         )
         raise InvalidMessageError("key_timestamp", problem)
-    wrong = moment_problem(moment)
-    if wrong is not None:
-        raise InvalidMessageError("key_timestamp", wrong)
+    time_problem = moment_problem(moment)
+    if time_problem is not None:
+        raise InvalidMessageError("key_timestamp", time_problem)
     time_ms = milliseconds(moment)
     if time_ms > now_ms + MAX_AHEAD_S * 1000:
         raise InvalidMessageError("key_timestamp", "is in the future; give the time of the work")

@@ -122,8 +122,8 @@ def _check_dumped(value: object) -> None:
         value = value.values()
     elif not isinstance(value, (list, tuple, deque)):
         return
-    for part in value:
-        _check_dumped(part)
+    for item in value:
+        _check_dumped(item)
 
 
 def parsed_json(body: bytes, message_id: str, model: type[Any] | None = None) -> Any:
@@ -148,9 +148,9 @@ def parsed_json(body: bytes, message_id: str, model: type[Any] | None = None) ->
         return adapter.validate_json(body)
     except ValidationError as error:
         faults = error.errors(include_input=False, include_context=False, include_url=False)
-        told = "; ".join(_told(fault) for fault in faults[:FAULTS_SHOWN])
+        problems = "; ".join(map(_problem, faults[:FAULTS_SHOWN]))
         raise InvalidBodyError(
-            "body", f"of {shown(message_id)} is no {_name(model)}: {told}"
+            "body", f"of {shown(message_id)} is no {_name(model)}: {problems}"
         ) from None
 
 
@@ -163,9 +163,9 @@ def _parsed(body: bytes, message_id: str) -> Any:
         raise InvalidBodyError("body", problem) from None
 
 
-def _told(fault: Mapping[str, Any]) -> str:
+def _problem(fault: Mapping[str, Any]) -> str:
     """Tell where a fault is and of which kind; the text of pydantic may quote the body."""
-    place = ".".join(str(part) for part in fault["loc"])
+    place = ".".join(map(str, fault["loc"]))
     return f"{place} ({fault['type']})" if place else str(fault["type"])
 
 

@@ -12,6 +12,9 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+CONFLICT = "CONFLICT"
+MISSING = "MISSING"
+
 
 class ClaimKind(enum.StrEnum):
     """The request in a row of the op log."""
@@ -59,8 +62,10 @@ class DeliveryState(enum.StrEnum):
 FINAL_STATES = frozenset(
     {TransactionState.COMMITTED, TransactionState.ROLLED_BACK, TransactionState.EXPIRED}
 )
-CONFLICT = "CONFLICT"
-MISSING = "MISSING"
+DELIVERY_STATES = {
+    ClaimKind.DELIVER: DeliveryState.DELIVERED,
+    ClaimKind.RECALL: DeliveryState.RECALLED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +128,16 @@ class Fact:
     reason: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class DeliveryFact:
+    """A claim about delayed messages, and the messages for which it took effect."""
+
+    claim: Claim
+    state: DeliveryState
+    sequences: tuple[int, ...]
+
+
 PENDING = Standing()
-
-
-def order_of(claim: Claim) -> tuple[int, int, str]:
-    """Return a sort key of claims: commit, place in it, then all fields, so that readers agree."""
-    return claim.op_version, claim.ordinal, repr(claim)
 
 
 def fold(
@@ -194,21 +203,6 @@ def _count_check(standing: Standing, claim: Claim) -> Standing:
     return replace(standing, check_times=times, next_check_timestamp_ms=due_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryFact:
-    """A claim about delayed messages, and the messages for which it took effect."""
-
-    claim: Claim
-    state: DeliveryState
-    sequences: tuple[int, ...]
-
-
-DELIVERY_STATES = {
-    ClaimKind.DELIVER: DeliveryState.DELIVERED,
-    ClaimKind.RECALL: DeliveryState.RECALLED,
-}
-
-
 def fold_deliveries(
     claims: Iterable[Claim],
     committed: Claim,
@@ -244,6 +238,11 @@ def fold_deliveries(
 
 def _is_after(claim: Claim, committed: Claim) -> bool:
     return (claim.op_version, claim.ordinal) > (committed.op_version, committed.ordinal)
+
+
+def order_of(claim: Claim) -> tuple[int, int, str]:
+    """Return a sort key of claims: commit, place in it, then all fields, so that readers agree."""
+    return claim.op_version, claim.ordinal, repr(claim)
 
 
 def end_asked_for(kind: ClaimKind) -> TransactionState:

@@ -10,11 +10,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from txmq.errors import (
-    InvalidMessageError,
-    MessageTooLargeError,
-    shown,
-)
+from txmq.errors import InvalidMessageError, MessageTooLargeError, shown
 from txmq.ground.clock import moment_problem
 from txmq.message.delay_levels import MAX_DELAY_S
 from txmq.message.json_body import json_body
@@ -23,7 +19,6 @@ from txmq.message.names import check_readable_topic, check_topic
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 KEY_SEPARATOR = " "
 MAX_FIELD_BYTES = 16_384
-
 # RocketMQ keeps its own properties under these names and refuses them to users (R20); so does txmq.
 RESERVED_PROPERTIES = frozenset(
     [
@@ -90,6 +85,8 @@ RESERVED_PROPERTIES = frozenset(
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WHOLE_SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
+_LEVEL = "an int: 0 for no delay, or the number of a level from 1 on"
+_SECONDS = "an int of whole seconds, from 0 to the store's timer_max_delay_s"
 _NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -127,8 +124,8 @@ class Message:
 
     Raises:
         InvalidNameError: the topic has no valid name, or a reserved one.
-        InvalidMessageError: another field cannot be stored; see its subclasses. The limits of the
-            store are checked when the message is sent.
+        InvalidMessageError: another field cannot be stored; its `field` says which. The limits of
+            the store are checked when the message is sent.
 
     Example:
         >>> Message("order-paid", b"42", keys="order-42").topic
@@ -274,10 +271,6 @@ def stored_with(message: Message, **changes: Any) -> Message:
     return Message.as_stored(**{**values, **changes})
 
 
-def _size_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
-
-
 def _check_body(body: object) -> None:
     if not isinstance(body, bytes):
         problem = f"must be bytes, not {type(body).__name__}; encode text, for example as UTF-8"
@@ -313,6 +306,10 @@ def _text_problem(value: str) -> str | None:
     return "must not hold control characters" if _CONTROL.search(value) else None
 
 
+def _size_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def _joined_keys(keys: object) -> str | None:
     if keys is None or isinstance(keys, str):
         _check_text("keys", keys)
@@ -320,12 +317,12 @@ def _joined_keys(keys: object) -> str | None:
     if not isinstance(keys, Iterable) or isinstance(keys, bytes | Mapping):
         problem = f"must be a str or several str, not {type(keys).__name__}"
         raise InvalidMessageError("keys", problem)
-    several = list(keys)
-    for key in several:
-        _check_text("keys", key)
-        if key is None or KEY_SEPARATOR in key:
+    texts = list(keys)
+    for text in texts:
+        _check_text("keys", text)
+        if text is None or KEY_SEPARATOR in text:
             raise InvalidMessageError("keys", "must hold no spaces if there are several keys")
-    joined = KEY_SEPARATOR.join(several) or None
+    joined = KEY_SEPARATOR.join(texts) or None
     _check_text("keys", joined)
     return joined
 
@@ -339,8 +336,23 @@ def _checked_properties(properties: object) -> Mapping[str, str]:
     return MappingProxyType(dict(properties)) if properties else _NO_PROPERTIES
 
 
-_LEVEL = "an int: 0 for no delay, or the number of a level from 1 on"
-_SECONDS = "an int of whole seconds, from 0 to the store's timer_max_delay_s"
+def _check_property(name: object, value: object) -> None:
+    for text in (name, value):
+        if not isinstance(text, str):
+            problem = f"{shown(name)}: name and value must be str, not {type(text).__name__}"
+            raise InvalidMessageError("property", problem)
+        if not text.strip():
+            raise InvalidMessageError(
+                "property", f"{shown(name)}: name and value must not be blank"
+            )
+        text_problem = _text_problem(text)
+        if text_problem is not None:
+            raise InvalidMessageError("property", f"{shown(name)} {text_problem}")
+    if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
+        raise InvalidMessageError("property", f"{shown(name)} is reserved; choose another name")
+    if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
+        problem = f"{name} must be a number of whole seconds above 0, of at most 9 digits"
+        raise InvalidMessageError("property", problem)
 
 
 def _check_delay(level: object, delay_s: object, deliver_timestamp: object) -> None:
@@ -363,25 +375,6 @@ def _check_deliver_timestamp(moment: object) -> None:
     if not isinstance(moment, datetime):
         problem = f"must be a datetime, not {type(moment).__name__}"
         raise InvalidMessageError("deliver_timestamp", problem)
-    wrong = moment_problem(moment)
-    if wrong is not None:
-        raise InvalidMessageError("deliver_timestamp", wrong)
-
-
-def _check_property(name: object, value: object) -> None:
-    for text in (name, value):
-        if not isinstance(text, str):
-            problem = f"{shown(name)}: name and value must be str, not {type(text).__name__}"
-            raise InvalidMessageError("property", problem)
-        if not text.strip():
-            raise InvalidMessageError(
-                "property", f"{shown(name)}: name and value must not be blank"
-            )
-        text_problem = _text_problem(text)
-        if text_problem:
-            raise InvalidMessageError("property", f"{shown(name)} {text_problem}")
-    if name in RESERVED_PROPERTIES or str(name).lower().startswith("__txmq"):
-        raise InvalidMessageError("property", f"{shown(name)} is reserved; choose another name")
-    if name == CHECK_IMMUNITY_TIME_IN_SECONDS and not _WHOLE_SECONDS.fullmatch(str(value)):
-        problem = f"{name} must be a number of whole seconds above 0, of at most 9 digits"
-        raise InvalidMessageError("property", problem)
+    time_problem = moment_problem(moment)
+    if time_problem is not None:
+        raise InvalidMessageError("deliver_timestamp", time_problem)

@@ -40,11 +40,9 @@ RETRY_PROPERTIES = frozenset(
         DEAD_LETTER_ORIGIN_MESSAGE_ID,
     ]
 )
-
 SHOWN_SEPARATOR = "%"
 _SHOWN_PREFIXES = {"RETRY_": "%RETRY%", "DLQ_": "%DLQ%"}
 _STORED_PREFIXES = {shown: stored for stored, shown in _SHOWN_PREFIXES.items()}
-
 TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 MAX_TOPIC_CHARACTERS = 127
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -52,7 +50,6 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 # A group's longest derived table name is RETRY_<group> (R16, R17).
 MAX_GROUP_CHARACTERS = 120
 NAMESPACE_SEPARATOR = "."
-
 _ALLOWED = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 _STORED = re.compile(rf"{_ALLOWED.pattern}(\.{_ALLOWED.pattern})?", re.ASCII)
 _RULES = {
@@ -88,10 +85,10 @@ def check_readable_topic(name: object) -> str:
 
 def check_stored_topic(name: object) -> str:
     """Return the stored name of a topic that users may send to, in a namespace or not."""
-    name_text = _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
-    for part in name_text.split(NAMESPACE_SEPARATOR):
-        _not_reserved("topic", part)
-    return name_text
+    text = _well_formed("topic", name, MAX_TOPIC_CHARACTERS, _STORED)
+    for word in text.split(NAMESPACE_SEPARATOR):
+        _not_reserved("topic", word)
+    return text
 
 
 def check_group(name: object, kind: str = "producer_group") -> str:
@@ -101,22 +98,16 @@ def check_group(name: object, kind: str = "producer_group") -> str:
 
 def check_stored_group(name: object, kind: str = "producer_group") -> str:
     """Return the stored name of a group, in a namespace or not, or raise InvalidNameError."""
-    name_text = _well_formed(kind, name, MAX_GROUP_CHARACTERS, _STORED)
-    for part in name_text.split(NAMESPACE_SEPARATOR):
-        _not_reserved(kind, part)
-    return name_text
+    text = _well_formed(kind, name, MAX_GROUP_CHARACTERS, _STORED)
+    for word in text.split(NAMESPACE_SEPARATOR):
+        _not_reserved(kind, word)
+    return text
 
 
 def check_namespace(name: object) -> str:
     """Return the name of a namespace, or raise InvalidNameError (R94)."""
     # A reserved prefix in front of the dot would be read as that of the whole name.
     return _not_reserved("namespace", _well_formed("namespace", name, MAX_GROUP_CHARACTERS))
-
-
-def is_system_topic(name: str) -> bool:
-    """Tell whether a topic belongs to txmq itself, whatever namespace looks at it."""
-    folded = name.lower()
-    return folded.startswith(_SYSTEM_PREFIXES) or folded in _SYSTEM_TOPICS
 
 
 def _well_formed(
@@ -136,6 +127,51 @@ def _not_reserved(kind: str, name: str) -> str:
     if folded.startswith(_GROUP_PREFIXES + _SYSTEM_PREFIXES) or folded in _RESERVED_WORDS:
         raise InvalidNameError(kind, name, "it is reserved; choose another")
     return name
+
+
+# --- topics of txmq itself ------------------------------------------------------------------------
+
+
+def is_system_topic(name: str) -> bool:
+    """Tell whether a topic belongs to txmq itself, whatever namespace looks at it."""
+    folded = name.lower()
+    return folded.startswith(_SYSTEM_PREFIXES) or folded in _SYSTEM_TOPICS
+
+
+def is_group_topic(topic: str) -> bool:
+    """Tell whether a topic is of retries or dead letters; it has one queue in any settings."""
+    return topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+
+
+def retry_topic(consumer_group: str) -> str:
+    """Name the topic where failed messages of a group wait for a try; both are stored names."""
+    return RETRY_PREFIX + consumer_group
+
+
+def dead_letter_topic(consumer_group: str) -> str:
+    """Name the topic of messages that failed too often in a group; both names are stored ones."""
+    return DEAD_LETTER_PREFIX + consumer_group
+
+
+# --- namespaces -----------------------------------------------------------------------------------
+
+
+def topic_in_namespace(topic: object, namespace: str | None) -> str:
+    """Return the stored name of the topic that readers inside a namespace call `topic` (R94).
+
+    A system topic and a name that carries this namespace already stay as they are.
+
+    Raises: InvalidNameError, also for a name that is too long with its namespace.
+    """
+    return check_readable_topic(wrapped(check_readable_topic(topic), namespace))
+
+
+def group_in_namespace(group: object, namespace: str | None, kind: str = "producer_group") -> str:
+    """Return the stored name of the group that users inside a namespace call `group` (R94).
+
+    Raises: InvalidNameError, also for a name that is too long with its namespace.
+    """
+    return check_stored_group(wrapped(check_group(group, kind), namespace), kind)
 
 
 def wrapped(name: str, namespace: str | None) -> str:
@@ -164,22 +200,7 @@ def namespace_of(name: str) -> str | None:
     return (namespace or None) if separator else None
 
 
-def shown_name(stored: str) -> str:
-    """Return a stored name as RocketMQ writes it: `tenant%name`, `%RETRY%tenant%group`."""
-    prefix, bare = _parts(stored, _SHOWN_PREFIXES)
-    shown = bare.replace(NAMESPACE_SEPARATOR, SHOWN_SEPARATOR, 1)
-    return _SHOWN_PREFIXES.get(prefix, "") + shown
-
-
-def stored_name(shown: str) -> str:
-    """Return the stored name of what `shown_name` wrote; a stored name stays. Checks nothing."""
-    prefix, bare = _parts(shown, _STORED_PREFIXES)
-    return _STORED_PREFIXES.get(prefix, "") + bare.replace(SHOWN_SEPARATOR, NAMESPACE_SEPARATOR, 1)
-
-
-def stored_group(shown: object) -> str:
-    """Return the stored name of a consumer group as a user writes it. Raises: InvalidNameError."""
-    return check_stored_group(_stored_if_text(shown), "consumer_group")
+# --- names as users write them --------------------------------------------------------------------
 
 
 def stored_topic(shown: object) -> str:
@@ -192,44 +213,29 @@ def stored_topic(shown: object) -> str:
     return check_readable_topic(_stored_if_text(shown))
 
 
+def stored_group(shown: object) -> str:
+    """Return the stored name of a consumer group as a user writes it. Raises: InvalidNameError."""
+    return check_stored_group(_stored_if_text(shown), "consumer_group")
+
+
 def _stored_if_text(shown: object) -> object:
     return stored_name(shown) if isinstance(shown, str) else shown
 
 
-def topic_in_namespace(topic: object, namespace: str | None) -> str:
-    """Return the stored name of the topic that readers inside a namespace call `topic` (R94).
-
-    A system topic and a name that carries this namespace already stay as they are.
-
-    Raises: InvalidNameError, also for a name that is too long with its namespace.
-    """
-    return check_readable_topic(wrapped(check_readable_topic(topic), namespace))
+def stored_name(shown: str) -> str:
+    """Return the stored name of what `shown_name` wrote; a stored name stays. Checks nothing."""
+    prefix, bare = _parts(shown, _STORED_PREFIXES)
+    return _STORED_PREFIXES.get(prefix, "") + bare.replace(SHOWN_SEPARATOR, NAMESPACE_SEPARATOR, 1)
 
 
-def group_in_namespace(group: object, namespace: str | None, kind: str = "producer_group") -> str:
-    """Return the stored name of the group that users inside a namespace call `group` (R94).
-
-    Raises: InvalidNameError, also for a name that is too long with its namespace.
-    """
-    return check_stored_group(wrapped(check_group(group, kind), namespace), kind)
+def shown_name(stored: str) -> str:
+    """Return a stored name as RocketMQ writes it: `tenant%name`, `%RETRY%tenant%group`."""
+    prefix, bare = _parts(stored, _SHOWN_PREFIXES)
+    shown = bare.replace(NAMESPACE_SEPARATOR, SHOWN_SEPARATOR, 1)
+    return _SHOWN_PREFIXES.get(prefix, "") + shown
 
 
 def _parts(name: str, prefixes: dict[str, str]) -> tuple[str, str]:
     """Split off the prefix of a retry or dead-letter name."""
-    prefix = next((one for one in prefixes if name.startswith(one)), "")
+    prefix = next(filter(name.startswith, prefixes), "")
     return prefix, name.removeprefix(prefix)
-
-
-def retry_topic(consumer_group: str) -> str:
-    """Name the topic where failed messages of a group wait for a try; both are stored names."""
-    return RETRY_PREFIX + consumer_group
-
-
-def dead_letter_topic(consumer_group: str) -> str:
-    """Name the topic of messages that failed too often in a group; both names are stored ones."""
-    return DEAD_LETTER_PREFIX + consumer_group
-
-
-def is_group_topic(topic: str) -> bool:
-    """Tell whether a topic is one of these; they have one queue, whatever the settings say."""
-    return topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))

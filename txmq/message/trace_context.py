@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from txmq.errors import InvalidMessageError
-from txmq.message.message import Message
+from txmq.message.message import Message, stored_with
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -71,10 +70,10 @@ def _context_of_current_span() -> dict[str, str]:
 
 def context_of(properties: Mapping[str, str] | Iterable[tuple[str, str]] | None) -> dict[str, str]:
     """Return the trace context in the properties of a message; empty if it has none."""
-    known = dict(properties or ())
-    if TRACEPARENT not in known:
+    values = dict(properties or ())
+    if TRACEPARENT not in values:
         return {}
-    return {name: known[name] for name in (TRACEPARENT, TRACESTATE) if name in known}
+    return {name: values[name] for name in (TRACEPARENT, TRACESTATE) if name in values}
 
 
 def carrying(
@@ -89,10 +88,9 @@ def carrying(
 def _carrying(message: Message, context: Mapping[str, str], max_bytes: int) -> Message:
     if TRACEPARENT in message.properties:
         return message
-    values: dict[str, Any] = {spec.name: getattr(message, spec.name) for spec in fields(message)}
     others = {name: value for name, value in message.properties.items() if name != TRACESTATE}
-    carrying = Message.as_stored(**{**values, "properties": {**others, **context}})
-    return carrying if carrying.properties_size_bytes <= max_bytes else message
+    carrier = stored_with(message, properties={**others, **context})
+    return carrier if carrier.properties_size_bytes <= max_bytes else message
 
 
 def checked_context(traceparent: object, tracestate: object = None) -> dict[str, str]:
