@@ -19,7 +19,6 @@ from txmq.delta.storage import Table
 from txmq.errors import (
     InvalidBodyError,
     InvalidMessageError,
-    InvalidMessageTypeError,
     SchemaMismatchError,
 )
 from txmq.ground.clock import timestamp
@@ -160,7 +159,7 @@ def _check_dataframe(dataframe: Any) -> None:
     # Spark Connect has a DataFrame class of its own, so check attributes and not the class.
     if not hasattr(dataframe, "isStreaming") or not hasattr(dataframe, "dtypes"):
         problem = f"must be a Spark DataFrame, not {type(dataframe).__name__}"
-        raise InvalidMessageTypeError("dataframe", problem)
+        raise InvalidMessageError("dataframe", problem)
     faults = _schema_faults(dataframe.dtypes)
     if dataframe.isStreaming:
         faults.append("it is a stream; call send_dataframe inside foreachBatch")

@@ -16,7 +16,7 @@ from tests.kit.planted import DEAD, Filled, Vandal, filled
 from tests.kit.reading import topic_rows
 from tests.kit.stores import fresh_store
 from txmq.delta.commit_writer import TURN_FILE
-from txmq.errors import PayloadMissingError, ReservedNameError, TopicNotRebuiltError
+from txmq.errors import InvalidNameError, PayloadMissingError, TopicNotRebuiltError
 from txmq.ground.fail_points import FailPoint
 from txmq.maintenance.retention import Retention, TopicRetention
 from txmq.message.message import Message
@@ -235,7 +235,7 @@ def test_half_that_is_missing_without_a_reason_stops_it(made: Filled, vandal: Va
 def test_schedule_that_is_whole_is_not_rebuilt(made: Filled) -> None:
     made.store.tables.create_topic("SCHEDULE_TOPIC_XXXX")
 
-    with pytest.raises(ReservedNameError, match="schedule"):
+    with pytest.raises(InvalidNameError, match="schedule"):
         Topics(made.store).rebuild("SCHEDULE_TOPIC_XXXX")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kit.delay_world import GROUP, TOPIC, DelayWorld
 from tests.kit.reading import wait_until
-from txmq.errors import InvalidDelayError, StorageError
+from txmq.errors import InvalidMessageError, StorageError
 from txmq.message.delay_levels import DEFAULT_LEVELS, DelayLevel, level_seconds
 from txmq.message.lifecycle import ClaimKind
 from txmq.message.message import Message
@@ -138,9 +138,9 @@ def test_delays_above_the_longest_are_refused(tmp_path: Path, delay: dict[str, o
     version = world.store.tables.half_log().table.version
     message = Message(TOPIC, b"", **delay)  # type: ignore[arg-type]
 
-    with pytest.raises(InvalidDelayError, match="timer_max_delay_s"):
+    with pytest.raises(InvalidMessageError, match="timer_max_delay_s"):
         world.producer.send(message)
-    with pytest.raises(InvalidDelayError, match="timer_max_delay_s"):
+    with pytest.raises(InvalidMessageError, match="timer_max_delay_s"):
         world.producer.begin_transaction().send(message)
     assert world.store.tables.half_log().table.version == version
 

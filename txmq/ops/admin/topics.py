@@ -20,7 +20,6 @@ from txmq.errors import (
     CommitRefusedError,
     ConfigError,
     InvalidNameError,
-    ReservedNameError,
     TopicExistsError,
     TopicInUseError,
     TopicNotFoundError,
@@ -187,7 +186,7 @@ class Topics:
         Raises:
             TopicExistsError: there is a topic of this name.
             TopicConflictError: there is a topic whose name differs only in case.
-            ReservedNameError, InvalidNameError: the name is not allowed.
+            InvalidNameError: the name is not allowed.
             ConfigError: a setting or the body schema is wrong.
             TopicInUseError: it would get a body schema, and open transactions name it.
             CommitConflictError, StorageError: a table cannot be read or written.
@@ -328,7 +327,7 @@ class Topics:
             raise _not_found(name)
         if name == SCHEDULE_TOPIC and is_there and not is_parked:
             rule = "the schedule is rebuilt only while it is parked: it may hold what no other does"
-            raise ReservedNameError("topic", name, rule)
+            raise InvalidNameError("topic", name, rule)
         return rebuild_topic(self._store, name, self._clock, apply=apply, force=force)
 
     def all(self) -> tuple[TopicSummary, ...]:
