@@ -1,6 +1,10 @@
 """Typed topics: the schema of a topic's bodies, the check of a body, and the columns of its fields.
 
 The schema is an Avro record for both encodings. Nothing here reads or writes a table.
+
+The parser of schemas is our own. That of fastavro, which bodies in JSON do not need, stops at the
+first fault, and takes most schemas that cannot be columns: types that hold themselves, names that
+differ in case alone, unions of several types.
 """
 
 from __future__ import annotations
