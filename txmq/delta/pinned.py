@@ -63,10 +63,13 @@ class _Freshness(enum.Enum):
     UNKNOWN = enum.auto()
 
 
-class PinnedTable(TableFolder):
+class PinnedTable:
     """A Delta table at one location, and the version of it that this object is pinned to.
 
     Not safe for several threads: each service and each committing thread holds its own.
+
+    Attributes:
+        folder: the files of the table, by their names.
     """
 
     # The problem and the next step where there is no table.
@@ -76,7 +79,8 @@ class PinnedTable(TableFolder):
         self, name: str, location: str, storage_options: Mapping[str, str] | None = None
     ) -> None:
         """Open nothing yet; the first use does. Error texts use `name`."""
-        super().__init__(name, location, storage_options)
+        self.name, self.location = name, location
+        self.folder = TableFolder(name, location, storage_options)
         self._handle: DeltaTable | None = None
         # Reading a mark costs half a millisecond, and the marks of a version never change.
         self._marks: dict[str, int | None] = {}
@@ -129,7 +133,7 @@ class PinnedTable(TableFolder):
         if self._newest_seen is None or self._newest_seen.version != self.version:
             return _Freshness.UNKNOWN
         try:
-            pinned, following = self._commit_files(self.version, self.version + 1)
+            pinned, following = self.folder.look_up_commits(self.version, self.version + 1)
         except OSError:
             return _Freshness.UNKNOWN
         if following.type is not NOT_FOUND or pinned.type is NOT_FOUND:
@@ -144,7 +148,7 @@ class PinnedTable(TableFolder):
             return
         # A failed lookup must not hide that the commit before it succeeded.
         with suppress(OSError):
-            (info,) = self._commit_files(self.version)
+            (info,) = self.folder.look_up_commits(self.version)
             is_there = info.type is not NOT_FOUND
             self._newest_seen = Seen(self.version, stamp_of(info)) if is_there else None
 
@@ -155,7 +159,7 @@ class PinnedTable(TableFolder):
 
     def _opened(self) -> DeltaTable:
         begin_use()
-        options = self._options or None
+        options = dict(self.folder.options) or None
         missing = self.missing.format(self.location)
         handle = read_again(
             self.name, lambda: DeltaTable(self.location, storage_options=options), missing
@@ -202,7 +206,7 @@ class PinnedTable(TableFolder):
 
     def _carry_marks_of(self, version: int) -> bool:
         """Update known marks from one commit; false where the commit cannot be read."""
-        marks = self.marks_of(version)
+        marks = self.folder.marks_of(version)
         if marks is None:
             return False
         self._marks.update({name: marks[name] for name in marks.keys() & self._marks.keys()})
@@ -239,13 +243,13 @@ class PinnedTable(TableFolder):
     def _put_marks(self, marks: Mapping[str, int], note: str) -> None:
         commit = NewCommit((), (), marks, new_token(), note, ROWS_STAY)
         with translated(self.name):
-            CommitWriter(self).commit(Seen(self.version, None, self._in_commit_ms()), commit)
+            CommitWriter(self.folder).commit(Seen(self.version, None, self._in_commit_ms()), commit)
 
     def _in_commit_ms(self) -> int | None:
         """The time that the pinned commit names; None in tables whose commits name none."""
         if self.properties().get(TIMES_IN_COMMITS, "").lower() != "true":
             return None
-        content = self.commit_bytes(self.version)
+        content = self.folder.commit_bytes(self.version)
         if content is None:
             problem = "the log was cleaned since it was opened; opening again"
             raise CommitRefusedError(self.name, problem)
@@ -291,7 +295,7 @@ class PinnedTable(TableFolder):
         version that no reader looks at. Who asks again finds by the marks whether it counts.
         """
         try:
-            is_kept = self.has_commit(pinned)
+            is_kept = self.folder.has_commit(pinned)
         except StorageError:
             # A failed lookup must not hide that the commit before it succeeded.
             return
