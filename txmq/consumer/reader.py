@@ -31,8 +31,8 @@ from txmq.consumer.offsets import (
     queue_count,
 )
 from txmq.delta.files import FilePart
-from txmq.delta.log import CommitNews, commit_news
-from txmq.delta.storage import Table
+from txmq.delta.log_files import CommitNews, commit_news
+from txmq.delta.table import Table
 from txmq.errors import (
     MessagesExpiredError,
     OffsetOutOfRangeError,
@@ -208,7 +208,7 @@ class PartRows:
             # It keeps the index of a part that fits into one window.
             self.window(table, part, 0)
         if part not in self._indexes:
-            rows = table.read_part(part, POSITION_COLUMNS)
+            rows = table.rows.read_part(part, POSITION_COLUMNS)
             if rows is None:
                 return None
             self._keep_index(part, PartIndex.of(rows))
@@ -241,7 +241,7 @@ class PartRows:
     def _cursor(self, table: Table, part: FilePart, number: int) -> _Cursor:
         cursor = self._cursors.pop(part, None)
         if cursor is None or cursor.next_row > number:
-            cursor = _Cursor(table.windows(part, MESSAGE_COLUMNS, WINDOW_BYTES))
+            cursor = _Cursor(table.rows.windows(part, MESSAGE_COLUMNS, WINDOW_BYTES))
         self._cursors[part] = cursor
         while len(self._cursors) > KEPT_CURSORS:
             self._cursors.popitem(last=False)
@@ -355,9 +355,9 @@ class TopicReader:
         if self._version == NONE:
             return self._found_table()
         is_new = False
-        while self._table.has_commit(self._version + 1):
+        while self._table.folder.has_commit(self._version + 1):
             is_new = True
-            news = commit_news(self._table, self._version + 1)
+            news = commit_news(self._table.folder, self._version + 1)
             if news is None or news.has_removed or REBUILD_MARK in news.marks:
                 self._plan()
                 break
@@ -372,15 +372,15 @@ class TopicReader:
         """
         self._checked = set()
         if self._version == NONE:
-            self._table.doubt_absence()
-        elif not self._table.has_commit(self._version) or not self._is_same_table():
+            self._table.log.doubt_absence()
+        elif not self._table.folder.has_commit(self._version) or not self._is_same_table():
             self._forget_all()
             self.look()
 
     def _is_same_table(self) -> bool:
         """A table that was created anew at the same place has another id."""
         fresh = self._store.tables.table_at(f"topics/{self.topic}")
-        return fresh.exists() and fresh.table_id == self._table.table_id
+        return fresh.exists() and fresh.log.table_id == self._table.log.table_id
 
     def _found_table(self) -> bool:
         is_there = self._table.exists()
@@ -401,7 +401,7 @@ class TopicReader:
         except StoreNotFoundError:
             self._forget_all()
             return
-        parts = sorted(self._table.parts(POSITION_COLUMNS), key=lowest_offset)
+        parts = sorted(self._table.files.parts(POSITION_COLUMNS), key=lowest_offset)
         queues = {*range(queue_count(self._table)), *self.ends}
         ends = {queue: end_offset(self._table, queue) for queue in queues}
         # All at once: after an error in between, the log would seem to be followed.
@@ -431,7 +431,7 @@ class TopicReader:
 
     def _newest_commit(self) -> TopicCommit | None:
         try:
-            return topic_commit(self._table, self._version)
+            return topic_commit(self._table.folder, self._version)
         except (StorageError, OSError):
             # Offsets of other topics are committed with those of this one.
             if self._commit is None:
@@ -449,7 +449,7 @@ class TopicReader:
             return
         if self._version < commit.version:
             self._plan()
-        kept = topic_commit(self._table, commit.version)
+        kept = topic_commit(self._table.folder, commit.version)
         if kept != commit and (kept is not None or self._version < commit.version):
             end, version = self._end(queue_id), commit.version
             raise TopicRestoredError(
@@ -513,7 +513,7 @@ class TopicReader:
         end = self.ends.get(queue_id, 0)
         if self._version == NONE or offset >= end:
             return
-        parts = self._table.parts(POSITION_COLUMNS)
+        parts = self._table.files.parts(POSITION_COLUMNS)
         first = live_offsets(parts, self._table, {queue_id: offset}).get(queue_id, end)
         if first > offset:
             raise MessagesExpiredError(
@@ -563,7 +563,7 @@ class TopicReader:
         """The row groups of a large file; they replace it in the list of parts."""
         if not _is_to_split(part):
             return (part,)
-        groups = self._tried(part, partial(self._table.row_groups, part, POSITION_COLUMNS))
+        groups = self._tried(part, partial(self._table.rows.row_groups, part, POSITION_COLUMNS))
         if groups is None:
             return (part,)
         number = self._parts.index(part)
@@ -588,7 +588,7 @@ class TopicReader:
         self._plan()
         parts = (part for part in self._parts if may_hold(part, queue_id, start))
         files = {part.file.path: part.file for part in parts if lowest_offset(part) < end}
-        rows = self._table.read([*files.values()], (*POSITION_COLUMNS, *PLACE_COLUMNS))
+        rows = self._table.rows.read([*files.values()], (*POSITION_COLUMNS, *PLACE_COLUMNS))
         offsets = rows["queue_offset"]
         is_in = pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end))
         chosen = rows.filter(pc.and_(is_in, pc.equal(rows["queue_id"], queue_id)))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from txmq.delta.file_rows import in_row_groups
 from txmq.delta.files import DataFile, partition_texts
 from txmq.delta.parquet import NewFile, write_file
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError
 from txmq.ground.fail_points import FailPoint, reached
 from txmq.ground.results import Sum
@@ -30,7 +30,7 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 
 def stored_columns(table: Table) -> list[str]:
     """The columns in the files of a table; a typed topic has more than its schema."""
-    return [name for name in table.columns.names if name not in table.schema.partition_by]
+    return [name for name in table.log.columns.names if name not in table.schema.partition_by]
 
 
 def written_anew(table: Table, rows: Iterable[pa.Table], partition: Mapping[str, Any]) -> NewFile:
@@ -39,9 +39,9 @@ def written_anew(table: Table, rows: Iterable[pa.Table], partition: Mapping[str,
     Memory holds one of the tables; each becomes a row group.
     """
     names = stored_columns(table)
-    schema = pa.schema([table.columns.field(name) for name in names])
+    schema = pa.schema([table.log.columns.field(name) for name in names])
     statistics = table.schema.statistics_columns or names
-    return write_file(rows, schema, table.filesystem, statistics, partition_texts(partition))
+    return write_file(rows, schema, table.folder.filesystem, statistics, partition_texts(partition))
 
 
 def replace_files(table: Table, old: Sequence[DataFile], new: Sequence[NewFile]) -> int:
@@ -51,7 +51,7 @@ def replace_files(table: Table, old: Sequence[DataFile], new: Sequence[NewFile])
         or doubled, and `maintenance.orphans` removes the files that were written.
     """
     reached(FailPoint.FILES_MERGED)
-    version = table.rewrite(old, new)
+    version = table.writer.rewrite(old, new)
     reached(FailPoint.FILES_REPLACED)
     return version
 
@@ -122,7 +122,7 @@ def compact(table: Table, target_bytes: int) -> Compacted:
         or doubled, and `maintenance.orphans` removes the files that were written.
     """
     compacted = Compacted()
-    for groups in _of_one_commit(groups_to_compact(table.refresh().files(), target_bytes)):
+    for groups in _of_one_commit(groups_to_compact(table.refresh().files.all(), target_bytes)):
         try:
             # Who is killed keeps what is done so far.
             compacted += _merged_groups(table, groups)
@@ -135,7 +135,7 @@ def compact(table: Table, target_bytes: int) -> Compacted:
 
 def _merged_groups(table: Table, groups: Sequence[list[DataFile]]) -> Compacted:
     """Merge these groups in one commit; without those of which a file is gone meanwhile."""
-    snapshot = table.refresh().snapshot
+    snapshot = table.refresh().log.snapshot
     # What is gone before the version that the commit starts from, no rule of conflicts sees.
     whole = [group for group in groups if all(snapshot.holds(file.path) for file in group)]
     if not whole:
@@ -159,7 +159,7 @@ def _of_one_commit(groups: Iterable[list[DataFile]]) -> Iterator[list[list[DataF
 
 def _merged(table: Table, files: Sequence[DataFile]) -> NewFile:
     """A new file with the rows of all `files`, in their order."""
-    rows = table.each(files, stored_columns(table))
+    rows = table.rows.each(files, stored_columns(table))
     return written_anew(table, _row_groups(rows), files[0].partition)
 
 

@@ -101,7 +101,7 @@ def _messages(source: PlanFile, wanted: Any) -> Iterator[dict[str, Any]]:
     topic = "topic" if source.table.schema.name == SCHEDULE.name else "real_topic"
     columns = ["message_id", "transaction_id", "producer_group", topic, "properties"]
     begin = 0
-    for batch in source.table.batches(source.file, columns, BATCH_ROWS):
+    for batch in source.table.rows.batches(source.file, columns, BATCH_ROWS):
         first, last = np.searchsorted(wanted, [begin, begin + batch.num_rows])
         names = ["topic" if name == topic else name for name in columns]
         rows = pa.table([batch[name] for name in columns], names=names)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import UnreadableFile
-from txmq.delta.log import delete_files
+from txmq.delta.log_files import delete_files
 from txmq.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -344,7 +344,7 @@ class TopicWriter:
         offsets = pa.array(np.zeros(part.rows.num_rows, dtype=np.int64))
         engine = self._engines.engine_for(part, topic.table)
         files = engine.write(topic.table, part, offsets, self._clock.now_ms())
-        delete_files(topic.table, [file.path for file in files])
+        delete_files(topic.table.folder, [file.path for file in files])
 
     # --- opening ---------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class TopicWriter:
             if name in self._clashes:
                 problem = f"the topic {self._clashes[name]} differs only in case"
                 raise TopicConflictError("topic", name, problem)
-            topic = self._store.tables.topic_log(name, self._op.table.table_id)
+            topic = self._store.tables.topic_log(name, self._op.table.log.table_id)
             if not topic.table.exists():
                 if name in self.ends:
                     problem = f"had {self.ends[name].messages:,} messages, and its table is gone"
@@ -382,7 +382,7 @@ class TopicWriter:
         if topic.mark <= mark:
             return
         # Another publisher may have settled more.
-        settled = self._store.tables.settled_log(self._op.table.table_id).mark
+        settled = self._store.tables.settled_log(self._op.table.log.table_id).mark
         if topic.mark > settled:
             problem = f"is published up to {topic.mark}, but only {settled} is settled"
             raise SourceRestoredError(topic.name, f"{problem}; {RESTORED}")
@@ -418,7 +418,7 @@ def _owners_of_file(plan: Plan, facts: pa.Table, error: UnreadableFileError) -> 
     sources = [plan.files[number] for number in numbers]
     problem = str(error)
     files = [UnreadableFile(source.file, None, None, problem) for source in sources]
-    if any(s.table.has_replaced([f]) for s, f in zip(sources, files, strict=True)):
+    if any(s.table.search.has_replaced([f]) for s, f in zip(sources, files, strict=True)):
         return {}
     is_in_file = pc.is_in(plan.rows["file"], value_set=pa.array(numbers, pa.int32()))
     owners = pc.unique(plan.owners(facts).filter(is_in_file)).drop_null()
@@ -431,7 +431,7 @@ def _is_shown(
     """Which messages the topic has already; one commit appends all messages of a fact."""
     owners = plan.owners(facts)
     ids = pc.unique(owners).drop_null()
-    rows = topic.table.rows_of("transaction_id", ids, ("transaction_id", "op_version"))
+    rows = topic.table.search.rows_of("transaction_id", ids, ("transaction_id", "op_version"))
     return flags(pc.is_in(_key(owners, plan.rows), value_set=_key(rows["transaction_id"], rows)))
 
 

@@ -97,7 +97,7 @@ def looked(trigger: StreamTrigger, elapsed: Elapsed, times: int = 1) -> bool:
 
 
 def commit(store: Store, number: int) -> None:
-    store.tables.half_log().table.append(halves(number), app_id="test", number=number)
+    store.tables.half_log().table.writer.append(halves(number), app_id="test", number=number)
 
 
 def test_query_starts_with_the_service(trigger: StreamTrigger) -> None:

@@ -75,7 +75,7 @@ def test_half_without_an_end_is_asked_after_its_immunity_and_not_before(
 
     assert sorted(listener.asked()) == sorted(due)
     assert len(world.claims(ClaimKind.COMMIT)) == 25
-    stored_ms = world.store.tables.half_log().table.commit_times_ms()[3]
+    stored_ms = world.store.tables.half_log().table.folder.commit_times_ms()[3]
     assert min(listener.first_asked_s().values()) * 1000 >= stored_ms + 500
     assert not {row["transaction_id"] for row in world.claims()} & set(immune)
 

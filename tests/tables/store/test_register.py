@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitRefusedError, StoreFormatError, StoreNotFoundError
 from txmq.store.register import Register, Registered
 from txmq.store.schemas import REGISTER
@@ -47,7 +47,7 @@ def test_swaps_follow_each_other(register: Register) -> None:
         seen = register.swap(seen, {"number": number}, START_MS)
 
     assert register.read() == Registered(5, {"number": 5})
-    assert len(register.table.files()) == 1
+    assert len(register.table.files.all()) == 1
 
 
 def test_of_two_swaps_of_the_same_value_the_second_is_refused(

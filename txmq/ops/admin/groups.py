@@ -199,7 +199,7 @@ def anew(version: int, now_ms: int) -> GroupState:
 
 def _rows(store: Store, topic: str) -> int:
     table = store.tables.table_at(f"topics/{topic}")
-    return sum(file.num_records for file in table.files()) if table.exists() else 0
+    return sum(file.num_records for file in table.files.all()) if table.exists() else 0
 
 
 # --- consumer_groups:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.ground.results import Plain
 from txmq.store.schema_steps import STEPS, Change, Step, TableShape, changes_of
@@ -91,9 +91,9 @@ def upgrade_by(steps: Sequence[Step], store: Store, *, apply: bool) -> UpgradeRe
 
 
 def _planned(table: Table, steps: Sequence[Step], newest: int) -> tuple[int, list[Change]]:
-    properties = table.properties()
+    properties = table.log.properties()
     version = int(properties[SCHEMA_VERSION_PROPERTY])
-    shape = TableShape(table.schema.name, version, frozenset(table.column_names), properties)
+    shape = TableShape(table.schema.name, version, frozenset(table.log.column_names), properties)
     return version, changes_of(shape, steps, newest)
 
 
@@ -103,8 +103,8 @@ def _apply(table: Table, planned: Callable[[Table], list[Change]]) -> None:
     for _ in range(ATTEMPTS):
         try:
             for change in planned(table.refresh()):
-                table.add_columns(change.columns)
-                table.set_properties(change.properties)
+                table.writer.add_columns(change.columns)
+                table.writer.set_properties(change.properties)
         except CommitRefusedError as error:
             problem = str(error)
             continue
