@@ -16,7 +16,7 @@ from deltalake import DeltaTable, Field, Schema
 from txmq.delta.actions import AddedFile, NewCommit, RemovedFile, Seen
 from txmq.delta.checkpoints import checkpoint_now, checkpoint_soon
 from txmq.delta.commit_writer import CommitWriter, Passed, new_token
-from txmq.delta.failures import begin_use, pause, translated
+from txmq.delta.failures import COMMIT_ATTEMPTS, begin_use, pause, translated
 from txmq.delta.file_rows import SmallFiles
 from txmq.delta.files import CommitLimits, DataFile, added_file, partition_columns, removed_file
 from txmq.delta.folder import TableFolder
@@ -36,7 +36,6 @@ from txmq.ground.fail_points import FailPoint, reached
 if TYPE_CHECKING:
     from deltalake.table import TableAlterer
 
-COMMIT_ATTEMPTS = 20
 REWRITE_MARK = "txmq-rewrite"
 # A file up to this size is made in memory and put by one request.
 SMALL_FILE_BYTES = 4 * 1024 * 1024

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.delta.failures import until_committed
 from txmq.delta.files import UnreadableFile
 from txmq.delta.log_files import delete_files
 from txmq.errors import (
-    CommitConflictError,
     CommitRefusedError,
     SourceRestoredError,
     StoreNotFoundError,
@@ -218,6 +218,7 @@ class TopicWriter:
 
     def _try_once(self, name: str, goal: Goal) -> PublishResult:
         topic = self._topic(name)
+        topic.table.refresh()
         missing = self._missing(topic, goal.plan, goal)
         if missing is None:
             return PublishResult()
@@ -230,27 +231,30 @@ class TopicWriter:
             raises.
         """
         topic, plan, refused, set_aside = self._topic(name), goal.plan, 0, 0
-        for _ in range(self._store.config.commit_attempts):
-            missing = self._missing(topic, plan, goal)
-            if missing is None:
-                return PublishResult(refused=refused, set_aside=set_aside)
-            try:
-                result = self._appended(topic, missing, goal, goal.mark)
-            except CommitRefusedError:
-                refused += 1
-            except Exception as error:
-                problems = self._culprits(topic, missing, goal.facts, error)
-                if not problems:
+
+        def compute() -> PublishResult:
+            nonlocal plan, refused, set_aside
+            while (missing := self._missing(topic, plan, goal)) is not None:
+                try:
+                    result = self._appended(topic, missing, goal, goal.mark)
+                except CommitRefusedError:
+                    refused += 1
                     raise
-                set_aside += self._set_aside(problems, goal.after)
-                plan = _without(missing, goal.facts, problems)
-            else:
-                return replace(result, refused=refused, set_aside=set_aside)
-        raise CommitConflictError(name, f"other publishers were faster {refused} times")
+                except Exception as error:
+                    problems = self._culprits(topic, missing, goal.facts, error)
+                    if not problems:
+                        raise
+                    set_aside += self._set_aside(problems, goal.after)
+                    plan = _without(missing, goal.facts, problems)
+                else:
+                    return replace(result, refused=refused, set_aside=set_aside)
+            return PublishResult(refused=refused, set_aside=set_aside)
+
+        return until_committed(topic.table, compute, self._store.config.commit_attempts)
 
     def _missing(self, topic: TopicLog, plan: Plan, goal: Goal) -> Plan | None:
-        """What the newest version of a topic lacks; None where it lacks nothing."""
-        self._refreshed_end(topic)
+        """Return what the pinned version of a topic lacks, or None."""
+        self._checked_end(topic)
         self._check_not_ahead(topic, goal.mark)
         missing = plan.of_topic(topic.name, max(goal.after, topic.mark))
         return missing if goal.mark > topic.mark and missing.rows.num_rows else None
@@ -272,27 +276,35 @@ class TopicWriter:
         Raises: as `write`.
         """
         topic, plan, refused = self._topic(name), goal.plan.of_topic(name, NOTHING), 0
-        for _ in range(self._store.config.commit_attempts):
-            self._refreshed_end(topic)
-            missing = plan.only(pa.array(~_is_shown(topic, plan, goal.facts)))
-            if missing.rows.num_rows == 0:
-                return PublishResult(refused=refused)
-            try:
-                result = self._appended(topic, missing, goal, NOTHING)
-            except CommitRefusedError:
-                refused += 1
-            except Exception as error:
-                problems = self._culprits(topic, missing, goal.facts, error)
-                if not problems or not problems.keys() <= set(given_up):
+
+        def compute() -> PublishResult:
+            nonlocal plan, refused
+            self._checked_end(topic)
+            shown = _is_shown(topic, plan, goal.facts)
+            while (missing := plan.only(pa.array(~shown))).rows.num_rows:
+                try:
+                    result = self._appended(topic, missing, goal, NOTHING)
+                except CommitRefusedError:
+                    refused += 1
                     raise
-                plan = _without(plan, goal.facts, problems)
-            else:
-                return replace(result, refused=refused)
-        raise CommitConflictError(name, f"other publishers were faster {refused} times")
+                except Exception as error:
+                    problems = self._culprits(topic, missing, goal.facts, error)
+                    if not problems or not problems.keys() <= set(given_up):
+                        raise
+                    plan = _without(plan, goal.facts, problems)
+                    shown = _is_shown(topic, plan, goal.facts)
+                else:
+                    return replace(result, refused=refused)
+            return PublishResult(refused=refused)
+
+        return until_committed(topic.table, compute, self._store.config.commit_attempts)
 
     def _refreshed_end(self, topic: TopicLog) -> TopicEnd:
-        """How far the newest version is. Raises: TopicBehindError if it was further before."""
         topic.table.refresh()
+        return self._checked_end(topic)
+
+    def _checked_end(self, topic: TopicLog) -> TopicEnd:
+        """Return how far the pinned version is. Raises: TopicBehindError if it was further."""
         end, known = topic.end, self.ends.get(topic.name)
         if known is not None and end.is_behind(known):
             problem = (

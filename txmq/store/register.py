@@ -11,11 +11,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from txmq.delta.failures import pause
+from txmq.delta.failures import until_committed
 from txmq.delta.files import DataFile
 from txmq.delta.log_files import begin_anew, newest_version
 from txmq.delta.table import Table
 from txmq.errors import (
+    CommitConflictError,
     CommitRefusedError,
     StorageError,
     StoreFormatError,
@@ -356,6 +357,10 @@ class Register:
                 does not write, and the error names the place in it; its newest commit is empty.
         """
         self.table.refresh()
+        return self.read_pinned()
+
+    def read_pinned(self) -> Registered:
+        """The value of the version that the table is pinned to. Raises: as `read`."""
         if (lost := self.table.log.emptied_commit) is not None:
             # The value before it would count again, and what was promised since would not.
             problem = f"its newest change, {lost}, is empty; put that file back from a backup"
@@ -369,8 +374,12 @@ class Register:
         return Registered(newest["revision"] or 0, self._parsed(newest["value"]))
 
     def read_unseen(self) -> Registered:
-        """No value, to replace one that cannot be read; 0 commits. Raises: StorageError."""
-        self.table.refresh()
+        """No value, to replace the pinned one that cannot be read; 0 commits.
+
+        The table is not refreshed: a value that another process has put there since is not lost.
+
+        Raises: StorageError.
+        """
         return Registered(self.table.log.mark(REVISION_MARK) or 0, {})
 
     def newest_version(self) -> int:
@@ -492,23 +501,25 @@ class SharedValue(Generic[Value]):
     ) -> Value:
         """Replace the newest value by `change` of it: one commit, none if it stays the same.
 
-        `change` is called again after each lost race. With `unreadable`, which is told of it, a
-        value that cannot be read is taken for an empty one, and so replaced. Raises:
-        CommitRefusedError after SWAP_ATTEMPTS lost races.
+        `change` is called again after each lost race, as `until_committed` says. With `unreadable`,
+        which is told of it, a value that cannot be read is taken for an empty one, and so replaced.
+
+        Raises: CommitRefusedError after SWAP_ATTEMPTS lost races.
         """
-        for attempt in range(SWAP_ATTEMPTS):
+
+        def compute() -> Value:
             seen, before = self._seen(unreadable)
             after = change(before)
             if after == before:
                 return before
-            try:
-                self._register.swap(seen, self._to_value(after), now_ms)
-            except CommitRefusedError:
-                pause(min(attempt, 3))
-                continue
+            self._register.swap(seen, self._to_value(after), now_ms)
             return after
-        problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
-        raise CommitRefusedError(self._name, problem)
+
+        try:
+            return until_committed(self._register.table, compute, SWAP_ATTEMPTS)
+        except CommitConflictError as error:
+            problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
+            raise CommitRefusedError(self._name, problem) from error
 
     def newest_version(self) -> int:
         """As that of the register."""
@@ -520,7 +531,7 @@ class SharedValue(Generic[Value]):
 
     def _seen(self, unreadable: Callable[[StorageError], None] | None) -> tuple[Registered, Value]:
         try:
-            seen = self._register.read()
+            seen = self._register.read_pinned()
             return seen, self._shaped(seen.value)
         except (StoreFormatError, UnreadableFileError) as error:
             if unreadable is None:
