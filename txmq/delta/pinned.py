@@ -55,14 +55,6 @@ ASK_ANOTHER = (
 NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 
 
-class _Freshness(enum.Enum):
-    """How the pinned version relates to the table, by the names of two commit files."""
-
-    NEWEST = enum.auto()
-    OF_ANOTHER_TABLE = enum.auto()
-    UNKNOWN = enum.auto()
-
-
 class PinnedTable:
     """A Delta table at one location, and the version of it that this object is pinned to.
 
@@ -126,7 +118,7 @@ class PinnedTable:
             self._handle = self._opened()
 
     def _freshness(self) -> _Freshness:
-        """Two lookups of file names save the millisecond in which delta-rs finds nothing new.
+        """Look up two file names, to save the millisecond in which delta-rs finds nothing new.
 
         delta-rs also misses a table that was deleted and made again with as many commits.
         """
@@ -180,11 +172,11 @@ class PinnedTable:
         return str(self.handle.metadata().id)
 
     def properties(self) -> dict[str, str]:
-        """The properties of the table."""
+        """Return the properties of the table."""
         return {key: str(value) for key, value in self.handle.metadata().configuration.items()}
 
     def mark(self, app_id: str) -> int | None:
-        """The newest number committed under `app_id` in the pinned version; None without one."""
+        """Return the newest number committed under `app_id` in the pinned version, or None."""
         self._carry_marks()
         if app_id not in self._marks:
             # delta-rs may read the log again, which may have been cleaned since.
@@ -205,7 +197,7 @@ class PinnedTable:
             self._marks = {}
 
     def _carry_marks_of(self, version: int) -> bool:
-        """Update known marks from one commit; false where the commit cannot be read."""
+        """Update known marks from one commit; return False if it cannot be read."""
         marks = self.folder.marks_of(version)
         if marks is None:
             return False
@@ -224,7 +216,7 @@ class PinnedTable:
         if features:
             raise UnsupportedTableError(self.name, features, ASK_ANOTHER)
 
-    # --- committing ------------------------------------------------------------------------
+    # Commit.
 
     def commit_marks(self, marks: Mapping[str, int], note: str = "") -> None:
         """Commit marks and a note only, if nobody moved these marks meanwhile: one commit.
@@ -246,7 +238,7 @@ class PinnedTable:
             CommitWriter(self.folder).commit(Seen(self.version, None, self._in_commit_ms()), commit)
 
     def _in_commit_ms(self) -> int | None:
-        """The time that the pinned commit names; None in tables whose commits name none."""
+        """Return the time that the pinned commit names; None in tables whose commits name none."""
         if self.properties().get(TIMES_IN_COMMITS, "").lower() != "true":
             return None
         content = self.folder.commit_bytes(self.version)
@@ -304,11 +296,16 @@ class PinnedTable:
             raise CommitRefusedError(self.name, problem)
 
 
-# --- helpers ------------------------------------------------------------------------------------
+class _Freshness(enum.Enum):
+    """How the pinned version relates to the table, by the names of two commit files."""
+
+    NEWEST = enum.auto()
+    OF_ANOTHER_TABLE = enum.auto()
+    UNKNOWN = enum.auto()
 
 
 def commit_properties(marks: Mapping[str, int], note: str = "") -> CommitProperties:
-    """The marks of a commit, and what its writer says of its rows."""
+    """Make the properties of a commit: its marks, and what its writer says of its rows."""
     # Where a retention of marks is set, Spark ignores marks without last_updated.
     now_ms = time.time_ns() // 1_000_000
     transactions = [Transaction(app_id, number, now_ms) for app_id, number in marks.items()]
