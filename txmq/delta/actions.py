@@ -195,21 +195,21 @@ def commit_actions(content: bytes) -> CommitActions:
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
     if not actions or not all(isinstance(action, dict) for action in actions):
         raise ValueError("is empty")
-    marks = {mark["appId"]: int(mark["version"]) for mark in _of_kind(actions, "txn")}
+    marks = {mark["appId"]: int(mark["version"]) for mark in of_kind(actions, "txn")}
     kinds = {kind for action in actions for kind in action}
-    info: Any = next(iter(_of_kind(actions, "commitInfo")), {})
+    info: Any = next(iter(of_kind(actions, "commitInfo")), {})
     if not isinstance(info, dict):
         raise ValueError("has a commitInfo that is no object")  # noqa: TRY004 - as for all damage
     return CommitActions(
         marks,
-        _of_kind(actions, "add"),
-        _of_kind(actions, "remove"),
+        of_kind(actions, "add"),
+        of_kind(actions, "remove"),
         frozenset(kinds.difference(_ASIDE, ("add", "remove", "txn"))),
         str(info.get(TOKEN, "")),
         str(info.get(NOTE, "")),
-        next(iter(_of_kind(actions, "metaData")), None),
-        next(iter(_of_kind(actions, "protocol")), None),
-        _of_kind(actions, "cdc"),
+        next(iter(of_kind(actions, "metaData")), None),
+        next(iter(of_kind(actions, "protocol")), None),
+        of_kind(actions, "cdc"),
         _moment_ms(info.get(IN_COMMIT_TIME)),
     )
 
@@ -220,7 +220,7 @@ def _moment_ms(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < _MOMENTS_MS else None
 
 
-def _of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
+def of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
     return [action[kind] for action in actions if action.get(kind) is not None]
 
 
