@@ -27,9 +27,9 @@ from txmq.delta.table import Table
 location, last = sys.argv[1], int(sys.argv[2])
 table = Table(location, HALF)
 print("ready", flush=True)
-while (at := table.reopen().mark("count") or 0) < last:
+while (at := table.reopen().log.mark("count") or 0) < last:
     try:
-        table.swap(halves(at + 1), {"count": at + 1})
+        table.writer.swap(halves(at + 1), {"count": at + 1})
     except CommitRefusedError:
         pass
 """
@@ -154,7 +154,8 @@ location, writer = sys.argv[1], int(sys.argv[2])
 table = Table(location, HALF)
 print("ready", flush=True)
 for number in itertools.count(1):
-    table.append(halves(writer * 1_000_000 + number), app_id=f"writer-{writer}", number=number)
+    rows = halves(writer * 1_000_000 + number)
+    table.writer.append(rows, app_id=f"writer-{writer}", number=number)
     print(number, flush=True)
 """
 

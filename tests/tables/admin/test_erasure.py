@@ -18,7 +18,6 @@ from tests.kit.delay_world import TOPIC
 from tests.kit.kills import killed_at
 from txmq.consumer.pull import PullConsumer
 from txmq.delta.folder import UNFINISHED
-from txmq.delta.table import Table
 from txmq.delta.table_writer import TableWriter
 from txmq.errors import (
     CommitConflictError,
@@ -433,8 +432,8 @@ def test_conflicts_without_an_end_are_told(
 ) -> None:
     send_secret(world)
 
-    def refused(table: Table, *_: object) -> int:
-        raise CommitRefusedError(table.name, "another was faster")
+    def refused(table: TableWriter, *_: object) -> int:
+        raise CommitRefusedError(table._name, "another was faster")
 
     monkeypatch.setattr(TableWriter, "rewrite", refused)
 

@@ -13,7 +13,7 @@ from txmq.consumer.leases import ConsumeFromWhere, TopicCommit, topic_commit
 from txmq.consumer.pull import PullConsumer
 from txmq.consumer.reader import Run, TopicReader
 from txmq.consumer.rules import TopicQueue
-from txmq.delta.table import Table
+from txmq.delta.folder import TableFolder
 from txmq.delta.table_log import LiveFiles
 from txmq.errors import StorageError
 from txmq.spark.members import OffsetRange, RangeReader
@@ -203,10 +203,10 @@ def test_offsets_of_other_topics_are_committed_beside_one_whose_log_cannot_be_re
     world.send_to(0, "a0", topic="a")
     assert sorted(bodies(drained(consumer))) == ["a0", "b1"]
 
-    def failing(table: Table, version: int) -> TopicCommit | None:
+    def failing(table: TableFolder, version: int) -> TopicCommit | None:
         if "topics/b" in table.location:
             raise OSError(5, "no disk")
-        return topic_commit(table.folder, version)
+        return topic_commit(table, version)
 
     with monkeypatch.context() as broken:
         broken.setattr("txmq.consumer.reader.topic_commit", failing)
