@@ -291,7 +291,7 @@ class _MemoryWriter(TableWriter):
         with translated(self._schema.name):
             paths = {file.path for file in removed}
             version = self._folder.log.commit(since.version, files, paths, new)
-        self._log.note_own(Seen(version))
+        self._log.note_commit(Seen(version))
         return version
 
     def _named_file(self, file: AddedFile) -> NewFile:

@@ -221,6 +221,7 @@ def _moment_ms(value: object) -> int | None:
 
 
 def of_kind(actions: Iterable[Mapping[str, Any]], kind: str) -> list[Any]:
+    """Return the actions of one kind."""
     return [action[kind] for action in actions if action.get(kind) is not None]
 
 

@@ -71,7 +71,7 @@ class Table:
         return self
 
     def reopen(self) -> Self:
-        """As `refresh`, by the whole log. Raises: StorageError."""
+        """Do as `refresh`, by the whole log. Raises: StorageError."""
         self.log.reopen()
         return self
 

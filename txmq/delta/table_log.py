@@ -78,7 +78,7 @@ class TableLog:
         return self
 
     def reopen(self) -> Self:
-        """As `refresh`, by the whole log. Raises: StorageError."""
+        """Do as `refresh`, by the whole log. Raises: StorageError."""
         self._snapshot = self._opened()
         return self
 
@@ -191,11 +191,11 @@ class TableLog:
         return self.snapshot.seen
 
     @property
-    def has_own(self) -> bool:
+    def has_committed(self) -> bool:
         """Whether this object has committed since it opened the log."""
         return self._own is not None
 
-    def note_own(self, seen: Seen) -> None:
+    def note_commit(self, seen: Seen) -> None:
         """Take note of an own commit; the next look at the snapshot follows the log up to it."""
         self._own, self._is_behind = seen, True
 
@@ -368,7 +368,7 @@ class LiveFiles:
         return self._as_ranges(*self._with_bounds(column))
 
     def ranges_holding(self, column: str, values: pa.Array) -> list[FileRange]:
-        """As `holding`, each file with its smallest and largest value of `column`."""
+        """Do as `holding`, each file with its smallest and largest value of `column`."""
         if len(values) == 0:
             return []
         files, bounds = self._with_bounds(column)

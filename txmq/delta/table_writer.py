@@ -224,8 +224,8 @@ class TableWriter:
         commit = NewCommit(added, removed, marks, new_token(), note)
         with translated(self._name):
             seen, passed = self._commits.commit(since, commit)
-        is_same_log = log.has_own
-        log.note_own(seen)
+        is_same_log = log.has_committed
+        log.note_commit(seen)
         if self.watch is not None:
             self.watch(since.version if is_same_log else None, passed, seen.version)
         if limits.is_checkpoint_due(since.version, seen.version):
