@@ -374,7 +374,9 @@ def test_bad_end(producer: TransactionProducer, case: str) -> None:
 def test_87_end_of_another_group_s_transaction(
     store: Store, producer: TransactionProducer, state: LocalTransactionState
 ) -> None:
-    store.tables.half_log().table.append(halves(1, producer_group="others"), app_id="o", number=1)
+    store.tables.half_log().table.writer.append(
+        halves(1, producer_group="others"), app_id="o", number=1
+    )
     before = table_versions(store)
 
     check_refused(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.delta.files import DataFile
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import StorageError
 from txmq.ground.columns import Integers, integers
 from txmq.listeners.protocol import HEAD_COLUMNS, HalfMessage
@@ -71,7 +71,7 @@ def heads_of(
     places = _Places(half.table, ids, _stored(columns))
     places.look(_head_files(half.table, ids))
     if len(headless := ids.filter(pa.array(places.file == _NOWHERE))):
-        places.look(half.table.files_holding("transaction_id", headless))
+        places.look(half.table.files.holding("transaction_id", headless))
     fits = places.fits(max_bytes)
     rows = _rows(half.table, places, fits, columns)
     return Heads(_as_heads(rows, questions, columns), ids.filter(pa.array(~fits)))
@@ -120,12 +120,12 @@ class _Places:
                 _log_unreadable(file, error)
 
     def _look(self, file: DataFile) -> None:
-        rows = self._table.read([file], _ADDRESS)
+        rows = self._table.rows.read([file], _ADDRESS)
         place = pc.index_in(rows["transaction_id"], value_set=self.ids)
         rows = rows.append_column("place", place).filter(pc.is_valid(place))
         if not rows.num_rows:
             return
-        size = self._table.footer_sizes(file, self._columns)
+        size = self._table.rows.footer_sizes(file, self._columns)
         lowest = np.full(len(self.ids), _NO_SEQUENCE, dtype=np.int64)
         np.minimum.at(lowest, integers(rows["place"], 0), integers(rows["sequence"], 0))
         is_lower = lowest < self.sequence
@@ -165,7 +165,7 @@ def _of_file(
     ids, sequences = places.ids.take(pa.array(of_file)), pa.array(places.sequence[of_file])
     batch_rows = _batch_rows(places.row_bytes[places.files.index(file)])
     try:
-        for batch in table.batches(file, names, batch_rows):
+        for batch in table.rows.batches(file, names, batch_rows):
             rows = pa.table(batch).select(names)
             place = pc.index_in(rows["transaction_id"], value_set=ids).combine_chunks()
             is_head = pc.equal(rows["sequence"].cast(pa.int64()), sequences.take(place))
@@ -191,8 +191,8 @@ def _stored(columns: Sequence[str]) -> list[str]:
 
 def _head_files(table: Table, transaction_ids: pa.Array) -> list[DataFile]:
     """Find the files that hold heads, not those with only later messages of the transactions."""
-    with_heads = {file.path for file in table.files_up_to("sequence", HEAD_SEQUENCE)}
-    holding = table.files_holding("transaction_id", transaction_ids)
+    with_heads = {file.path for file in table.files.up_to("sequence", HEAD_SEQUENCE)}
+    holding = table.files.holding("transaction_id", transaction_ids)
     return [file for file in holding if file.path in with_heads]
 
 

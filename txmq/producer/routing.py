@@ -31,7 +31,7 @@ from txmq.store.config import Config
 
 if TYPE_CHECKING:
     from txmq.delta.parquet import NewFile
-    from txmq.delta.storage import Table
+    from txmq.delta.table import Table
     from txmq.ground.sessions import DataFrame
     from txmq.message.message import LocalTransactionState
     from txmq.store.half import HalfOrigin

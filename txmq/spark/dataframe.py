@@ -15,7 +15,7 @@ from txmq.delta.parquet import (
     staging_folder,
     written_by_spark,
 )
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.errors import (
     InvalidBodyError,
     InvalidMessageError,
@@ -98,10 +98,10 @@ class DataFrameSend:
         except InvalidMessageError:
             # What a producer may not delete is removed by maintenance.
             with suppress(OSError):
-                half.filesystem.delete_dir(folder)
+                half.folder.filesystem.delete_dir(folder)
             raise
         partition = partition_of(origin)
-        return written_by_spark(folder, half.filesystem, HALF.statistics_columns, partition)
+        return written_by_spark(folder, half.folder.filesystem, HALF.statistics_columns, partition)
 
     def _half_rows(self, origin: HalfOrigin, first_sequence: int, queue_count: int) -> DataFrame:
         import pyspark.sql.functions as F  # noqa: N812

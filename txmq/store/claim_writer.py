@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.delta.failures import process_id
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.store.op import OpLog, OpRow, op_table
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class NumberedCommits:
         if not is_retry:
             self._last = _Commit(self._last.number + 1, rows)
         if is_retry and self._has_landed():
-            self._version = self._table.version_of(self._app_id, self._last.number)
+            self._version = self._table.log.version_of(self._app_id, self._last.number)
         else:
             self._version = write(self._app_id, self._last.number)
         self._last = _Commit(self._last.number)
@@ -63,7 +63,7 @@ class NumberedCommits:
         return self._version
 
     def _has_landed(self) -> bool:
-        return (self._table.reopen().mark(self._app_id) or 0) >= self._last.number
+        return (self._table.reopen().log.mark(self._app_id) or 0) >= self._last.number
 
 
 # --- claim_writer:
@@ -98,7 +98,7 @@ class ClaimWriter:
     def append_table(self, rows: pa.Table, note: str = "") -> None:
         """Append claims, given as columns of OP, in one commit; this sets queue and ordinals.
 
-        `note` is as in `Table.append`.
+        `note` is as in `TableWriter.append`.
 
         Retry: after an error the claims may be in the log. Pass the same table object again, and
         they are written once.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from txmq.delta.commit_writer import Passed
-from txmq.delta.storage import Table
+from txmq.delta.table import Table
 from txmq.message.lifecycle import ClaimKind
 
 # The note of a commit whose claims all end transactions that its writer began.
@@ -35,7 +35,7 @@ class PassingClaims:
         # Of transactions that began before this version claims may have been missed.
         self._since = -1
         self.followed: int | None = None
-        table.watch = self._passed
+        table.writer.watch = self._passed
 
     def claimed(self, ends: Iterable[tuple[str, ClaimKind]], since: int | None) -> list[str]:
         """Those of which others may have claimed an end, if they began at `since`.
@@ -80,5 +80,5 @@ class PassingClaims:
         # A compaction adds rows that were there before, and may add very many.
         news = [action for action in commit.actions.added if action.get("dataChange", True)]
         actions = replace(commit.actions, added=news)
-        rows = self._table.added_rows(actions, _COLUMNS).to_pylist()
+        rows = self._table.rows.added_rows(actions, _COLUMNS).to_pylist()
         return [row["transaction_id"] for row in rows if row["kind"] != ClaimKind.UNKNOWN.value]

@@ -11,11 +11,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from txmq.delta.failures import pause
+from txmq.delta.failures import until_committed
 from txmq.delta.files import DataFile
-from txmq.delta.log import begin_anew, newest_version
-from txmq.delta.storage import Table
+from txmq.delta.log_files import begin_anew, newest_version
+from txmq.delta.table import Table
 from txmq.errors import (
+    CommitConflictError,
     CommitRefusedError,
     StorageError,
     StoreFormatError,
@@ -356,26 +357,34 @@ class Register:
                 does not write, and the error names the place in it; its newest commit is empty.
         """
         self.table.refresh()
-        if (lost := self.table.emptied_commit) is not None:
+        return self.read_pinned()
+
+    def read_pinned(self) -> Registered:
+        """The value of the version that the table is pinned to. Raises: as `read`."""
+        if (lost := self.table.log.emptied_commit) is not None:
             # The value before it would count again, and what was promised since would not.
             problem = f"its newest change, {lost}, is empty; put that file back from a backup"
             raise StoreFormatError(self._place, f"{problem}, or remove it to undo that change")
-        files = self.table.files()
+        files = self.table.files.all()
         self._check_size(files)
-        rows = self.table.read(files, ("revision", "value")).to_pylist()
+        rows = self.table.rows.read(files, ("revision", "value")).to_pylist()
         if not rows:
             return Registered(0, {})
         newest = max(rows, key=lambda row: row["revision"] or 0)
         return Registered(newest["revision"] or 0, self._parsed(newest["value"]))
 
     def read_unseen(self) -> Registered:
-        """No value, to replace one that cannot be read; 0 commits. Raises: StorageError."""
-        self.table.refresh()
-        return Registered(self.table.mark(REVISION_MARK) or 0, {})
+        """No value, to replace the pinned one that cannot be read; 0 commits.
+
+        The table is not refreshed: a value that another process has put there since is not lost.
+
+        Raises: StorageError.
+        """
+        return Registered(self.table.log.mark(REVISION_MARK) or 0, {})
 
     def newest_version(self) -> int:
         """The newest version of its table, also of one that cannot be read; StorageError."""
-        return newest_version(self.table)
+        return newest_version(self.table.folder)
 
     def begin_anew(self, value: dict[str, Any], after: int, now_ms: int, interval: int) -> bool:
         """Put a value in the place of all that cannot be read; see `begin_anew` of the table.
@@ -386,7 +395,7 @@ class Register:
         return begin_anew(self.table, rows, {REVISION_MARK: after + 1}, after, interval)
 
     def _check_size(self, files: Sequence[DataFile]) -> None:
-        sizes = [self.table.footer_sizes(file, ("value",)) for file in files]
+        sizes = [self.table.rows.footer_sizes(file, ("value",)) for file in files]
         # A repeated value may be stored once.
         size_bytes = sum(size.bytes * max(size.rows, 1) for size in sizes)
         if size_bytes > VALUE_BYTES_MAX:
@@ -418,7 +427,7 @@ class Register:
         Raises: CommitRefusedError if another process swapped it, or if this object did not read
             `seen` last.
         """
-        if (self.table.mark(REVISION_MARK) or 0) != seen.revision:
+        if (self.table.log.mark(REVISION_MARK) or 0) != seen.revision:
             problem = "was changed by another process; read it again"
             raise CommitRefusedError(self._place, problem)
         revision = seen.revision + 1
@@ -431,7 +440,7 @@ class Register:
             # Who reads it would refuse it, for ever.
             problem = f"would be strange: {printable(strange)}; nothing was written"
             raise StorageError(self._place, problem)
-        self.table.replace(_row(revision, text, now_ms), {REVISION_MARK: revision})
+        self.table.writer.replace(_row(revision, text, now_ms), {REVISION_MARK: revision})
         reached(FailPoint.REGISTER_SWAPPED)
         return Registered(revision, value)
 
@@ -469,7 +478,7 @@ class SharedValue(Generic[Value]):
 
     def has_news(self) -> bool:
         """Whether there is a newer version; this checks for one file name."""
-        return self._register.table.has_news()
+        return self._register.table.log.has_news()
 
     def read(self) -> Value:
         """The newest value; 0 commits. Raises: StoreFormatError if its shape is another one."""
@@ -492,23 +501,25 @@ class SharedValue(Generic[Value]):
     ) -> Value:
         """Replace the newest value by `change` of it: one commit, none if it stays the same.
 
-        `change` is called again after each lost race. With `unreadable`, which is told of it, a
-        value that cannot be read is taken for an empty one, and so replaced. Raises:
-        CommitRefusedError after SWAP_ATTEMPTS lost races.
+        `change` is called again after each lost race, as `until_committed` says. With `unreadable`,
+        which is told of it, a value that cannot be read is taken for an empty one, and so replaced.
+
+        Raises: CommitRefusedError after SWAP_ATTEMPTS lost races.
         """
-        for attempt in range(SWAP_ATTEMPTS):
+
+        def compute() -> Value:
             seen, before = self._seen(unreadable)
             after = change(before)
             if after == before:
                 return before
-            try:
-                self._register.swap(seen, self._to_value(after), now_ms)
-            except CommitRefusedError:
-                pause(min(attempt, 3))
-                continue
+            self._register.swap(seen, self._to_value(after), now_ms)
             return after
-        problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
-        raise CommitRefusedError(self._name, problem)
+
+        try:
+            return until_committed(self._register.table, compute, SWAP_ATTEMPTS)
+        except CommitConflictError as error:
+            problem = f"other processes were faster {SWAP_ATTEMPTS} times; try again"
+            raise CommitRefusedError(self._name, problem) from error
 
     def newest_version(self) -> int:
         """As that of the register."""
@@ -520,7 +531,7 @@ class SharedValue(Generic[Value]):
 
     def _seen(self, unreadable: Callable[[StorageError], None] | None) -> tuple[Registered, Value]:
         try:
-            seen = self._register.read()
+            seen = self._register.read_pinned()
             return seen, self._shaped(seen.value)
         except (StoreFormatError, UnreadableFileError) as error:
             if unreadable is None:

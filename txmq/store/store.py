@@ -154,7 +154,7 @@ class Store:
         if not settings.exists:
             if not store.is_remote:
                 # delta-rs finds no table in a folder that this process may not enter.
-                settings.table.has_commit(0)
+                settings.table.folder.has_commit(0)
             raise StoreNotFoundError(store.location, "holds no store; make one with txmq init")
         seen = settings.read()
         if not seen.revision:
@@ -246,7 +246,7 @@ class Store:
         return [name for name in names if name not in deleted or self._has_rows(name)]
 
     def _has_rows(self, topic: str) -> bool:
-        return bool(self.tables.table_at(f"topics/{topic}").files())
+        return bool(self.tables.table_at(f"topics/{topic}").files.all())
 
     def topic_location(self, topic: str) -> str:
         """The location of a topic's table, which any Delta reader can load; 0 commits.

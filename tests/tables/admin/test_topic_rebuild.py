@@ -344,7 +344,7 @@ class Past:
 @pytest.fixture
 def past(tmp_path: Path) -> Iterator[Past]:
     world = Past(tmp_path / "store")
-    assert sum(file.num_records for file in world.store.tables.table_at("half").files()) == 4
+    assert sum(file.num_records for file in world.store.tables.table_at("half").files.all()) == 4
     yield world
     assert not any(row["queue_offset"] is None for row in world.rows())
 

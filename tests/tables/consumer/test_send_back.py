@@ -332,7 +332,7 @@ def test_old_message_gets_an_id_of_now_and_is_still_sent_once(world: DelayWorld)
     assert fail(world, old).message_id == sent.message_id
     (row,) = world.rows("SCHEDULE_TOPIC_XXXX")
     halves = world.store.tables.half_log().table
-    (day,) = {file.partition["store_date"] for file in halves.files()[:1]}
+    (day,) = {file.partition["store_date"] for file in halves.files.all()[:1]}
     assert abs((world.now.date() - day).days) <= 2
     assert row["message_id"] == sent.message_id
     assert is_clean(world)

@@ -335,7 +335,7 @@ def test_messages_of_one_transaction_come_in_the_order_in_which_they_are_due(
     world.publisher.run_once()
 
     claimed = world.store.tables.op_log().table
-    rows = claimed.read(claimed.files(), ("kind", "ordinal", "sequences")).to_pylist()
+    rows = claimed.rows.read(claimed.files.all(), ("kind", "ordinal", "sequences")).to_pylist()
     delivered = sorted(
         (row["ordinal"], row["sequences"]) for row in rows if row["kind"] == "DELIVER"
     )
@@ -348,7 +348,7 @@ def test_many_messages_of_one_transaction_are_one_claim(world: DelayWorld) -> No
 
     assert world.deliver() == DelayResult(delivered=1000, commits=1, waiting=0)
     claims = world.store.tables.op_log().table
-    assert sum(file.num_records for file in claims.files()) == 2
+    assert sum(file.num_records for file in claims.files.all()) == 2
 
 
 def test_far_away_messages_are_not_kept_in_memory(tmp_path: Path) -> None:
