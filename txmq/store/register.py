@@ -338,9 +338,9 @@ class Registered:
 class Register:
     """One JSON value in a Delta table of one row."""
 
-    def __init__(self, table: Table) -> None:
-        """Open nothing yet; the store makes the table."""
-        self.table = table
+    def __init__(self, table: Table, form: Any = None) -> None:
+        """Open nothing yet; the store makes the table. `form` describes its value."""
+        self.table, self._form = table, form
 
     @property
     def exists(self) -> bool:

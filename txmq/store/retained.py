@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from txmq.message.lifecycle import FINAL_STATES, Halves, TransactionState
 from txmq.store.register import Registered
 from txmq.store.resolution import EndReader, Logs, Resolution
 from txmq.store.settled import FACT_COLUMNS, last_facts, without_deliveries
+from txmq.store.shapes import Day
 
 if TYPE_CHECKING:
     from txmq.store.store import Store
@@ -133,6 +134,21 @@ def _by_fact(transaction_id: str, fact: Mapping[str, Any] | None) -> Known:
 
 # --- forgotten:
 
+
+class MaintenanceValue(TypedDict):
+    """The value of the register `state/maintenance`: what retention and erasures have taken.
+
+    Attributes:
+        topic_begin: for each topic the op version up to which its messages may have been removed.
+        erasures: the last erasures, for people.
+    """
+
+    forgotten_before_date: NotRequired[Day]
+    schedule_forgotten_before_date: NotRequired[Day]
+    topic_begin: NotRequired[Mapping[str, int]]
+    erasures: NotRequired[Sequence[Mapping[str, Any]]]
+
+
 FORGOTTEN_BEFORE = "forgotten_before_date"
 SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 
@@ -159,7 +175,7 @@ class Forgotten:
 
     def __init__(self, store: Store) -> None:
         """Open nothing yet."""
-        self._register = store.tables.register("maintenance")
+        self._register = store.tables.register("maintenance", MaintenanceValue)
         self._seen: Registered | None = None
 
     @property

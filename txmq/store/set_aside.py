@@ -7,9 +7,9 @@ on. A transaction is registered here before the commit that leaves it out, so it
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, NotRequired, Protocol, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +20,7 @@ from txmq.message.reasons import GIVE_UP
 from txmq.store.op import SIGNATURE, SIGNED_COLUMNS, ClaimKeys, claims_of_table
 from txmq.store.register import Register, SharedValue
 from txmq.store.schemas import OP
+from txmq.store.shapes import LATER, Moment, json_text, number, sequence, shape_of
 
 REGISTER = "set_aside"
 # With more of them the store has lost whole tables, and to go on would do more harm than good.
@@ -43,9 +44,27 @@ class Registers(Protocol):
         """See `StoreTables.claim_keys`."""
         ...
 
-    def register(self, name: str, *, create: bool = False) -> Register:
+    def register(self, name: str, form: Any = None, *, create: bool = False) -> Register:
         """See `StoreTables.register`."""
         ...
+
+
+class WaitingClaim(TypedDict):
+    """A claim as a row of JSON: times in microseconds, the signature in hexadecimal digits."""
+
+    transaction_id: str
+    ordinal: int
+    kind: str
+    source: str
+    producer_group: str
+    life: int | None
+    check_times: int | None
+    next_check_timestamp: int | None
+    reason: str | None
+    op_timestamp: int | None
+    sequences: Sequence[int] | None
+    signature: NotRequired[str | None]
+    _commit_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +80,8 @@ class SetAside:
 
     from_version: int
     problem: str
-    since_ms: int
-    claims: tuple[str, ...] = ()
+    since_ms: Moment
+    claims: Annotated[tuple[str, ...], sequence(json_text(shape_of(WaitingClaim)))] = ()
 
     @property
     def giver_up(self) -> str | None:
@@ -93,7 +112,7 @@ class SetAsideTransactions:
 
     transactions: Mapping[str, SetAside] = field(default_factory=dict)
     late: tuple[str, ...] = ()
-    count: int | None = None
+    count: Annotated[int | None, number, LATER] = None
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any]) -> SetAsideTransactions:
@@ -196,7 +215,7 @@ def set_aside_register(tables: Registers, *, create: bool = False) -> SharedValu
     """The register as a shared value; `create` makes its table if there is none (one commit)."""
     keys = tables.claim_keys
     return SharedValue(
-        tables.register(REGISTER, create=create),
+        tables.register(REGISTER, SetAsideTransactions, create=create),
         f"state/{REGISTER}",
         lambda value: SetAsideTransactions.from_value(value).trusted_by(keys),
         SetAsideTransactions.to_value,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.fs as pa_fs
@@ -35,7 +36,7 @@ from txmq.store.topic import (
     set_body_schema,
     typed_schema,
 )
-from txmq.store.topic_settings import TopicRegister
+from txmq.store.topic_settings import TopicRegister, TopicsValue
 
 # --- tables:
 
@@ -134,22 +135,24 @@ class StoreTables:
 
     # --- registers ---------------------------------------------------------------------------
 
-    def register(self, name: str, *, create: bool = False) -> Register:
-        """A register by its name.
+    def register(self, name: str, form: Any = None, *, create: bool = False) -> Register:
+        """Return a register by its name.
 
         Args:
             name: one of REGISTERS, which always exist, or of OPTIONAL_REGISTERS, or a prefix
                 (REMOTE, CONSUMER_GROUP, DEAD_LETTERS) and the stored name of a group.
+            form: the class that describes its value; a value of another shape is refused. Without
+                it, do not read the value, or check it by yourself.
             create: make its table if there is none (one commit). Without it, ask `exists`.
         """
         path = STATE + name
         if create:
             self._create(REGISTER, path)
-        return Register(self.table(REGISTER, path))
+        return Register(self.table(REGISTER, path), form)
 
     def topic_register(self, *, create: bool = False) -> TopicRegister:
         """The register of topic settings; `create` as in `register`."""
-        return TopicRegister(self.register("topics", create=create))
+        return TopicRegister(self.register("topics", TopicsValue, create=create))
 
     def groups_with(self, prefix: str) -> list[str]:
         """Stored names of the groups that have a register of this prefix."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from txmq.errors import BodySchemaError, ConfigError, StoreFormatError, TopicConflictError, shown
 from txmq.message.body_schema import BodySchema, parsed_schema
@@ -16,6 +16,23 @@ from txmq.store.register import Register, Registered
 _NOTHING = Registered(0, {})
 
 MAX_QUEUE_NUMS = 4096
+
+
+class TopicValue(TypedDict):
+    """The settings of a topic as plain values, for JSON; `TopicSettings` checks them."""
+
+    kind: str
+    queue_nums: int | None
+    reserved_time_h: NotRequired[float | None]
+    body: NotRequired[Any]
+    is_read_only: NotRequired[Any]
+
+
+class TopicsValue(TypedDict):
+    """The value of the register `state/topics`."""
+
+    settings: NotRequired[Mapping[str, TopicValue]]
+    deleted: NotRequired[Sequence[str]]
 
 
 class TopicKind(enum.StrEnum):
