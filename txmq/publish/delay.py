@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import date
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -294,6 +294,16 @@ class DelayHandle(ThreadHandle):
             logger.exception("the progress of the delay service was not written")
 
 
+class DelayValue(TypedDict):
+    """The value of the register: up to where all messages are claimed."""
+
+    op_table_id: str
+    op_version: int
+    due_ms: int
+    rule: NotRequired[str]
+    late_writes: NotRequired[int]
+
+
 @dataclass(frozen=True, slots=True)
 class _Claimed:
     """All messages that were committed up to `op_version` and due up to `due_ms` are claimed."""
@@ -447,7 +457,7 @@ class _DelayRound:
 
     def _kept_progress(self, now_ms: int) -> _Claimed:
         """The progress that an earlier start has written, if it can be believed."""
-        register = self._store.tables.register(REGISTER)
+        register = self._store.tables.register(REGISTER, DelayValue)
         value: dict[str, Any] = register.read().value if register.exists else {}
         if value.get("op_table_id") != self._op.table.table_id:
             return _Claimed()
@@ -468,7 +478,7 @@ class _DelayRound:
         """
         if not self._has_new_claims or not self._claimed.covers(self._kept):
             return
-        register = self._store.tables.register(REGISTER, create=True)
+        register = self._store.tables.register(REGISTER, DelayValue, create=True)
         value = {
             "op_table_id": self._op.table.table_id,
             "op_version": self._claimed.op_version,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ from txmq.ground.histogram import NO_DURATIONS, Histogram
 from txmq.message.ids import transaction_times_ms
 from txmq.message.lifecycle import TransactionState
 from txmq.store.settled import NOTHING, SettledLog
+from txmq.store.shapes import LATER, Moment
 from txmq.store.topic import TopicEnd
 
 # --- progress:
@@ -33,7 +34,7 @@ class ParkedTopic:
 
     from_version: int
     reason: str
-    since_ms: int
+    since_ms: Moment
     attempts: int
 
     @classmethod
@@ -57,7 +58,7 @@ class PublishProgress:
     low_water_version: int = NOTHING
     op_commit_sha256: str | None = None
     parked: Mapping[str, ParkedTopic] = field(default_factory=dict)
-    ends: Mapping[str, TopicEnd] = field(default_factory=dict)
+    ends: Annotated[Mapping[str, TopicEnd], LATER] = field(default_factory=dict)
 
     @classmethod
     def from_value(cls, value: Mapping[str, Any], op: Table) -> PublishProgress:
@@ -95,7 +96,7 @@ class PublishProgress:
             "low_water_version": self.low_water_version,
             "op_commit_sha256": self.op_commit_sha256,
             "parked": parked,
-            "ends": {name: list(astuple(end)) for name, end in self.ends.items()},
+            "ends": {name: list(end) for name, end in self.ends.items()},
         }
 
     def check_source(self, op: Table) -> None:

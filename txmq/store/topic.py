@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,7 @@ LATE_MARK = "txmq-late"
 UNKNOWN_FINGERPRINT = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TopicEnd:
+class TopicEnd(NamedTuple):
     """How far a topic is.
 
     Attributes:
@@ -46,7 +46,7 @@ class TopicEnd:
 
     def appended(self, mark: int, messages: int) -> TopicEnd:
         """The end after one more append."""
-        return replace(self, mark=max(self.mark, mark), messages=self.messages + messages)
+        return self._replace(mark=max(self.mark, mark), messages=self.messages + messages)
 
     def is_behind(self, known: TopicEnd) -> bool:
         """Whether a topic that ended at `known` lost messages, and nobody rebuilt it since."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,14 @@ PURGED, REPLAYED = "purged", "replayed"
 AUDIT_ENTRIES = 100
 
 
+class DeadLettersValue(TypedDict):
+    """The value of the register of the dead letters of a group."""
+
+    purged: NotRequired[Sequence[tuple[int, int]]]
+    replayed: NotRequired[Sequence[tuple[int, int]]]
+    audit: NotRequired[Sequence[Mapping[str, Any]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Noted:
     """The offsets that were purged, the offsets that were replayed, and the last changes."""
@@ -94,7 +102,7 @@ class DeadLetterNotes:
 
     def read(self) -> Noted:
         """All notes; 0 commits. Raises: StorageError."""
-        register = self._store.tables.register(self._name)
+        register = self._store.tables.register(self._name, DeadLettersValue)
         value = register.read().value if register.exists else {}
         return Noted(
             OffsetRanges.from_value(value.get(PURGED, ())),
@@ -107,7 +115,7 @@ class DeadLetterNotes:
 
         Raises: CommitConflictError, StorageError.
         """
-        register = self._store.tables.register(self._name, create=True)
+        register = self._store.tables.register(self._name, DeadLettersValue, create=True)
         for attempt in range(self._store.config.commit_attempts):
             seen = register.read()
             try:

@@ -42,10 +42,12 @@ from txmq.ground.printable import printable
 from txmq.ground.results import Plain
 from txmq.listeners.protocol import Reason
 from txmq.message.names import shown_name
+from txmq.ops.admin.forms import form_of
 from txmq.ops.admin.status import lag_of
 from txmq.ops.backup.order import order_faults
 from txmq.ops.backup.positions import sight_of
 from txmq.ops.brokers import BrokerEntry, read_brokers
+from txmq.publish.progress import PublishProgress
 from txmq.spark.java import OLDEST_JAVA, find_java
 from txmq.store.config import Config
 from txmq.store.register import Register
@@ -332,7 +334,7 @@ def findings_of_progress(store: Store, now_ms: int) -> Iterator[Finding]:
 
 
 def _of_publisher(store: Store, now_ms: int) -> Iterator[Finding]:
-    value = store.tables.register("publisher").read().value
+    value = store.tables.register("publisher", PublishProgress).read().value
     parked = value.get("parked")
     for topic, entry in sorted(parked.items()) if isinstance(parked, dict) else ():
         reason = _reason(entry)
@@ -526,7 +528,9 @@ class Doctor:
         table = self._store.tables.table_at(path)
         yield from findings_of_table(path, table, self._store.config.checkpoint_interval)
         if path.startswith(STATE):
-            yield from told(path, partial(_without_findings, Register(table)))
+            yield from told(
+                path, partial(_without_findings, Register(table, form_of(path.removeprefix(STATE))))
+            )
 
 
 def _without_findings(register: Register) -> tuple[Finding, ...]:

@@ -57,6 +57,7 @@ from txmq.message.reasons import signed_reason
 from txmq.ops.admin.messages import has_key, is_one_key
 from txmq.ops.backup.place import STORE_FOLDER, Place, is_of_backup
 from txmq.producer.trace import decoded
+from txmq.store.retained import MaintenanceValue
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store, check_store
 
@@ -518,7 +519,9 @@ class Erasure:
 
     def audit(self) -> tuple[Mapping[str, Any], ...]:
         """The last hundred erasures, oldest first: `at`, `reason` and rows by table; 0 commits."""
-        return tuple(self._store.tables.register("maintenance").read().value.get(AUDIT, ()))
+        return tuple(
+            self._store.tables.register("maintenance", MaintenanceValue).read().value.get(AUDIT, ())
+        )
 
     # --- finding ------------------------------------------------------------------------------
 
@@ -630,7 +633,7 @@ class Erasure:
         at = timestamp(self._clock.now_ms()).isoformat()
         rows = {path: one.messages for path, one in found.items() if one.messages}
         entry = {"at": at, "reason": reason, "messages": rows}
-        register = self._store.tables.register("maintenance")
+        register = self._store.tables.register("maintenance", MaintenanceValue)
         for _ in range(self._store.config.commit_attempts):
             seen = register.read()
             entries = [*seen.value.get(AUDIT, ()), entry][-AUDIT_ENTRIES:]

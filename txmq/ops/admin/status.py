@@ -39,6 +39,7 @@ from txmq.ops.admin.life import (
     topics_of,
 )
 from txmq.ops.brokers import BrokerStatus, broker_statuses
+from txmq.publish.progress import PublishProgress
 from txmq.publish.settle import are_ended, settle
 from txmq.store.op import required_keys
 from txmq.store.retained import Known, KnownReader, known_by_message, no_transaction
@@ -324,7 +325,7 @@ class Admin:
 
     def _status(self, logs: Logs) -> Status:
         # Read before the logs: what is published was settled before.
-        progress = self._store.tables.register("publisher").read().value
+        progress = self._store.tables.register("publisher", PublishProgress).read().value
         now_ms = self._clock.now_ms()
         logs.refresh_after_half()
         op, settled = logs.op, logs.settled

@@ -267,7 +267,7 @@ def _ids(rows: pa.Table, topic: str) -> pa.Array:
 
 def _published(store: Store, topic: str) -> int:
     """The op version up to which this topic has its messages; other topics may be parked."""
-    value = store.tables.register("publisher").read().value
+    value = store.tables.register("publisher", PublishProgress).read().value
     if not value:
         return NOTHING
     progress = PublishProgress.from_value(value, store.tables.op_log().table)
@@ -574,7 +574,7 @@ class Topics:
         return self._progress().parked
 
     def _progress(self) -> PublishProgress:
-        value = self._store.tables.register("publisher").read().value
+        value = self._store.tables.register("publisher", PublishProgress).read().value
         return PublishProgress.from_value(value, self._store.tables.op_log().table)
 
     def _is_deleted(self, topic: str) -> bool:
