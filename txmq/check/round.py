@@ -36,8 +36,8 @@ from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.message.message import LocalTransactionState
 from txmq.message.names import namespace_of, unwrapped
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.logs import EndReader, Resolution
 from txmq.store.register import Register, Registered
-from txmq.store.resolution import EndReader, Resolution
 from txmq.store.store import Store
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from txmq.message.lifecycle import FINAL_STATES, ClaimKind, ClaimSource
 from txmq.publish.progress import PublishProgress
 from txmq.publish.settle import are_ended
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.known import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE, MaintenanceValue
 from txmq.store.op import OpRow
-from txmq.store.retained import FORGOTTEN_BEFORE, SCHEDULE_FORGOTTEN_BEFORE, MaintenanceValue
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING
 from txmq.store.store import Store

@@ -23,7 +23,7 @@ from txmq.producer.contexts import AskedEnd, Sending
 from txmq.producer.ends import AskedEnds
 from txmq.producer.group_commit import Size
 from txmq.producer.routing import PlannedSend, RoutedMessage
-from txmq.store.resolution import Resolution
+from txmq.store.logs import Resolution
 
 logger = logging.getLogger(__name__)
 

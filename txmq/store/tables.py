@@ -23,9 +23,9 @@ from txmq.message.body_schema import BodySchema
 from txmq.message.names import SCHEDULE_TOPIC, check_readable_topic, check_stored_group
 from txmq.store.config import Config
 from txmq.store.half import HalfLog
+from txmq.store.logs import Logs
 from txmq.store.op import ClaimKeys, OpLog
 from txmq.store.register import Register
-from txmq.store.resolution import Logs
 from txmq.store.schemas import HALF, OP, REGISTER, SCHEDULE, SETTLED, TOPIC
 from txmq.store.set_aside import claims_set_aside
 from txmq.store.settled import ScheduleLog, SettledLog, mark_id

@@ -24,8 +24,8 @@ from txmq.ops.admin.status import Admin
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.logs import EndReader
 from txmq.store.op import OpRow
-from txmq.store.resolution import EndReader
 from txmq.store.schemas import OP
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store

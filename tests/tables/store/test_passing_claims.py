@@ -22,9 +22,9 @@ from txmq.message.message import LocalTransactionState, Message
 from txmq.producer.producer import TransactionProducer
 from txmq.store import passing_claims
 from txmq.store.claim_writer import ClaimWriter
+from txmq.store.logs import EndReader
 from txmq.store.op import OpLog
 from txmq.store.passing_claims import OWN_ENDS, PassingClaims
-from txmq.store.resolution import EndReader
 from txmq.store.store import Store
 from txmq.testing import failing_commits
 

@@ -57,7 +57,7 @@ from txmq.message.reasons import signed_reason
 from txmq.ops.admin.messages import has_key, is_one_key
 from txmq.ops.backup.place import STORE_FOLDER, Place, is_of_backup
 from txmq.producer.trace import decoded
-from txmq.store.retained import MaintenanceValue
+from txmq.store.known import MaintenanceValue
 from txmq.store.set_aside import read_set_aside
 from txmq.store.store import Store, check_store
 

@@ -12,7 +12,7 @@ from txmq.ops.admin.dead_letter_notes import DeadLettersValue
 from txmq.ops.brokers import BrokersValue
 from txmq.publish.delay import DelayValue
 from txmq.publish.progress import PublishProgress
-from txmq.store.retained import MaintenanceValue
+from txmq.store.known import MaintenanceValue
 from txmq.store.set_aside import SetAsideTransactions
 from txmq.store.tables import CONSUMER_GROUP, DEAD_LETTERS, REMOTE
 from txmq.store.topic_settings import TopicsValue

@@ -20,7 +20,7 @@ from txmq.publish.engines import copied
 from txmq.publish.plan import BATCH_ROWS, DELIVERED, Plan, make_plan
 from txmq.publish.progress import PublishProgress
 from txmq.store.half import HalfLog
-from txmq.store.retained import MaintenanceValue, kept_since_ms
+from txmq.store.known import MaintenanceValue, kept_since_ms
 from txmq.store.schemas import TOPIC
 from txmq.store.settled import NOTHING, ScheduleLog
 from txmq.store.store import Store

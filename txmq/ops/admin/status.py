@@ -41,8 +41,8 @@ from txmq.ops.admin.life import (
 from txmq.ops.brokers import BrokerStatus, broker_statuses
 from txmq.publish.progress import PublishProgress
 from txmq.publish.settle import are_ended, settle
+from txmq.store.known import Known, KnownReader, known_by_message, no_transaction
 from txmq.store.op import required_keys
-from txmq.store.retained import Known, KnownReader, known_by_message, no_transaction
 from txmq.store.schemas import SETTLED
 from txmq.store.set_aside import read_set_aside
 from txmq.store.settled import NOTHING, last_facts, without_deliveries
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from txmq.delta.files import DataFile
     from txmq.delta.reading import ReadTable
     from txmq.store.half import HalfLog
+    from txmq.store.logs import Logs
     from txmq.store.op import OpLog
-    from txmq.store.resolution import Logs
     from txmq.store.settled import ScheduleLog, SettledLog
 
 

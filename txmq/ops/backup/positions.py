@@ -16,8 +16,8 @@ from txmq.message.ids import transaction_times_ms
 from txmq.message.lifecycle import ClaimKind, ClaimSource
 from txmq.ops.backup.order import LogSight, PublisherSight, SettledSight, StoreSight, TopicSight
 from txmq.publish.progress import FINGERPRINT_HEX_DIGITS, PublishProgress, commit_fingerprint
+from txmq.store.known import MaintenanceValue, kept_since_ms
 from txmq.store.op import OpLog
-from txmq.store.retained import MaintenanceValue, kept_since_ms
 from txmq.store.set_aside import REGISTER as SET_ASIDE
 from txmq.store.set_aside import SetAsideTransactions
 from txmq.store.settled import NOTHING

@@ -13,8 +13,8 @@ from txmq.errors import MessageNotFoundError, TransactionNotFoundError
 from txmq.ground.clock import milliseconds
 from txmq.message.ids import message_address, transaction_time_ms
 from txmq.message.lifecycle import FINAL_STATES, Halves, TransactionState
+from txmq.store.logs import EndReader, Logs, Resolution
 from txmq.store.register import Registered
-from txmq.store.resolution import EndReader, Logs, Resolution
 from txmq.store.settled import FACT_COLUMNS, last_facts, without_deliveries
 from txmq.store.shapes import Day
 
