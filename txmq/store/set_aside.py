@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from txmq.errors import PayloadMissingError, SourceRestoredError
 from txmq.message.lifecycle import Claim, ClaimKind, ClaimSource
 from txmq.message.reasons import GIVE_UP
-from txmq.store.op import SIGNATURE, SIGNED_COLUMNS, ClaimKeys, claims_of_table
+from txmq.store.op import SIGNED_COLUMNS, ClaimKeys, claims_of_table
 from txmq.store.register import Register, SharedValue
-from txmq.store.schemas import OP
+from txmq.store.schemas import OP, SIGNATURE
 from txmq.store.shapes import LATER, Moment, json_text, number, sequence, shape_of
 
 REGISTER = "set_aside"

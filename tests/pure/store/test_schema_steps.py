@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
-from txmq.store.schema_steps import (
+from txmq.store.schemas import (
     FIRST_VERSION,
     NO_CHANGE,
     STEPS,

@@ -28,7 +28,7 @@ from txmq.ops.broker import Broker
 from txmq.ops.cli.app import app
 from txmq.producer.producer import TransactionProducer
 from txmq.publish.publisher import Publisher
-from txmq.store.schema_steps import NO_CHANGE, STEPS, Change, Step, TableShape
+from txmq.store.schemas import NO_CHANGE, STEPS, Change, Step, TableShape
 from txmq.store.store import Store
 from txmq.testing import ManualClock
 from txmq.verify import verify

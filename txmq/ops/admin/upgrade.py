@@ -9,7 +9,7 @@ from txmq.delta.schemas import SCHEMA_VERSION, SCHEMA_VERSION_PROPERTY
 from txmq.delta.storage import Table
 from txmq.errors import CommitConflictError, CommitRefusedError
 from txmq.ground.results import Plain
-from txmq.store.schema_steps import STEPS, Change, Step, TableShape, changes_of
+from txmq.store.schemas import STEPS, Change, Step, TableShape, changes_of
 from txmq.store.store import Store, check_store
 
 # Each table has few writers; who is refused so often is told.
