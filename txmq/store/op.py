@@ -357,7 +357,7 @@ def _claim(row: dict[str, Any], version: int) -> Claim:
     )
 
 
-# --- keys of producer groups ---------------------------------------------------------------------
+# --- keys of producer groups ----------------------------------------------------------------------
 
 
 class ClaimKeys:
