@@ -1,4 +1,4 @@
-"""What retention has taken: the transactions before a day, as `state/maintenance` says."""
+"""What the logs still know of a transaction, and which transactions retention may have taken."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from txmq.store.shapes import Day
 if TYPE_CHECKING:
     from txmq.store.store import Store
 
-
-# --- known:
-
 _COLUMNS = (*FACT_COLUMNS, "producer_group")
+FORGOTTEN_BEFORE = "forgotten_before_date"
+SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,12 @@ class Known:
     """A transaction as the logs show it.
 
     Attributes:
-        state: None where nobody can tell: its facts are gone, or it was never there.
-        source: who wrote the claim that led to that state; None where the state is None, or is
-            known by a visible message alone.
-        producer_group: None where no half, fact or message is left.
-        halves: None where no half message is left.
-        op_version: the commit of the op log that led to the state; None where it is not settled.
+        state: None if nobody can tell: its facts are gone, or it was never there.
+        source: who wrote the claim that led to that state; None if the state is None, or is known
+            by a visible message alone.
+        producer_group: None if no half, fact or message is left.
+        halves: None if no half message is left.
+        op_version: the commit of the op log that led to the state; None if it is not settled.
     """
 
     transaction_id: str
@@ -62,16 +61,16 @@ class KnownReader:
         self._logs, self._ends = logs, EndReader(logs)
 
     def of(self, transaction_id: str) -> Known:
-        """What is known of one transaction; 0 commits."""
+        """Read what is known of one transaction; 0 commits."""
         return self.of_all([transaction_id])[transaction_id]
 
     def of_all(self, transaction_ids: Sequence[str]) -> dict[str, Known]:
-        """What is known of each transaction, by the newest versions of the logs; 0 commits."""
-        known = self._read(transaction_ids)
-        if any(one.halves is None and not one.is_known for one in known.values()):
+        """Read what is known of each transaction, by the newest versions of the logs; 0 commits."""
+        transactions = self._read(transaction_ids)
+        if any(each.halves is None and not each.is_known for each in transactions.values()):
             # Settled is read before half; the end may have come, and the half gone, in between.
-            known = self._read(transaction_ids)
-        return known
+            transactions = self._read(transaction_ids)
+        return transactions
 
     def _read(self, transaction_ids: Sequence[str]) -> dict[str, Known]:
         ends = self._ends.ends_of(transaction_ids)
@@ -87,18 +86,6 @@ class KnownReader:
             else _by_fact(key, facts.get(key))
             for key in transaction_ids
         }
-
-
-def known_by_message(known: Known, row: Mapping[str, Any]) -> Known:
-    """As `known`, else by a visible message or one of the schedule: only a COMMIT puts it there."""
-    if known.is_known:
-        return known
-    return Known(
-        known.transaction_id,
-        TransactionState.COMMITTED,
-        life=row["life"],
-        producer_group=row["producer_group"],
-    )
 
 
 def _by_halves(
@@ -132,7 +119,43 @@ def _by_fact(transaction_id: str, fact: Mapping[str, Any] | None) -> Known:
     )
 
 
-# --- forgotten:
+def known_by_message(known: Known, row: Mapping[str, Any]) -> Known:
+    """Return `known`, or what a visible or scheduled message shows: only a COMMIT puts it there."""
+    if known.is_known:
+        return known
+    return Known(
+        known.transaction_id,
+        TransactionState.COMMITTED,
+        life=row["life"],
+        producer_group=row["producer_group"],
+    )
+
+
+def no_transaction(store: Store, transaction_id: str) -> TransactionNotFoundError:
+    """Make the error for an id without rows, with what is known or may have been taken."""
+    return TransactionNotFoundError(transaction_id, _problem(store, transaction_id))
+
+
+def no_message(store: Store, message_id: str) -> MessageNotFoundError:
+    """Make the error for the id of a message, as `no_transaction`."""
+    transaction_id, _ = message_address(message_id)
+    return MessageNotFoundError(message_id, _problem(store, transaction_id))
+
+
+def _problem(store: Store, transaction_id: str) -> str | None:
+    known = KnownReader(store.tables.logs()).of(transaction_id)
+    if known.halves is not None:
+        return None
+    if known.state is not None:
+        end = f"{known.state.value} (by {known.source})"
+        return f"its transaction is {end}, and retention took its messages"
+    if not may_be_forgotten(store, transaction_id):
+        return None
+    day = Forgotten(store).before
+    return f"if it was ever there, retention took it: transactions before {day} may be gone"
+
+
+# --- what retention has taken ---------------------------------------------------------------------
 
 
 class MaintenanceValue(TypedDict):
@@ -149,28 +172,12 @@ class MaintenanceValue(TypedDict):
     erasures: NotRequired[Sequence[Mapping[str, Any]]]
 
 
-FORGOTTEN_BEFORE = "forgotten_before_date"
-SCHEDULE_FORGOTTEN_BEFORE = "schedule_forgotten_before_date"
-
-
-def kept_since_ms(value: Mapping[str, Any]) -> int | None:
-    """From when on all transactions are kept, by the value of `state/maintenance`.
-
-    None where retention has taken nothing.
-    """
-    day = value.get(FORGOTTEN_BEFORE)
-    return None if day is None else _begin_ms(date.fromisoformat(day))
-
-
-def _begin_ms(day: date) -> int:
-    return milliseconds(datetime.combine(day, time(), UTC))
-
-
 class Forgotten:
     """What retention may have taken, as one reader follows it. Not safe for several threads.
 
-    Retention says so before it removes rows. So a log that was read before this was asked lacks
-    no row of a transaction that is not forgotten, whatever any machine's clock says.
+    Retention writes to `state/maintenance` before it removes rows. So a log that was read before
+    this was asked lacks no row of a transaction that is not forgotten, whatever any machine's clock
+    says.
     """
 
     def __init__(self, store: Store) -> None:
@@ -187,7 +194,7 @@ class Forgotten:
         return None if day is None else date.fromisoformat(day)
 
     def among(self, transaction_ids: Collection[str]) -> set[str]:
-        """Those whose halves may be gone; 0 commits, and 0 reads without transactions."""
+        """Find those whose halves may be gone; 0 commits, and 0 reads without transactions."""
         day = self.before if transaction_ids else None
         if day is None:
             return set()
@@ -196,29 +203,18 @@ class Forgotten:
 
 
 def may_be_forgotten(store: Store, transaction_id: str) -> bool:
-    """Whether retention may have taken the halves of a transaction; 0 commits."""
+    """Tell whether retention may have taken the halves of a transaction; 0 commits."""
     return bool(Forgotten(store).among([transaction_id]))
 
 
-def no_transaction(store: Store, transaction_id: str) -> TransactionNotFoundError:
-    """The error for an id without rows; with what is known, or may have been taken."""
-    return TransactionNotFoundError(transaction_id, _problem(store, transaction_id))
+def kept_since_ms(value: Mapping[str, Any]) -> int | None:
+    """Return from when on all transactions are kept, by the value of `state/maintenance`.
+
+    None if retention has taken nothing.
+    """
+    day = value.get(FORGOTTEN_BEFORE)
+    return None if day is None else _begin_ms(date.fromisoformat(day))
 
 
-def no_message(store: Store, message_id: str) -> MessageNotFoundError:
-    """As `no_transaction`, for the id of a message."""
-    transaction_id, _ = message_address(message_id)
-    return MessageNotFoundError(message_id, _problem(store, transaction_id))
-
-
-def _problem(store: Store, transaction_id: str) -> str | None:
-    known = KnownReader(store.tables.logs()).of(transaction_id)
-    if known.halves is not None:
-        return None
-    if known.state is not None:
-        end = f"{known.state.value} (by {known.source})"
-        return f"its transaction is {end}, and retention took its messages"
-    if not may_be_forgotten(store, transaction_id):
-        return None
-    day = Forgotten(store).before
-    return f"if it was ever there, retention took it: transactions before {day} may be gone"
+def _begin_ms(day: date) -> int:
+    return milliseconds(datetime.combine(day, time(), UTC))

@@ -79,17 +79,17 @@ def shape_of(form: Any) -> Shape:
 
 
 def _shape_of(form: Any, entries_max: int | None) -> Shape:
-    origin, parts = get_origin(form), get_args(form)
+    origin, inner = get_origin(form), get_args(form)
     if origin in (Union, UnionType):
-        (inner,) = (part for part in parts if part is not NoneType)
-        return optional(shape_of(inner))
+        (not_none,) = (kind for kind in inner if kind is not NoneType)
+        return optional(shape_of(not_none))
     if origin is Mapping:
-        key, inner = map(shape_of, parts)
-        return _mapping(key, inner, entries_max)
-    if origin is Sequence or (origin is tuple and parts[-1] is Ellipsis):
-        return sequence(shape_of(parts[0]), entries_max)
+        key, entry = map(shape_of, inner)
+        return _mapping(key, entry, entries_max)
+    if origin is Sequence or (origin is tuple and inner[-1] is Ellipsis):
+        return sequence(shape_of(inner[0]), entries_max)
     if origin is tuple:
-        return _row([shape_of(part) for part in parts])
+        return _row([shape_of(kind) for kind in inner])
     return _PLAIN[form] if form in _PLAIN else _shape_of_class(form)
 
 
@@ -134,9 +134,9 @@ def _mapping(key_shape: Shape, shape: Shape, entries_max: int | None) -> Shape:
         if entries_max is not None and len(value) > entries_max:
             yield place, f"must have {entries_max:,} entries at most, not {len(value):,}"
             return
-        for key, part in value.items():
+        for key, entry in value.items():
             yield from key_shape(f"{place}.{key}", key)
-            yield from shape(f"{place}.{key}", part)
+            yield from shape(f"{place}.{key}", entry)
 
     return check
 
@@ -146,8 +146,8 @@ def _row(shapes: Sequence[Shape]) -> Shape:
         if not isinstance(value, list) or len(value) != len(shapes):
             yield place, f"must be a list of {len(shapes)}"
             return
-        for index, (shape, part) in enumerate(zip(shapes, value, strict=True)):
-            yield from shape(f"{place}.{index}", part)
+        for index, (shape, entry) in enumerate(zip(shapes, value, strict=True)):
+            yield from shape(f"{place}.{index}", entry)
 
     return check
 
@@ -165,8 +165,8 @@ def sequence(shape: Shape, entries_max: int | None = None) -> Shape:
         if entries_max is not None and len(value) > entries_max:
             yield place, f"must be a list of {entries_max} at most"
             return
-        for index, part in enumerate(value):
-            yield from shape(f"{place}.{index}", part)
+        for index, entry in enumerate(value):
+            yield from shape(f"{place}.{index}", entry)
 
     return check
 
