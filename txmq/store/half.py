@@ -102,9 +102,7 @@ class HalfLog:
         columns = (*DELAYED_COLUMNS, *DELAY_COLUMNS)
         rows, unreadable = self.table.readable_rows_of("transaction_id", transaction_ids, columns)
         rows = rows.filter(is_delayed(rows)).select(list(DELAYED_COLUMNS))
-        places = Groups.of(rows["transaction_id"]).place
-        first = first_of_each(places, integers(rows["sequence"], NO_SEQUENCE))
-        return only(rows, first), unreadable
+        return once_each(rows), unreadable
 
     def halves(self, transaction_id: str) -> Halves | None:
         """Read the durable halves of one transaction; None without any; 0 commits."""
@@ -154,6 +152,12 @@ def _chunks(grouped: pa.Table) -> Iterator[pa.Array]:
     ids = grouped["transaction_id"].combine_chunks()
     for number in np.unique(ends):
         yield ids.filter(pa.array(ends == number))
+
+
+def once_each(rows: pa.Table) -> pa.Table:
+    """Return the first row of each message, in the order of the rows."""
+    places = Groups.of(rows["transaction_id"]).place
+    return only(rows, first_of_each(places, integers(rows["sequence"], NO_SEQUENCE)))
 
 
 def is_delayed(rows: pa.Table) -> pa.ChunkedArray:

@@ -18,9 +18,9 @@ from txmq.delta.files import DataFile, UnreadableFile
 from txmq.delta.storage import Table
 from txmq.errors import StorageError
 from txmq.ground.clock import timestamp
-from txmq.ground.columns import Groups, first_of_each, flags, integers
+from txmq.ground.columns import flags
 from txmq.message.lifecycle import FINAL_STATES, DeliveryState, Fact, Standing, TransactionState
-from txmq.store.half import DELAYED_COLUMNS, NO_SEQUENCE, HalfLog
+from txmq.store.half import DELAYED_COLUMNS, HalfLog, once_each
 from txmq.store.schemas import SCHEDULE, SETTLED
 
 NOTHING = -1
@@ -401,6 +401,4 @@ def readable_delayed_messages(
         return of_half, unreadable
     of_schedule, also_unreadable = schedule.refresh().readable_messages_of(remaining)
     messages = pa.concat_tables([of_half, of_schedule])
-    places = Groups.of(messages["transaction_id"]).place
-    first = first_of_each(places, integers(messages["sequence"], NO_SEQUENCE))
-    return messages.filter(pa.array(first)), (*unreadable, *also_unreadable)
+    return once_each(messages), (*unreadable, *also_unreadable)
